@@ -1,0 +1,172 @@
+"""Text to token ids: how often a text stands in the input, and which copy each token belongs to.
+
+Nothing here knows a model or a method. A template such as ``"{text}{text}"`` and a batch of texts become a
+:class:`Layout`; every readout of every method is then a question about ``Layout.copy_index``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+SLOT = "{text}"
+
+#: Templates by name, for ``template=``. ``springer`` is the zero-shot prompt of Springer et al., "Repetition Improves
+#: Language Model Embeddings" (ICLR 2025), section 3.
+TEMPLATES = {"springer": "Rewrite the sentence: {text}, rewritten sentence: {text}"}
+
+NOT_TEXT = -1
+
+
+@dataclass(frozen=True)
+class Template:
+    """The literal parts around the slots: ``literals[i]`` stands before copy ``i``, the last one at the end."""
+
+    literals: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, template: str) -> Template:
+        """Read a template string or the name of one in :data:`TEMPLATES`.
+
+        ``{text}`` is the only thing that is not literal. ``str.format`` is never called, because a template may come
+        from a configuration file that somebody else wrote.
+
+        Raises:
+            ValueError: If there is no ``{text}``, or any other brace.
+        """
+        if not isinstance(template, str):
+            raise ValueError(f"template must be a string, but {template!r} was given.")
+        literals = TEMPLATES.get(template, template).split(SLOT)
+        allowed = f"A template is text with {SLOT} where the input goes, or one of {sorted(TEMPLATES)}."
+        if len(literals) == 1:
+            raise ValueError(f"The template {template!r} has no {SLOT}. {allowed}")
+        if any(brace in literal for literal in literals for brace in "{}"):
+            raise ValueError(f"The template {template!r} has braces other than {SLOT}. {allowed} Remove the others.")
+        return cls(tuple(literals))
+
+    @classmethod
+    def repeat(cls, copies: int) -> Template:
+        """``copies`` copies of the text and nothing else."""
+        return cls(("",) * (copies + 1))
+
+    @property
+    def copies(self) -> int:
+        """How often the text stands in the layout."""
+        return len(self.literals) - 1
+
+    def __str__(self) -> str:
+        return SLOT.join(self.literals)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch of B token sequences, N long, padded on the right.
+
+    Attributes:
+        input_ids: (B, N). Padding is id 0: a causal model's real tokens never see it, so any id will do.
+        attention_mask: (B, N), 1 for real tokens.
+        copy_index: (B, N), the copy a token belongs to (0 .. k-1), or -1 for all that is not text: special tokens,
+            literals, the prompt, padding.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    copy_index: Tensor
+
+    @property
+    def text_length(self) -> Tensor:
+        """(B,) tokens in one copy of each text; 0 for an empty text."""
+        return (self.copy_index == 0).sum(dim=1)
+
+    @property
+    def text_start(self) -> int:
+        """Position of the first text token: the same in every row, since what precedes it is."""
+        is_text = (self.copy_index >= 0).any(dim=0)
+        return int(is_text.int().argmax())
+
+    def rows(self, texts: slice) -> Layout:
+        """The same layout for some of the texts, without the columns that only the others needed."""
+        longest = max(1, int(self.attention_mask[texts].sum(dim=1).max()))
+        return Layout(*(part[texts, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index)))
+
+
+class LayoutBuilder:
+    """Turns texts into layouts, for one template and one tokenizer.
+
+    Args:
+        template: What stands around and between the copies.
+        tokenizer: Any Hugging Face tokenizer. Its padding side, padding token and chat template do not matter.
+    """
+
+    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.template = template
+        self.tokenizer = tokenizer
+        self.literals = [self._ids(literal) for literal in template.literals]
+        self.specials_before, self.specials_after = special_tokens(tokenizer)
+
+    def overhead(self, prompt: str | None = None) -> int:
+        """Tokens of a layout that are not text: special tokens, literals and the prompt."""
+        literals = sum(map(len, self.literals))
+        return len(self.specials_before) + len(self._ids(prompt or "")) + literals + len(self.specials_after)
+
+    def room(self, positions: int, prompt: str | None = None) -> int:
+        """How many tokens one copy may have if the whole layout is to fit ``positions``; less than 1 if none."""
+        return (positions - self.overhead(prompt)) // self.template.copies
+
+    def tokenize(self, texts: Sequence[str], max_tokens: int | None) -> list[list[int]]:
+        """The token ids of each text, without special tokens, at most ``max_tokens`` of them."""
+        encoded = self.tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            truncation=max_tokens is not None,
+            max_length=max_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return encoded["input_ids"]
+
+    def build(self, texts: Sequence[str], *, max_tokens: int | None, prompt: str | None = None) -> Layout:
+        """Lay out a batch of texts.
+
+        Each text is tokenised once and its ids stand in every slot, so all copies are the same, token for token, and
+        truncated alike. Special tokens stand once, at the two ends; the prompt once, behind the leading ones.
+        """
+        before = [*self.specials_before, *self._ids(prompt or ""), *self.literals[0]]
+        rows = []
+        for ids in self.tokenize(texts, max_tokens):
+            row = [(token, NOT_TEXT) for token in before]
+            for copy, literal in enumerate(self.literals[1:]):
+                row += [(token, copy) for token in ids]
+                row += [(token, NOT_TEXT) for token in literal]
+            rows.append(row + [(token, NOT_TEXT) for token in self.specials_after])
+        length = max(1, *map(len, rows))
+        table = torch.tensor([row + [(0, NOT_TEXT)] * (length - len(row)) for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])
+        attention_mask = (torch.arange(length) < lengths[:, None]).long()
+        return Layout(table[..., 0].contiguous(), attention_mask, table[..., 1].contiguous())
+
+    def _ids(self, literal: str) -> list[int]:
+        return self.tokenize([literal], None)[0] if literal else []
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids a tokenizer puts before and after a text of its own accord, e.g. ``([CLS], [SEP])``.
+
+    Raises:
+        ValueError: If the tokenizer reads a text differently with and without special tokens.
+    """
+    sample = "a"
+    plain = tokenizer(sample, add_special_tokens=False)["input_ids"]
+    full = tokenizer(sample)["input_ids"]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return full[:start], full[start + len(plain) :]
+    raise ValueError(
+        f"{type(tokenizer).__name__} reads {sample!r} as {full} with special tokens and as {plain} without: special "
+        "tokens cannot be told from the text. Use a tokenizer that only adds tokens at the two ends."
+    )

@@ -1,0 +1,154 @@
+"""Tiny random language models, one for each family of architectures, and tokenizers that differ in what matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoModel, PreTrainedTokenizerFast
+
+VOCABULARY = 384
+SIZE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+MLP = {"intermediate_size": 48}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+POSITIONS = 256
+
+CONFIGS = {
+    "llama": ("LlamaConfig", {**SIZE, **MLP, **GROUPED}),
+    "qwen2": ("Qwen2Config", {**SIZE, **MLP, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", {**SIZE, **MLP, **GROUPED}),
+    "mistral_window": ("MistralConfig", {**SIZE, **MLP, **GROUPED, "sliding_window": 7}),
+    "gemma2_softcap": (
+        "Gemma2Config",
+        {**SIZE, **MLP, **GROUPED, "sliding_window": 7, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**SIZE, **MLP, **GROUPED, "sliding_window": 7, "query_pre_attn_scalar": 8,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gpt2": ("GPT2Config", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4,
+                            "n_positions": POSITIONS}),
+    "gpt_neox": ("GPTNeoXConfig", {**SIZE, **MLP}),
+    "phi3": ("Phi3Config", {**SIZE, **MLP, "num_key_value_heads": 2}),
+    "opt": ("OPTConfig", {**SIZE, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "mixtral_experts": ("MixtralConfig", {**SIZE, **MLP, **GROUPED, "num_local_experts": 4}),
+    "gpt_oss_sinks": (
+        "GptOssConfig",
+        {**SIZE, **MLP, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "falcon": ("FalconConfig", {**SIZE, "alibi": False, "new_decoder_architecture": False, "multi_query": True}),
+    "bloom": ("BloomConfig", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 3, "n_head": 4}),
+    "gpt_j": ("GPTJConfig", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4,
+                             "n_positions": POSITIONS}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 3, "num_heads": 4, "window_size": 7,
+         "attention_types": [[["global", "local", "global"], 1]], "max_position_embeddings": POSITIONS},
+    ),
+    "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 3, "n_heads": 4,
+                          "max_seq_len": POSITIONS}),
+}  # fmt: skip
+
+#: Those that compute attention in code of their own.
+OWN_ATTENTION = ("falcon", "bloom", "gpt_j", "gpt_neo", "mpt")
+ARCHITECTURES = tuple(CONFIGS)
+
+TEXTS = [
+    "I love natural language processing.",
+    "我爱自然语言处理。",
+    "The dog chased the cat; the cat chased the mouse, and nobody chased the dog.",
+    "a",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich 🥊",
+]
+
+_SAMPLE = [
+    *TEXTS,
+    "他不喜欢苹果，但喜欢苹果手机。",
+    "the quick brown fox jumps over the lazy dog",
+    "bank bank river money",
+]
+
+
+def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
+    """``bytes``: byte-level BPE, no special token added, no pad token, left padding. ``bert``: WordPiece with
+    [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks, byte fallback and a leading <s>."""
+    if kind == "bytes":
+        inner = Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=320, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )  # fmt: skip
+        inner.train_from_iterator(_SAMPLE, trainer)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=inner,
+            eos_token="<|end|>",
+            **{"padding_side": "left", "model_max_length": POSITIONS, **kwargs},
+        )
+    if kind == "bert":
+        inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        inner.normalizer = normalizers.BertNormalizer()
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        inner.train_from_iterator(_SAMPLE, trainers.WordPieceTrainer(vocab_size=320, special_tokens=special,
+                                                                     show_progress=False))  # fmt: skip
+        inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        names = {
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "mask_token": "[MASK]",
+        }
+        return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=POSITIONS, **names)
+    inner = Tokenizer(models.Unigram())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    alphabet = sorted({character for text in _SAMPLE for character in text})
+    trainer = trainers.UnigramTrainer(vocab_size=320, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>",
+                                      initial_alphabet=alphabet, show_progress=False)  # fmt: skip
+    inner.train_from_iterator(_SAMPLE, trainer)
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=POSITIONS
+    )
+
+
+def config(name: str):
+    config_class, settings = CONFIGS[name]
+    kind = getattr(transformers, config_class)
+    settings = {**IDS, **settings}
+    if "max_position_embeddings" in kind().to_dict() and "max_position_embeddings" not in settings:
+        settings["max_position_embeddings"] = POSITIONS
+    return kind(**settings)
+
+
+def backbone(name: str, seed: int = 0):
+    """A model whose weights are large enough for attention to be far from uniform."""
+    torch.manual_seed(seed)
+    return randomize(AutoModel.from_config(config(name)).eval().float())
+
+
+def randomize(model):
+    embeddings = {id(parameter) for module in model.modules() if isinstance(module, torch.nn.Embedding)
+                  for parameter in module.parameters()}  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            else:
+                spread = 1.0 if id(parameter) in embeddings else 1.5 * parameter.shape[-1] ** -0.5
+                parameter.normal_(std=spread)
+    return model
+
+
+def save(model, directory: Path, kind: str = "bytes", **kwargs) -> str:
+    model.save_pretrained(directory)
+    tokenizer(kind, **kwargs).save_pretrained(directory)
+    return str(directory)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from st_reba.layout import TEMPLATES, LayoutBuilder, Template, special_tokens
+
+from .backbones import tokenizer
+
+TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
+KINDS = sorted(TOKENIZERS)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+literals = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{}"), max_size=12)
+
+
+class TestTemplate:
+    def test_slots_and_literals(self):
+        template = Template.parse("Rewrite: {text}, rewritten: {text}!")
+        assert template.literals == ("Rewrite: ", ", rewritten: ", "!")
+        assert template.copies == 2
+
+    def test_presets_have_names(self):
+        assert str(Template.parse("springer")) == TEMPLATES["springer"]
+
+    def test_repeat(self):
+        assert Template.repeat(3) == Template.parse("{text}{text}{text}")
+
+    @given(st.lists(literals, min_size=2, max_size=5))
+    def test_a_template_is_what_it_was_parsed_from(self, parts):
+        written = "{text}".join(parts)
+        assert Template.parse(written).literals == tuple(parts)
+        assert str(Template.parse(written)) == written
+
+    def test_without_a_slot(self):
+        with pytest.raises(ValueError, match=r"'Rewrite:' has no \{text\}\..*or one of \['springer'\]"):
+            Template.parse("Rewrite:")
+
+    @pytest.mark.parametrize(
+        "template", ["{text} {0}", "{text.__class__}{text}", "{{text}}", "{text} }", "{text!r}{text}"]
+    )
+    def test_other_braces(self, template):
+        with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
+            Template.parse(template)
+
+    def test_not_a_string(self):
+        with pytest.raises(ValueError, match="template must be a string, but 3 was given"):
+            Template.parse(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("bytes", ([], [])), ("bert", ([2], [3])), ("sentencepiece", ([1], []))]
+)
+def test_special_tokens(kind, expected):
+    assert special_tokens(TOKENIZERS[kind]) == expected
+
+
+def test_special_tokens_that_change_the_text():
+    class Odd:
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [9, 9] if add_special_tokens else [5]}
+
+    with pytest.raises(ValueError, match=r"Odd reads 'a' as \[9, 9\] with special tokens and as \[5\] without"):
+        special_tokens(Odd())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestLayout:
+    @settings(deadline=None)
+    @given(
+        batch=st.lists(texts, min_size=1, max_size=4),
+        parts=st.lists(literals, min_size=2, max_size=4),
+        prompt=st.none() | literals,
+        limit=st.none() | st.integers(1, 8),
+    )
+    def test_everything_stands_where_it_should(self, kind, batch, parts, prompt, limit):
+        inner = TOKENIZERS[kind]
+
+        def ids(text):
+            return inner(text, add_special_tokens=False)["input_ids"] if text else []
+
+        layout = LayoutBuilder(Template(tuple(parts)), inner).build(batch, max_tokens=limit, prompt=prompt)
+        before, after = special_tokens(inner)
+        for row, text in enumerate(batch):
+            own = ids(text)[:limit]
+            expected = before + ids(prompt) + ids(parts[0])
+            copies = [-1] * len(expected)
+            for copy, literal in enumerate(parts[1:]):
+                expected = expected + own + ids(literal)
+                copies += [copy] * len(own) + [-1] * len(ids(literal))
+            expected = expected + after
+            copies += [-1] * len(after)
+            length = len(expected)
+            assert layout.input_ids[row, :length].tolist() == expected
+            assert layout.copy_index[row, :length].tolist() == copies
+            assert layout.attention_mask[row].tolist() == [1] * length + [0] * (layout.input_ids.shape[1] - length)
+            assert (layout.copy_index[row, length:] == -1).all()
+            assert layout.text_length[row] == len(own)
+
+    def test_rows_drop_the_columns_nobody_needs(self, kind):
+        builder = LayoutBuilder(Template.repeat(2), TOKENIZERS[kind])
+        batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]
+        whole = builder.build(batch, max_tokens=None)
+        for part in (slice(0, 1), slice(1, 3), slice(2, 3)):
+            alone = builder.build(batch[part], max_tokens=None)
+            assert all(
+                torch.equal(mine, other)
+                for mine, other in zip(vars(whole.rows(part)).values(), vars(alone).values(), strict=True)
+            )
+
+    def test_room(self, kind):
+        builder = LayoutBuilder(Template.parse("x {text} y {text}"), TOKENIZERS[kind])
+        overhead = builder.overhead("prompt")
+        room = builder.room(40, "prompt")
+        assert 2 * room + overhead <= 40 < 2 * (room + 1) + overhead
+        layout = builder.build(["the quick brown fox " * 20], max_tokens=room, prompt="prompt")
+        assert 39 <= layout.input_ids.shape[1] <= 40
+
+
+def test_truncation_side_is_the_tokenizers(monkeypatch):
+    inner = tokenizer("bytes", truncation_side="left")
+    layout = LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=2)
+    last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
+    assert layout.input_ids.tolist() == [last + last]
+
+
+def test_texts_with_braces_are_texts():
+    builder = LayoutBuilder(Template.repeat(2), TOKENIZERS["bytes"])
+    text = "{text} {0} {text.__class__}"
+    own = TOKENIZERS["bytes"](text)["input_ids"]
+    assert builder.build([text], max_tokens=None).input_ids.tolist() == [own + own]
