@@ -1,0 +1,373 @@
+"""Watching attention without storing it.
+
+``output_attentions=True`` keeps every map of every layer: 2 GiB for one text of 1,024 tokens in a 7B model. Instead, an
+attention function is registered with transformers under :data:`NAME`. It computes what the architecture asks for and
+shows each layer's queries, keys and log-sum-exp to the *probe* that is watching, if any; the weight with which query j
+attends to key i is then exp(q_j . k_i * scale - lse_j), and a probe forms as few of them as it needs.
+
+Nothing here knows a method. The probe travels in a context variable, so two threads, or two models, do not meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .kernels import attention_with_lse
+
+NAME = "st_reba"
+
+#: Arguments an architecture may pass that change nothing in the softmax: the mask already says what they say.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
+# Bytes of scratch memory for the rectangle of one head: on a CPU what stays in a core's cache, on an accelerator enough
+# to fill it. Rows of keys go in blocks, because queries before the first key of a block are never asked for.
+_SCRATCH_BYTES = {"cpu": 2**20}
+_SCRATCH_BYTES_ACCELERATOR = 2**28
+_KEY_BLOCK = 128
+
+
+class WeightSource(Protocol):
+    """The attention weights of one layer, to be formed piece by piece."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
+        """log p(query -> key), (texts, keys, queries), float32; into ``out`` where one is given."""
+        ...
+
+    def at_keys(self, positions: Tensor) -> WeightSource:
+        """The same layer with one key a text, ``positions`` (B,)."""
+        ...
+
+
+class Probe(Protocol):
+    """What watches a forward pass."""
+
+    def wants(self, layer: int) -> bool:
+        """Whether this layer's weights are to be shown."""
+        ...
+
+    def observe(self, source: WeightSource) -> None:
+        """Look at one layer. ``source`` must not outlive the call."""
+        ...
+
+
+_probe: ContextVar[Probe | None] = ContextVar("st_reba_probe", default=None)
+
+
+@contextlib.contextmanager
+def watching(probe: Probe) -> Iterator[None]:
+    """Show every attention layer that runs in this block, in this thread, to ``probe``."""
+    token = _probe.set(probe)
+    try:
+        yield
+    finally:
+        _probe.reset(token)
+
+
+@dataclass(frozen=True)
+class QueryKeySource:
+    """Weights as exp(score - log-sum-exp), for the architectures that call the attention function.
+
+    query (B, H, N, d), key (B, G, N, d) with G key-value heads, log_sum_exp (B, H, N), bias broadcastable to
+    (B, H, N, N) or None, softcap as in Gemma 2: c * tanh(score / c).
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    log_sum_exp: Tensor
+    scale: float
+    bias: Tensor | None
+    softcap: float | None
+
+    @property
+    def batch(self) -> int:
+        return self.query.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.query.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
+        key = self.key[texts, head // (self.heads // self.key.shape[1]), keys].float()
+        query = self.query[texts, head, queries].float()
+        negative_lse = -self.log_sum_exp[texts, head, None, queries]
+        if self.softcap is None:
+            result = torch.baddbmm(negative_lse, key, query.mT, alpha=self.scale, out=out)
+        else:
+            scores = torch.bmm(key, query.mT, out=out) * (self.scale / self.softcap)
+            result = torch.add(negative_lse, scores.tanh(), alpha=self.softcap, out=out)
+        if self.bias is None:
+            return result
+        bias = self.bias[texts if self.bias.shape[0] > 1 else slice(None), head if self.bias.shape[1] > 1 else 0]
+        return torch.add(result, bias[:, queries, keys].mT, out=out)
+
+    def at_keys(self, positions: Tensor) -> QueryKeySource:
+        batch, heads, _, size = self.key.shape
+        index = positions.view(batch, 1, 1, 1)
+        key = self.key.gather(2, index.expand(batch, heads, 1, size))
+        bias = self.bias
+        if bias is not None:
+            bias = bias.expand(batch, -1, -1, -1)
+            bias = bias.gather(3, index.expand(*bias.shape[:3], 1))
+        return replace(self, key=key, bias=bias)
+
+
+@dataclass(frozen=True)
+class MapSource:
+    """Weights as an architecture hands them out itself, with ``output_attentions=True``: weights (B, H, N, N)."""
+
+    layer: int
+    weights: Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.weights.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.weights.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
+        # Clamped, because the gradient of log is infinite at the zeros of a causal map.
+        weights = self.weights[texts, head, queries, keys].mT.float().clamp(min=torch.finfo(torch.float32).tiny)
+        return torch.log(weights, out=out)
+
+    def at_keys(self, positions: Tensor) -> MapSource:
+        index = positions.view(-1, 1, 1, 1)
+        return replace(self, weights=self.weights.gather(3, index.expand(*self.weights.shape[:3], 1)))
+
+
+class RunningMaximum:
+    """The largest weight that any watched layer and head gives, for a rectangle of keys and queries.
+
+    exp is monotone, so the maximum runs over log weights and one exp at the end gives the weights. Only entries with
+    query >= key are meaningful: others may hold anything.
+
+    Args:
+        keys: A slice of key positions, or one position a text, (B,).
+        queries: A slice of query positions.
+        layers: The layers that count; None for all.
+    """
+
+    def __init__(self, keys: slice | Tensor, queries: slice, layers: Collection[int] | None = None) -> None:
+        self.keys = keys
+        self.queries = queries
+        self.layers = layers
+        self._maximum: Tensor | None = None
+
+    def wants(self, layer: int) -> bool:
+        return self.layers is None or layer in self.layers
+
+    def result(self) -> Tensor:
+        """max of log weights, (B, keys, queries), float32."""
+        if self._maximum is None:
+            raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
+        return self._maximum
+
+    def observe(self, source: WeightSource) -> None:
+        keys = self.keys
+        if isinstance(keys, Tensor):
+            source, keys = source.at_keys(keys.to(source.device)), slice(0, 1)
+        maximum = self._maximum
+        if maximum is None:
+            shape = (source.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
+            maximum = torch.full(shape, float("-inf"), device=source.device)
+        elif maximum.device != source.device:
+            maximum = maximum.to(source.device)
+        if torch.is_grad_enabled():
+            for head in range(source.heads):
+                weights = source.log_weights(slice(None), head, keys, self.queries)
+                maximum = torch.maximum(maximum, weights)
+        else:
+            self._fold(source, keys, maximum)
+        self._maximum = maximum
+
+    def _fold(self, source: WeightSource, keys: slice, maximum: Tensor) -> None:
+        """Take the maximum in place, in pieces that fit the scratch memory."""
+        budget = _SCRATCH_BYTES.get(source.device.type, _SCRATCH_BYTES_ACCELERATOR)
+        block = min(_KEY_BLOCK, keys.stop - keys.start)
+        group = max(1, budget // max(1, 4 * block * maximum.shape[2]))
+        for first in range(0, source.batch, group):
+            texts = slice(first, min(first + group, source.batch))
+            for start in range(keys.start, keys.stop, _KEY_BLOCK):
+                stop = min(start + _KEY_BLOCK, keys.stop)
+                # Queries before the block's first key cannot see it; with a key a text there is nothing to skip.
+                skipped = max(0, start - self.queries.start) if isinstance(self.keys, slice) else 0
+                queries = slice(self.queries.start + skipped, self.queries.stop)
+                target = maximum[texts, start - keys.start : stop - keys.start, skipped:]
+                scratch = torch.empty(target.shape, device=source.device)
+                for head in range(source.heads):
+                    source.log_weights(texts, head, slice(start, stop), queries, scratch)
+                    torch.maximum(target, scratch, out=target)
+
+
+class LayerCensus:
+    """A probe that only notes which layers have attention, and which arguments they passed that we do not know."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.unknown: set[str] = set()
+
+    def wants(self, layer: int) -> bool:
+        self.layers.append(layer)
+        return False
+
+    def observe(self, source: WeightSource) -> None:
+        raise AssertionError("a census wants no layer")
+
+
+def observable_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls: query (B, H, N, d), key and value (B, G, M, d), output (B, N, H, d).
+
+    ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
+    neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
+    """
+    probe = _probe.get()
+    if isinstance(probe, LayerCensus):
+        probe.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
+    # From here on ``probe`` is the one that wants to see this layer.
+    if probe is not None and not probe.wants(layer := _layer_index(module)):
+        probe = None
+    explicit = softcap is not None or s_aux is not None
+    if probe is None and not explicit:
+        sdpa = AttentionInterface()["sdpa"]
+        extras = {} if position_bias is None else {"position_bias": position_bias}
+        return sdpa(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            **extras,
+        )
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    bias = _as_bias(attention_mask, position_bias, key.shape[2])
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
+    explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
+    if causal and (explicit or bias is not None):
+        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        hidden = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
+        bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
+    if explicit:
+        output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
+    else:
+        output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
+    if probe is not None:
+        probe.observe(QueryKeySource(layer, query, key, lse, scale, bias, softcap))
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _layer_index(module: nn.Module) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise RuntimeError(f"{type(module).__name__} does not say which layer it is: its attention cannot be watched.")
+    return index
+
+
+def _as_bias(attention_mask: Tensor | None, position_bias: Tensor | None, length: int) -> Tensor | None:
+    """A boolean mask (True: visible) or an additive one, and a position bias, as one term to add to the scores."""
+    bias = attention_mask
+    if bias is not None:
+        bias = bias[..., :length]
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, float("-inf"))
+    if position_bias is None:
+        return bias
+    return position_bias if bias is None else bias + position_bias
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention written out, one head at a time, in float32 where it matters. Same shapes as the fused one.
+
+    A sink is one more logit of each head, (H,), that takes weight and gives no value.
+    """
+    groups = query.shape[1] // key.shape[1]
+    outputs, sums = [], []
+    for head in range(query.shape[1]):
+        scores = torch.matmul(query[:, head], key[:, head // groups].mT) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.float()
+        if bias is not None:
+            scores = scores + bias[:, head if bias.shape[1] > 1 else 0]
+        lse = scores.logsumexp(dim=-1)
+        if sinks is not None:
+            lse = torch.logaddexp(lse, sinks[head].float())
+        weights = (scores - lse[..., None]).exp().to(query.dtype)
+        if dropout > 0:
+            weights = nn.functional.dropout(weights, dropout)
+        outputs.append(weights @ value[:, head // groups])
+        sums.append(lse)
+    return torch.stack(outputs, dim=1), torch.stack(sums, dim=1)
+
+
+def register() -> None:
+    """Make the attention function known to transformers; masks are made as for its own ``sdpa``."""
+    AttentionInterface.register(NAME, observable_attention)
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

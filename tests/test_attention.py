@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from st_reba import attention
+from st_reba.attention import LayerCensus, MapSource, QueryKeySource, RunningMaximum, observable_attention, watching
+
+
+def layer(index=0, **attributes):
+    module = nn.Module()
+    module.layer_idx = index
+    module.is_causal = True
+    module.num_key_value_groups = 2
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+def problem(length=9, requires_grad=False):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(3, heads, length, 8, generator=generator, requires_grad=requires_grad) for heads in (4, 2, 2)]
+
+
+def naive(query, key, value, mask=None, softcap=None, sinks=None, bias=None):
+    """Output (B, N, H, d) and weights (B, H, N, N) of causal attention, all written out."""
+    key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    scores = query @ key.mT * 8**-0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    causal = torch.ones(scores.shape[-2:]).tril().bool()
+    scores = scores.masked_fill(~(causal if mask is None else causal & mask), float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return (weights @ value).transpose(1, 2), weights
+
+
+class Maps:
+    """A probe that keeps everything, for comparison."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def wants(self, index):
+        return True
+
+    def observe(self, source):
+        whole = slice(0, source.log_sum_exp.shape[-1])
+        heads = [source.log_weights(slice(None), head, whole, whole) for head in range(source.heads)]
+        self.seen[source.layer] = torch.stack(heads, dim=1).exp().mT
+
+
+WINDOW = torch.ones(9, 9).triu(-3).bool()
+CASES = {
+    "plain": {},
+    "window": {"mask": WINDOW},
+    "softcap": {"softcap": 1.5},
+    "softcap in a window": {"softcap": 1.5, "mask": WINDOW},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "position bias": {"bias": torch.linspace(-2, 2, 4 * 81).view(1, 4, 9, 9)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_output_and_weights(case, watched, differentiable):
+    extras = CASES[case]
+    tensors = problem(requires_grad=differentiable)
+    mask = extras.get("mask")
+    kwargs = {
+        "attention_mask": None if mask is None else (mask & torch.ones(9, 9).tril().bool())[None, None],
+        "softcap": extras.get("softcap"),
+        "s_aux": extras.get("sinks"),
+        "position_bias": extras.get("bias"),
+    }
+    expected, weights = naive(*tensors, **extras)
+    probe = Maps()
+    if watched:
+        with watching(probe):
+            output, _ = observable_attention(layer(), *tensors, **kwargs)
+        visible = weights > 0
+        torch.testing.assert_close(probe.seen[0][visible], weights[visible])
+    else:
+        output, _ = observable_attention(layer(), *tensors, **kwargs)
+    torch.testing.assert_close(output, expected)
+
+
+def test_an_additive_mask_is_a_mask():
+    tensors = problem()
+    mask = torch.zeros(1, 1, 9, 9).masked_fill_(~(WINDOW & torch.ones(9, 9).tril().bool()), float("-inf"))
+    with watching(Maps()):
+        output, _ = observable_attention(layer(), *tensors, attention_mask=mask)
+    torch.testing.assert_close(output, naive(*tensors, mask=WINDOW)[0])
+
+
+def test_dropout_while_watching_is_dropout():
+    tensors = problem()
+    torch.manual_seed(0)
+    with watching(Maps()):
+        outputs = torch.stack(
+            [observable_attention(layer(), *tensors, attention_mask=None, dropout=0.3)[0] for _ in range(2000)]
+        )
+    expected = naive(*tensors)[0]
+    assert outputs.std(dim=0).max() > 0.1
+    assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
+
+
+def sources(length=40, batch=3):
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for index in range(3):
+        query, key, value = (torch.randn(batch, heads, length, 8, generator=generator) for heads in (4, 2, 2))
+        _, weights = naive(query, key, value)
+        scores = query @ key.repeat_interleave(2, 1).mT * 8**-0.5
+        hidden = torch.ones(length, length).triu(1).bool()
+        lse = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)
+        made.append((QueryKeySource(index, query, key, lse, 8**-0.5, None, None), MapSource(index, weights)))
+    return made
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["query and key", "map"])
+@pytest.mark.parametrize("block", [4, 128])
+@pytest.mark.parametrize("scratch", [1, 2**20])
+@pytest.mark.parametrize("gradients", [False, True])
+class TestRunningMaximum:
+    def expected(self, layers):
+        return torch.stack([sources()[index][1].weights for index in layers]).amax(dim=(0, 2))
+
+    def run(self, probe, kind, block, scratch, gradients, monkeypatch):
+        monkeypatch.setattr(attention, "_KEY_BLOCK", block)
+        monkeypatch.setattr(attention, "_SCRATCH_BYTES", {"cpu": scratch})
+        with torch.set_grad_enabled(gradients):
+            for pair in sources():
+                if probe.wants(pair[kind].layer):
+                    probe.observe(pair[kind])
+        return probe.result().exp()
+
+    @pytest.mark.parametrize("layers", [None, {1}])
+    def test_rectangle(self, kind, block, scratch, gradients, layers, monkeypatch):
+        probe = RunningMaximum(slice(3, 20), slice(3, 40), layers)
+        result = self.run(probe, kind, block, scratch, gradients, monkeypatch)
+        expected = self.expected(layers or range(3))[:, 3:40, 3:20].mT
+        meaningful = torch.ones(17, 37).triu().bool()
+        torch.testing.assert_close(result[:, meaningful], expected[:, meaningful])
+
+    def test_one_key_a_text(self, kind, block, scratch, gradients, monkeypatch):
+        keys = torch.tensor([5, 19, 7])
+        probe = RunningMaximum(keys, slice(5, 40))
+        result = self.run(probe, kind, block, scratch, gradients, monkeypatch)
+        for text, key in enumerate(keys):
+            expected = self.expected(range(3))[text, key:40, key]
+            torch.testing.assert_close(result[text, 0, key - 5 :], expected)
+
+
+def test_a_maximum_of_nothing():
+    with pytest.raises(RuntimeError, match="no attention layer was seen"):
+        RunningMaximum(slice(0, 1), slice(0, 1)).result()
+
+
+def test_census_reports_what_it_does_not_know():
+    census = LayerCensus()
+    with watching(census):
+        observable_attention(layer(4), *problem(), None, sliding_window=3, new_trick=1, unused_trick=None)
+    assert census.layers == [4]
+    assert census.unknown == {"new_trick"}
+
+
+def test_a_layer_without_a_number_cannot_be_watched():
+    module = layer()
+    del module.layer_idx
+    with watching(Maps()), pytest.raises(RuntimeError, match="does not say which layer it is"):
+        observable_attention(module, *problem(), None)
+
+
+def test_probes_of_two_threads_do_not_meet():
+    barrier = threading.Barrier(2)
+    seen = {}
+
+    def work(name):
+        probe = Maps()
+        with watching(probe):
+            barrier.wait()
+            observable_attention(layer(name), *problem(), None)
+            barrier.wait()
+        seen[name] = list(probe.seen)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {1: [1], 2: [2]}
+
+
+def test_a_probe_is_gone_when_its_block_ends():
+    probe = Maps()
+    with pytest.raises(KeyError), watching(probe):
+        raise KeyError
+    observable_attention(layer(), *problem(), None)
+    assert probe.seen == {}
+
+
+def test_the_maximum_follows_a_model_that_is_split_over_devices():
+    """The running maximum moves to the device of each layer (told here by what it was asked to move to)."""
+    probe = RunningMaximum(slice(0, 2), slice(0, 2))
+    moved = []
+    probe._maximum = SimpleNamespace(device="elsewhere", to=lambda device: moved.append(device) or torch.zeros(3, 2, 2))
+    with torch.no_grad():
+        probe.observe(sources(length=2)[0][0])
+    assert moved == [torch.device("cpu")]
