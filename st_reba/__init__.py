@@ -1,0 +1,14 @@
+"""Text embeddings from decoder-only language models, without training, as sentence-transformers modules.
+
+Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
+"""
+
+from . import attention, registry
+from .layout import TEMPLATES
+from .modules import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from .version import __version__
+
+attention.register()
+registry.register()
+
+__all__ = ["TEMPLATES", "CausalTransformer", "EchoModule", "InputEmbeddings", "ReBAModule", "__version__"]

@@ -1,0 +1,163 @@
+"""What a loaded language model can do, found by asking it.
+
+Architectures are not recognised by name: a model is run on four tokens, and what it did is what it can.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .attention import NAME, LayerCensus, MapSource, Probe, watching
+
+#: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
+MAP_BUDGET = 2**28
+
+
+@dataclass(frozen=True)
+class AttentionRoute:
+    """How the attention of a backbone is watched.
+
+    Attributes:
+        layers: Indices of the layers that have attention.
+        through_function: Whether they call our attention function; else the architecture hands out its maps.
+    """
+
+    layers: tuple[int, ...]
+    through_function: bool
+
+
+def depth(model: PreTrainedModel) -> int:
+    """Number of layers."""
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def positions(model: PreTrainedModel) -> int | None:
+    """How many positions the model has, or None if its configuration names no limit."""
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def require_causal(model: PreTrainedModel) -> None:
+    """Refuse a backbone whose first token sees the second.
+
+    Raises:
+        ValueError: For encoders, encoder-decoders, and decoders whose configuration turned the causal mask off.
+    """
+    name = type(model).__name__
+    advice = "st_reba needs a decoder-only (causal) language model, such as Llama, Qwen, GPT-2 or Mistral."
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder-decoder. {advice}")
+    # The two rows of the trial share their first token and differ in the second.
+    first, other = _trial_states(model)[:, 0]
+    if not _close(first, other):
+        raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
+
+
+def attention_route(model: PreTrainedModel) -> AttentionRoute:
+    """Find out how this model's attention can be watched, and set it up for that.
+
+    Raises:
+        ValueError: If it has no attention at all (a state-space model).
+    """
+    expected = _trial_states(model)
+    with _quiet_transformers():
+        # A name in the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
+        model.set_attn_implementation(NAME)
+    census = LayerCensus()
+    with watching(census):
+        states = _trial_states(model)
+    if census.layers and (not census.unknown or _close(states, expected)):
+        return AttentionRoute(tuple(census.layers), through_function=True)
+
+    _set_eager(model)
+    output = _trial_output(model, output_attentions=True)
+    maps = output.get("attentions") or ()
+    layers = tuple(index for index, weights in enumerate(maps) if weights is not None)
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
+            "Use a model with attention layers, or EchoModule."
+        )
+    if not _close(output.last_hidden_state, expected):
+        raise ValueError(
+            f"{type(model).__name__} computes other hidden states when it hands out its attention maps than when it "
+            "does not (Falcon with ALiBi does so in some versions of transformers), so the maps cannot be trusted and "
+            "ReBA cannot run on it. Use EchoModule, or another version of transformers."
+        )
+    return AttentionRoute(layers, through_function=False)
+
+
+def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -> Tensor:
+    """Run a backbone that hands out its maps, and show them to a probe.
+
+    Args:
+        model: A backbone whose route is not ``through_function``.
+        input_ids: (B, N), one of :func:`micro_batches`.
+        probe: Shown each layer's map that it wants.
+
+    Returns:
+        Last hidden states (B, N, D).
+    """
+    output = model(input_ids=input_ids, output_attentions=True, return_dict=True)
+    for layer, weights in enumerate(output.attentions):
+        if weights is not None and probe.wants(layer):
+            probe.observe(MapSource(layer, weights))
+    return output.last_hidden_state
+
+
+def micro_batches(model: PreTrainedModel, input_ids: Tensor) -> list[slice]:
+    """Parts of a batch whose attention maps together stay within :data:`MAP_BUDGET`, at least one text each."""
+    batch, length = input_ids.shape
+    heads = model.config.get_text_config(decoder=True).num_attention_heads
+    maps = depth(model) * heads * length**2 * model.dtype.itemsize
+    size = max(1, MAP_BUDGET // maps)
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+
+
+def _trial_output(model: PreTrainedModel, **kwargs: bool) -> Any:
+    """Two rows of two tokens that differ in the second, without dropout."""
+    input_ids = torch.tensor([[0, 1], [0, 2]], device=model.device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            return model(input_ids=input_ids, return_dict=True, **kwargs)
+    finally:
+        model.train(training)
+
+
+def _trial_states(model: PreTrainedModel) -> Tensor:
+    return _trial_output(model).last_hidden_state
+
+
+def _set_eager(model: PreTrainedModel) -> None:
+    with _quiet_transformers():
+        model.set_attn_implementation("eager")
+    # Falcon reads this name at every call, yet does not let the public method set it.
+    model.config._attn_implementation = "eager"
+
+
+def _close(states: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding in the model's own precision."""
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5
+    return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Hide the log line with which transformers answers a request that an architecture cannot follow."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,301 @@
+"""What all modules share: a causal language model, run over a layout of its input."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from .. import backbone, card
+from ..layout import Layout, LayoutBuilder, Template
+from ..version import REQUIREMENT
+
+PoolOver = Literal["text", "all"]
+
+#: The most copies any module takes, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_COPIES = 1024
+
+# Where tokenizers and ST keep "no limit".
+_NO_LIMIT = int(1e30)
+
+
+class CausalModule(Transformer):
+    """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
+
+    A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
+    the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose backbone and
+            tokenizer are then shared, not copied.
+        template: What stands around and between the copies of a text.
+        pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
+            there to the end of the layout, literals and special tokens included; where nothing but special tokens
+            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives.
+        **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
+
+    Raises:
+        ValueError: If the model is not causal, or ``template`` does not fit into its positions.
+    """
+
+    config_keys: list[str] = [*Transformer.config_keys, "pool_over"]
+
+    #: The method's name and its equation, for the model card.
+    method: ClassVar[str]
+    equation: ClassVar[str]
+    citation: ClassVar[str]
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: Template,
+        pool_over: PoolOver,
+        **transformer_kwargs: Any,
+    ) -> None:
+        if pool_over not in ("text", "all"):
+            raise ValueError(f'pool_over={pool_over!r}: use "text" or "all".')
+        self._check_transformer_kwargs(transformer_kwargs)
+        if isinstance(model_name_or_path, Transformer):
+            self._share(model_name_or_path, transformer_kwargs)
+        else:
+            # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
+            super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+        if self.tokenizer is None:
+            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
+        if hasattr(self.model.config, "use_cache"):
+            self.model.config.use_cache = False
+        self.pool_over = pool_over
+        self._template = template
+        self._warned_empty = False
+        self._room()
+        backbone.require_causal(self.model)
+
+    @staticmethod
+    def _check_transformer_kwargs(kwargs: dict[str, Any]) -> None:
+        if (backend := kwargs.get("backend", "torch")) != "torch":
+            raise ValueError(f'backend={backend!r}: st_reba reads hidden states and attention; use backend="torch".')
+        if (task := kwargs.get("transformer_task", "feature-extraction")) != "feature-extraction":
+            raise ValueError(f'transformer_task={task!r}: st_reba embeds text; use "feature-extraction".')
+
+    def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
+        if kwargs:
+            raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
+        nn.Module.__init__(self)
+        own = set(self.__dict__)
+        self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
+        self.model = other.model
+
+    @property
+    def copies(self) -> int:
+        """How often the text stands in the input."""
+        return self._template.copies
+
+    # Text in
+
+    @property
+    def modalities(self) -> list[Any]:
+        """Text, whatever else the backbone could take."""
+        return ["text"]
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return cast(PreTrainedTokenizerBase, self.tokenizer)
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens of one copy of a text; longer ones are truncated.
+
+        What was asked for, or less where the whole layout would not fit the model's positions. None: no limit.
+        """
+        limits = [limit for limit in (self._tokenizer.model_max_length, self._room()) if limit is not None]
+        limit = min(limits, default=_NO_LIMIT)
+        return None if limit >= _NO_LIMIT else int(limit)
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"max_seq_length={value}: give the tokens of one copy, 1 or more, or None for no limit.")
+        self._tokenizer.model_max_length = _NO_LIMIT if value is None else value
+
+    def _room(self, prompt: str | None = None) -> int | None:
+        """Tokens one copy may have beside everything else in the layout, by the model's positions."""
+        available = backbone.positions(self.model)
+        if available is None:
+            return None
+        builder = LayoutBuilder(self._template, self._tokenizer)
+        room = builder.room(available, prompt)
+        if room < 1:
+            raise ValueError(
+                f"{builder.overhead(prompt)} tokens of prompt, template and special tokens leave no room for "
+                f"{self._template.copies} copies of a text in the model's {available} positions. "
+                "Use fewer repetitions, or a shorter template or prompt."
+            )
+        return room
+
+    def preprocess(
+        self,
+        inputs: Sequence[Any],
+        prompt: str | None = None,
+        processing_kwargs: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Lay texts out.
+
+        Args:
+            inputs: B strings.
+            prompt: Literal text at the front of each layout: context, never repeated, never pooled.
+            processing_kwargs: ``{"text": {"max_length": n}}`` truncates to n tokens a copy for this call.
+            **kwargs: What ST passes to every module (such as ``task``) and this one does not use.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.layout.Layout`.
+
+        Raises:
+            ValueError: If an input is not a string, or the prompt leaves no room for text.
+        """
+        if not inputs:
+            return {}
+        for index, text in enumerate(inputs):
+            if not isinstance(text, str):
+                raise ValueError(f"Input {index} is a {type(text).__name__}: {type(self).__name__} embeds strings.")
+        limits = [self.max_seq_length, self._room(prompt), self._asked_length(processing_kwargs)]
+        max_tokens = min((limit for limit in limits if limit is not None), default=None)
+        layout = LayoutBuilder(self._template, self._tokenizer).build(inputs, max_tokens=max_tokens, prompt=prompt)
+        if not self._warned_empty and bool((layout.text_length == 0).any()):
+            self._warned_empty = True
+            warnings.warn(
+                "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
+                "This is said once.",
+                stacklevel=2,
+            )
+        return {"modality": "text", **vars(layout)}
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded."""
+        if not self._tokenizer.is_fast:
+            raise ValueError(
+                f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
+            )
+        limit = self.max_seq_length
+        encoded = self._tokenizer(
+            text,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            truncation=limit is not None,
+            max_length=limit,
+            verbose=False,
+        )
+        return encoded["offset_mapping"]
+
+    def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
+        own: dict[str, Any] = dict(self.processing_kwargs)
+        asked = {**own.get("text", {}), **(processing_kwargs or {}).get("text", {})}
+        if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
+            raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
+        length = asked.get("max_length")
+        if length is not None and (not isinstance(length, int) or length < 1):
+            raise ValueError(f"max_length={length!r}: give a number of tokens of one copy, 1 or more.")
+        return length
+
+    # Vectors out
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Run the backbone over layouts and hand on the states that the method reads.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
+            A text without tokens has one zero vector.
+        """
+        parts = ("input_ids", "attention_mask", "copy_index")
+        layout = Layout(*(features[part] for part in parts))
+        states, mask, ids = self._read(layout, **kwargs)
+        empty = layout.text_length == 0
+        states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
+        mask = mask & ~empty[:, None]
+        mask[:, 0] |= empty
+        rest = {name: value for name, value in features.items() if name not in parts}
+        return {**rest, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+
+    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The method: states (B, n, D), which of them are real (B, n), and the ids they belong to (B, n)."""
+        raise NotImplementedError
+
+    def _hidden_states(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        """Last hidden states (B, N, D). No mask is needed: rows are padded on the right and attention is causal."""
+        output = super().forward({"input_ids": input_ids, "modality": "text"}, **kwargs)
+        return output[self.module_output_name]
+
+    def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
+        """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
+        copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
+        if self.pool_over == "text":
+            return copies
+        reached = copies.cummax(dim=1).values
+        if first_copy == 0 and layout.text_start == len(self._special_prefix()):
+            reached = torch.ones_like(reached)
+        return reached & layout.attention_mask.bool()
+
+    def _special_prefix(self) -> list[int]:
+        return LayoutBuilder(self._template, self._tokenizer).specials_before
+
+    # On disk
+
+    def get_config_dict(self) -> dict[str, Any]:
+        # Padding is not a setting here, so it is not saved as one.
+        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        path = Path(output_path) / "config_sentence_transformers.json"
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config["requirements"] = {**config.get("requirements", {}), **REQUIREMENT}
+            path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+    def on_model_ready(self, model: Any) -> None:
+        """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
+        card.adopt(model)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+
+def compact(states: Tensor, ids: Tensor, selected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Move the selected tokens of each row to its front and drop the columns that no row needs.
+
+    Args:
+        states: (B, N, D).
+        ids: (B, N).
+        selected: (B, N), boolean.
+
+    Returns:
+        states (B, n, D), which of them are real (B, n), ids (B, n); n is at least 1.
+    """
+    counts = selected.sum(dim=1)
+    length = max(1, int(counts.max()))
+    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
+    mask = torch.arange(length, device=states.device) < counts[:, None]
+    states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
+    return states, mask, ids.gather(1, order)
+
+
+def check_repetitions(repetitions: int, least: int) -> None:
+    """Refuse what is not a sensible number of copies, before a template of them is made."""
+    if isinstance(repetitions, bool) or not isinstance(repetitions, int) or not least <= repetitions <= MAX_COPIES:
+        raise ValueError(
+            f"repetitions={repetitions!r}: give a whole number from {least} to {MAX_COPIES}, how often the text stands "
+            "in the input. 2 is the usual choice."
+        )

@@ -1,0 +1,68 @@
+"""The classical embedding: a causal language model read as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ..layout import Layout, Template
+from .base import CausalModule, PoolOver, compact
+
+
+class CausalTransformer(CausalModule):
+    r"""Word i is the last hidden state :math:`v_i` of token i (Table 1 of the ReBA paper, "Classical").
+
+    What ST's own ``Transformer`` does, for causal models, with what the other modules share: right padding whatever the
+    tokenizer says, prompts that are not pooled, zero vectors for empty texts.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        template: Text with one ``{text}``, for prompts that surround the input.
+        pool_over: ``"text"`` or ``"all"``; see :class:`CausalModule`.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the template has another number of slots, or the model is not causal.
+    """
+
+    config_keys = [*CausalModule.config_keys, "template"]
+    method = "Classical"
+    equation = r"e_i = v_i, \quad i = 1, \dots, n"
+    citation = ""
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str = "{text}",
+        pool_over: PoolOver = "text",
+        **transformer_kwargs: Any,
+    ) -> None:
+        parsed = Template.parse(template)
+        if parsed.copies != 1:
+            raise ValueError(
+                f"The template {template!r} has {parsed.copies} slots: {type(self).__name__} reads one copy. "
+                "Use EchoModule for templates that repeat the text."
+            )
+        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
+        self.template = str(parsed)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        states = self._hidden_states(layout.input_ids, **kwargs)
+        return compact(states, layout.input_ids, self._select(layout, 0, 0))
+
+
+class InputEmbeddings(CausalTransformer):
+    r"""Word i is the input embedding of token i: no context at all.
+
+    The control without which a score means little: on small decoders the mean of the input embeddings beats many a
+    contextual recipe.
+    """
+
+    method = "Bag of input embeddings"
+    equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
+
+    def _hidden_states(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        return self.model.get_input_embeddings()(input_ids)

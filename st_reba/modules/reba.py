@@ -1,0 +1,200 @@
+"""ReBA: let early tokens look back from the repetition, through the model's own attention."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from .. import backbone
+from ..attention import RunningMaximum, watching
+from ..layout import Layout, Template
+from .base import CausalModule, PoolOver, check_repetitions
+
+
+class ReBAModule(CausalModule):
+    r"""ReBA-k (retrieval backward attention): the text stands k times, N = kn tokens, and
+
+    .. math:: e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad i = 1, \dots, n
+
+    where :math:`v_j` is the last hidden state of token j and :math:`a_{ij}` the maximum over layers and heads of the
+    symmetrised attention :math:`(A + A^T)/2` (Eqs. 4 to 6, Algorithms 1 to 3 of the paper). ``Pooling("mean")`` then
+    gives :math:`\frac{1}{n} \sum_i e_i` and ``Pooling("lasttoken")`` gives :math:`e_n`.
+
+    The attention maps are never stored. As A is lower triangular, :math:`a_{ij}` is half of max :math:`A_{ji}` off the
+    diagonal and max :math:`A_{ii}` on it; the maximum runs along with the forward pass.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        repetitions: k >= 1, how often the text stands in the input. 1 is backward attention without repetition.
+        layers: ``"all"``, or the indices of the layers whose attention counts; negative ones from the top. ``[-1]`` is
+            the ablation of the paper's appendix A.1.3.
+        rows: ``"all"`` computes every :math:`e_i`, (B, n, D). ``"last"`` computes and hands on :math:`e_n` alone,
+            (B, 1, D): the cheap way when last pooling is all that is wanted.
+        normalize_weights: Divide each row of weights by its sum, as the authors' released code does for words. The
+            paper, and so the default, does not.
+        pool_over: ``"text"``: there are rows for text only.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, or the model is not causal, or has no attention.
+    """
+
+    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights"]
+    method = "ReBA"
+    equation = (
+        r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad "
+        r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad i = 1, \dots, n"
+    )
+    citation = (
+        "Retrieval Backward Attention without Additional Training: "
+        "Enhance Embeddings of Large Language Models via Repetition."
+    )
+
+    #: Memory that the weights of one part of a batch may take, in bytes; a larger batch is run in parts.
+    WEIGHT_BUDGET: ClassVar[int] = 2**30
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        repetitions: int = 2,
+        layers: Literal["all"] | Sequence[int] = "all",
+        rows: Literal["all", "last"] = "all",
+        normalize_weights: bool = False,
+        pool_over: PoolOver = "text",
+        **transformer_kwargs: Any,
+    ) -> None:
+        check_repetitions(repetitions, least=1)
+        if rows not in ("all", "last"):
+            raise ValueError(f'rows={rows!r}: use "all" for every word, or "last" for e_n alone.')
+        if pool_over != "text":
+            raise ValueError(f'pool_over={pool_over!r}: ReBA has rows for text only; use "text".')
+        if not isinstance(normalize_weights, bool):
+            raise ValueError(f"normalize_weights={normalize_weights!r}: use True or False.")
+        checked_layers = _checked_layers(layers)
+        super().__init__(
+            model_name_or_path, template=Template.repeat(repetitions), pool_over=pool_over, **transformer_kwargs
+        )
+        self.repetitions = repetitions
+        self.layers = checked_layers
+        self.rows = rows
+        self.normalize_weights = normalize_weights
+        self._route = backbone.attention_route(self.model)
+        self._watched = self._resolve_layers()
+        if not self._route.through_function:
+            warnings.warn(
+                f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
+                "stored and read in small batches. The numbers are the same; it takes more memory and time.",
+                stacklevel=2,
+            )
+
+    def _resolve_layers(self) -> frozenset[int]:
+        depth = backbone.depth(self.model)
+        if self.layers == "all":
+            return frozenset(self._route.layers)
+        for layer in self.layers:
+            if not -depth <= layer < depth:
+                raise ValueError(
+                    f"layers={self.layers}: the model has {depth} layers, so {layer} is out of range; "
+                    f"use {-depth} to {depth - 1}."
+                )
+        chosen = frozenset(layer % depth for layer in self.layers)
+        if missing := sorted(chosen - set(self._route.layers)):
+            raise ValueError(
+                f"layers={self.layers}: layers {missing} of {type(self.model).__name__} have no attention; "
+                f"those with attention are {list(self._route.layers)}."
+            )
+        return chosen
+
+    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if self.training and getattr(self.model, "is_gradient_checkpointing", False):
+            raise ValueError(
+                "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
+                "Turn it off to train through ReBAModule."
+            )
+        layouts = [layout.rows(texts) for texts in self._parts(layout)]
+        vectors = [row for part in layouts for row in self._backward_sums(part, **kwargs)]
+        states = pad_sequence(vectors, batch_first=True)
+        mask = torch.arange(states.shape[1], device=states.device) < self._row_counts(layout)[:, None]
+        start = layout.text_start
+        ids = layout.input_ids[:, start : start + states.shape[1]]
+        if self.rows == "last":
+            ids = layout.input_ids.gather(1, start + (layout.text_length - 1).clamp(min=0)[:, None])
+        return states, mask, ids
+
+    def _row_counts(self, layout: Layout) -> Tensor:
+        """(B,) rows each text has."""
+        return layout.text_length.clamp(max=1) if self.rows == "last" else layout.text_length
+
+    def _parts(self, layout: Layout) -> list[slice]:
+        """Slices of the batch, each within its memory budget, at least one text each."""
+        if not self._route.through_function:
+            return backbone.micro_batches(self.model, layout.input_ids)
+        batch, length = layout.input_ids.shape
+        keys = 1 if self.rows == "last" else max(1, int(layout.text_length.max()))
+        size = max(1, self.WEIGHT_BUDGET // (4 * keys * length))
+        return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
+
+    def _backward_sums(self, layout: Layout, **kwargs: Any) -> list[Tensor]:
+        """The rows e_i of each text, (n, D), or e_n alone, (1, D). A text without tokens has one row of zeros."""
+        start, end = layout.text_start, layout.input_ids.shape[1]
+        lengths = layout.text_length.clamp(min=1).tolist()
+        keys: slice | Tensor = slice(start, start + max(lengths))
+        first_query = start
+        if self.rows == "last":
+            keys = torch.tensor([start + length - 1 for length in lengths], device=layout.input_ids.device)
+            first_query = start + min(lengths) - 1
+        probe = RunningMaximum(keys, slice(first_query, end), self._watched)
+        if self._route.through_function:
+            with watching(probe):
+                states = self._hidden_states(layout.input_ids, **kwargs)
+        else:
+            states = backbone.run_and_show_maps(self.model, layout.input_ids, probe)
+        maximum = probe.result().to(states.device)
+        query = torch.arange(first_query, end, device=states.device)
+        sums = []
+        for text, length in enumerate(lengths):
+            key = torch.arange(start, start + length, device=states.device)
+            if self.rows == "last":
+                key = key[-1:]
+            is_text = layout.copy_index[text, first_query:] >= 0
+            weights = backward_weights(maximum[text, : len(key)], key, query, is_text)
+            if self.normalize_weights:
+                weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+            sums.append((weights @ states[text, first_query:].float()).to(states.dtype))
+        return sums
+
+
+def backward_weights(maximum: Tensor, key: Tensor, query: Tensor, is_text: Tensor) -> Tensor:
+    """a_ij from the maximum of log A_ji over layers and heads.
+
+    Symmetrising a lower triangular map halves what is off the diagonal and leaves the diagonal as it is; so does
+    symmetrising the maximum of such maps.
+
+    Args:
+        maximum: (rows, queries).
+        key: (rows,) positions i.
+        query: (queries,) positions j.
+        is_text: (queries,) whether j is a token of a copy of the text: only those are summed over.
+
+    Returns:
+        (rows, queries); 0 where j < i.
+    """
+    counted = (query >= key[:, None]) & is_text
+    weights = torch.where(counted, maximum, float("-inf")).exp()
+    return weights * torch.where(query == key[:, None], 1.0, 0.5)
+
+
+def _checked_layers(layers: Literal["all"] | Sequence[int]) -> Literal["all"] | list[int]:
+    if layers == "all":
+        return "all"
+    valid = not isinstance(layers, str) and isinstance(layers, Sequence) and len(layers) > 0
+    if not valid or any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
+        raise ValueError(f'layers={layers!r}: use "all" or a list of layer indices, such as [-1].')
+    return list(layers)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoModel, AutoTokenizer
+
+import st_reba  # noqa: F401  (registers)
+
+from . import backbones
+
+
+@pytest.fixture(scope="session")
+def backbone_path(tmp_path_factory):
+    """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
+    made = {}
+
+    def path(name: str = "llama", kind: str = "bytes") -> str:
+        if (name, kind) not in made:
+            directory = tmp_path_factory.mktemp(f"{name}-{kind}")
+            made[name, kind] = backbones.save(backbones.backbone(name), directory, kind)
+        return made[name, kind]
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def eager(backbone_path):
+    """``eager(architecture)``: the same weights with the architecture's own eager attention, for the oracles."""
+    loaded = {}
+
+    def model(name: str = "llama"):
+        if name not in loaded:
+            path = backbone_path(name)
+            loaded[name] = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+        return loaded[name]
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def token_ids(backbone_path):
+    tokenizer = AutoTokenizer.from_pretrained(backbone_path())
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
+
+
+def relative_error(value, expected) -> float:
+    value, expected = torch.as_tensor(value), torch.as_tensor(expected)
+    assert value.shape == expected.shape
+    return float((value - expected).norm() / expected.norm())

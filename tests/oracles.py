@@ -1,0 +1,61 @@
+"""The papers' algorithms, written out naively: one text at a time, eager attention, every map stored.
+
+Nothing here is shared with the package. A text is a list of token ids; ``before`` and ``after`` are the ids a tokenizer
+puts around it, which belong to no copy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def run(model, ids):
+    """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence."""
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([ids]), output_attentions=True)
+    return output.last_hidden_state[0], [weights[0] for weights in output.attentions]
+
+
+def algorithm_1(maps):
+    """ReBA, Algorithm 1: symmetrise each map (Eq. 4) and fuse them all with the maximum rule (Eq. 5)."""
+    fused = torch.zeros_like(maps[0][0])
+    for layer in maps:
+        for attention in layer:
+            symmetric = (attention + attention.T) / 2
+            fused = (fused + symmetric) / 2 + (fused - symmetric).abs() / 2
+    return fused
+
+
+def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False):
+    """ReBA, Algorithm 2: the word embeddings e_1 .. e_n (n, D) of a text repeated k times (Eq. 6)."""
+    n, start = len(ids), len(before)
+    states, maps = run(model, [*before, *(ids * k), *after])
+    if layers is not None:
+        maps = [maps[layer] for layer in layers]
+    weights = algorithm_1(maps)[start : start + k * n, start : start + k * n]
+    states = states[start : start + k * n]
+    rows = []
+    for i in range(n):
+        row = weights[i, i:]
+        if normalize:
+            row = row / row.sum()
+        rows.append(sum(row[j - i] * states[j] for j in range(i, k * n)))
+    return torch.stack(rows)
+
+
+def algorithm_3(words, pooling):
+    """ReBA, Algorithm 3: the sentence embedding from the word embeddings."""
+    return words[-1] if pooling == "lasttoken" else sum(words) / len(words)
+
+
+def echo(model, ids, k, before=(), after=(), first_copy=None):
+    """Echo-k (Table 1): the states of the last copy, or of the copies from ``first_copy`` (from 0) on."""
+    n, start = len(ids), len(before)
+    states, _ = run(model, [*before, *(ids * k), *after])
+    first = k - 1 if first_copy is None else first_copy
+    return states[start + first * n : start + k * n]
+
+
+def classical(model, ids, before=(), after=()):
+    """v_1 .. v_n."""
+    return echo(model, ids, 1, before, after)
