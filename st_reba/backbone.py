@@ -100,7 +100,7 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -
 
     Args:
         model: A backbone whose route is not ``through_function``.
-        input_ids: (B, N), one of :func:`micro_batches`.
+        input_ids: (B, N), no more texts than :func:`micro_batch` says.
         probe: Shown each layer's map that it wants.
 
     Returns:
@@ -113,13 +113,10 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -
     return output.last_hidden_state
 
 
-def micro_batches(model: PreTrainedModel, input_ids: Tensor) -> list[slice]:
-    """Parts of a batch whose attention maps together stay within :data:`MAP_BUDGET`, at least one text each."""
-    batch, length = input_ids.shape
+def micro_batch(model: PreTrainedModel, length: int) -> int:
+    """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
     heads = model.config.get_text_config(decoder=True).num_attention_heads
-    maps = depth(model) * heads * length**2 * model.dtype.itemsize
-    size = max(1, MAP_BUDGET // maps)
-    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+    return max(1, MAP_BUDGET // (depth(model) * heads * length**2 * model.dtype.itemsize))
 
 
 def _trial_output(model: PreTrainedModel, **kwargs: bool) -> Any:

@@ -118,9 +118,7 @@ def test_echo_runs_without_attention(tmp_path):
 
 def test_micro_batches_stay_within_the_budget(monkeypatch):
     model = AutoModel.from_config(config("bloom"))
-    ids = torch.zeros(5, 10, dtype=torch.long)
     one = 3 * 4 * 10 * 10 * 4
-    monkeypatch.setattr(backbone, "MAP_BUDGET", 2 * one)
-    assert backbone.micro_batches(model, ids) == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    monkeypatch.setattr(backbone, "MAP_BUDGET", 1)
-    assert len(backbone.micro_batches(model, ids)) == 5
+    for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
+        monkeypatch.setattr(backbone, "MAP_BUDGET", budget)
+        assert backbone.micro_batch(model, 10) == size

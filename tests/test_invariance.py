@@ -265,20 +265,28 @@ def test_lower_case(backbone_path):
     assert np.array_equal(encode("The CAT"), encode("the cat"))
 
 
-def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
-    module = ReBAModule(backbone_path())
-    expected = pipeline(module).encode(TEXTS, batch_size=len(TEXTS))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
+    expected = model(recipe).encode([*TEXTS, ""], batch_size=6)
+    module = model(recipe)[0]
     calls = []
-    original = module._backward_sums
-    monkeypatch.setattr(
-        module, "_backward_sums", lambda part, **kw: calls.append(len(part.input_ids)) or original(part, **kw)
-    )
-    longest = int(module.preprocess(TEXTS)["input_ids"].shape[1])
-    for budget, expected_calls in ((2 * 4 * longest * longest // 2, [2, 2, 1]), (1, [1] * 5)):
+    original = type(module)._read
+
+    def counted(self, part, **kwargs):
+        calls.append(len(part.input_ids))
+        return original(self, part, **kwargs)
+
+    monkeypatch.setattr(type(module), "_read", counted)
+    longest = module.preprocess(TEXTS)["input_ids"].shape[1]
+    cases = [("CPU_TOKENS", 4 * longest / torch.get_num_threads(), [4, 2]), ("CPU_TOKENS", 0, [1] * 6)]
+    if isinstance(module, ReBAModule):
+        cases.append(("WEIGHT_BUDGET", 1, [1] * 6))
+    for name, budget, sizes in cases:
         calls.clear()
-        monkeypatch.setattr(ReBAModule, "WEIGHT_BUDGET", budget)
-        assert relative_error(pipeline(module).encode(TEXTS, batch_size=len(TEXTS)), expected) < 1e-6
-        assert calls == expected_calls
+        with monkeypatch.context() as patched:
+            patched.setattr(type(module), name, int(budget))
+            assert relative_error(model(recipe).encode([*TEXTS, ""], batch_size=6), expected) < 1e-5
+        assert calls == sizes
 
 
 def test_two_threads_with_two_models(backbone_path):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from .. import backbone, card
@@ -46,6 +47,9 @@ class CausalModule(Transformer):
     """
 
     config_keys: list[str] = [*Transformer.config_keys, "pool_over"]
+
+    #: Tokens a thread runs at a time on a CPU.
+    CPU_TOKENS: ClassVar[int] = 1024
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -220,13 +224,27 @@ class CausalModule(Transformer):
         """
         parts = ("input_ids", "attention_mask", "copy_index")
         layout = Layout(*(features[part] for part in parts))
-        states, mask, ids = self._read(layout, **kwargs)
+        size = self._part_size(layout)
+        batch = len(layout.input_ids)
+        parts = [layout.rows(slice(first, min(first + size, batch))) for first in range(0, batch, size)]
+        states, mask, ids = _join([self._read(part, **kwargs) for part in parts])
         empty = layout.text_length == 0
         states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
         mask = mask & ~empty[:, None]
         mask[:, 0] |= empty
         rest = {name: value for name, value in features.items() if name not in parts}
         return {**rest, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+
+    def _part_size(self, layout: Layout) -> int:
+        """How many texts of a batch run at a time; the result does not depend on it.
+
+        On an accelerator, the batch that was asked for. On a CPU, about as many tokens as its caches hold the
+        activations of: larger batches are slower, and padded further.
+        """
+        batch, length = layout.input_ids.shape
+        if layout.input_ids.device.type != "cpu":
+            return batch
+        return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
 
     def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The method: states (B, n, D), which of them are real (B, n), and the ids they belong to (B, n)."""
@@ -271,6 +289,16 @@ class CausalModule(Transformer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+
+def _join(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """What several parts of a batch gave, (B, n, D), (B, n) and (B, n) each, as one, padded to the longest n."""
+    if len(parts) == 1:
+        return parts[0]
+    length = max(mask.shape[1] for _, mask, _ in parts)
+    states = torch.cat([pad(states, (0, 0, 0, length - states.shape[1])) for states, _, _ in parts])
+    mask = torch.cat([pad(mask, (0, length - mask.shape[1])) for _, mask, _ in parts])
+    return states, mask, torch.cat([pad(ids, (0, length - ids.shape[1])) for _, _, ids in parts])
 
 
 def compact(states: Tensor, ids: Tensor, selected: Tensor) -> tuple[Tensor, Tensor, Tensor]:

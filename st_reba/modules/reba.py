@@ -118,28 +118,23 @@ class ReBAModule(CausalModule):
                 "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
                 "Turn it off to train through ReBAModule."
             )
-        layouts = [layout.rows(texts) for texts in self._parts(layout)]
-        vectors = [row for part in layouts for row in self._backward_sums(part, **kwargs)]
-        states = pad_sequence(vectors, batch_first=True)
-        mask = torch.arange(states.shape[1], device=states.device) < self._row_counts(layout)[:, None]
+        sums = self._backward_sums(layout, **kwargs)
+        states = pad_sequence(sums, batch_first=True)
+        counts = layout.text_length.clamp(max=1) if self.rows == "last" else layout.text_length
+        mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
         start = layout.text_start
         ids = layout.input_ids[:, start : start + states.shape[1]]
         if self.rows == "last":
             ids = layout.input_ids.gather(1, start + (layout.text_length - 1).clamp(min=0)[:, None])
         return states, mask, ids
 
-    def _row_counts(self, layout: Layout) -> Tensor:
-        """(B,) rows each text has."""
-        return layout.text_length.clamp(max=1) if self.rows == "last" else layout.text_length
-
-    def _parts(self, layout: Layout) -> list[slice]:
-        """Slices of the batch, each within its memory budget, at least one text each."""
+    def _part_size(self, layout: Layout) -> int:
+        """Besides, as many texts as the memory budget of the weights allows, at least one."""
+        size = super()._part_size(layout)
         if not self._route.through_function:
-            return backbone.micro_batches(self.model, layout.input_ids)
-        batch, length = layout.input_ids.shape
+            return min(size, backbone.micro_batch(self.model, layout.input_ids.shape[1]))
         keys = 1 if self.rows == "last" else max(1, int(layout.text_length.max()))
-        size = max(1, self.WEIGHT_BUDGET // (4 * keys * length))
-        return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
+        return min(size, max(1, self.WEIGHT_BUDGET // (4 * keys * layout.input_ids.shape[1])))
 
     def _backward_sums(self, layout: Layout, **kwargs: Any) -> list[Tensor]:
         """The rows e_i of each text, (n, D), or e_n alone, (1, D). A text without tokens has one row of zeros."""
