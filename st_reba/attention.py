@@ -240,10 +240,17 @@ class RunningMaximum:
 
 
 class LayerCensus:
-    """A probe that only notes which layers have attention, and which arguments they passed that we do not know."""
+    """A probe that only notes which layers have attention, and what their attention is like.
+
+    Attributes:
+        layers: Indices of the layers that ran.
+        explicit: Whether any asked for a softmax that the fused kernels do not know (soft cap, sinks).
+        unknown: Names of the arguments they passed that are neither honoured nor harmless.
+    """
 
     def __init__(self) -> None:
         self.layers: list[int] = []
+        self.explicit = False
         self.unknown: set[str] = set()
 
     def wants(self, layer: int) -> bool:
@@ -274,26 +281,16 @@ def observable_attention(
     neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
     """
     probe = _probe.get()
+    explicit = softcap is not None or s_aux is not None
     if isinstance(probe, LayerCensus):
+        probe.explicit |= explicit
         probe.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
     # From here on ``probe`` is the one that wants to see this layer.
     if probe is not None and not probe.wants(layer := _layer_index(module)):
         probe = None
-    explicit = softcap is not None or s_aux is not None
-    if probe is None and not explicit:
+    if probe is None and not explicit and position_bias is None:
         sdpa = AttentionInterface()["sdpa"]
-        extras = {} if position_bias is None else {"position_bias": position_bias}
-        return sdpa(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            **extras,
-        )
+        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     bias = _as_bias(attention_mask, position_bias, key.shape[2])

@@ -6,8 +6,6 @@ Architectures are not recognised by name: a model is run on four tokens, and wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +43,11 @@ def positions(model: PreTrainedModel) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def require_causal(model: PreTrainedModel) -> None:
-    """Refuse a backbone whose first token sees the second.
+def prepare(model: PreTrainedModel) -> None:
+    """Refuse a backbone whose first token sees the second, and make sure that its attention is its own.
+
+    Asked for a soft cap (Gemma 2), transformers' ``sdpa`` drops it silently in some versions; there our attention
+    function, which honours it, takes the place of ``sdpa``.
 
     Raises:
         ValueError: For encoders, encoder-decoders, and decoders whose configuration turned the causal mask off.
@@ -55,8 +56,16 @@ def require_causal(model: PreTrainedModel) -> None:
     advice = "st_reba needs a decoder-only (causal) language model, such as Llama, Qwen, GPT-2 or Mistral."
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder-decoder. {advice}")
+    fused = model.config._attn_implementation == "sdpa"
+    census = LayerCensus()
+    if fused:
+        _set_attention(model, NAME)
+    with watching(census):
+        states = _trial_states(model)
+    if fused and not census.explicit:
+        _set_attention(model, "sdpa")
     # The two rows of the trial share their first token and differ in the second.
-    first, other = _trial_states(model)[:, 0]
+    first, other = states[:, 0]
     if not _close(first, other):
         raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
 
@@ -68,16 +77,17 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
         ValueError: If it has no attention at all (a state-space model).
     """
     expected = _trial_states(model)
-    with _quiet_transformers():
-        # A name in the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
-        model.set_attn_implementation(NAME)
+    # A name in the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
+    _set_attention(model, NAME)
     census = LayerCensus()
     with watching(census):
         states = _trial_states(model)
     if census.layers and (not census.unknown or _close(states, expected)):
         return AttentionRoute(tuple(census.layers), through_function=True)
 
-    _set_eager(model)
+    _set_attention(model, "eager")
+    # Falcon reads this name at every call, yet does not let the public method set it.
+    model.config._attn_implementation = "eager"
     output = _trial_output(model, output_attentions=True)
     maps = output.get("attentions") or ()
     layers = tuple(index for index, weights in enumerate(maps) if weights is not None)
@@ -135,26 +145,18 @@ def _trial_states(model: PreTrainedModel) -> Tensor:
     return _trial_output(model).last_hidden_state
 
 
-def _set_eager(model: PreTrainedModel) -> None:
-    with _quiet_transformers():
-        model.set_attn_implementation("eager")
-    # Falcon reads this name at every call, yet does not let the public method set it.
-    model.config._attn_implementation = "eager"
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    """Ask for an attention implementation, without the log line that answers where an architecture cannot follow."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        model.set_attn_implementation(name)
+    finally:
+        logger.setLevel(level)
 
 
 def _close(states: Tensor, expected: Tensor) -> bool:
     """Equal but for rounding in the model's own precision."""
     tolerance = torch.finfo(expected.dtype).eps ** 0.5
     return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Hide the log line with which transformers answers a request that an architecture cannot follow."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import AutoModel
 
 from st_reba import EchoModule, ReBAModule, attention, backbone
@@ -21,28 +22,42 @@ def build(kind, **settings):
 BERT = {**SIZE, **MLP}
 
 
-class TestRequireCausal:
+class TestPrepare:
     def test_decoders(self):
-        backbone.require_causal(AutoModel.from_config(config("llama")))
-        backbone.require_causal(build("BertConfig", **BERT, is_decoder=True))
+        backbone.prepare(AutoModel.from_config(config("llama")))
+        backbone.prepare(build("BertConfig", **BERT, is_decoder=True))
 
     def test_an_encoder(self):
         with pytest.raises(ValueError, match=r"In BertModel the first token.*it is an encoder\..*decoder-only"):
-            backbone.require_causal(build("BertConfig", **BERT))
+            backbone.prepare(build("BertConfig", **BERT))
 
+    @pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="has no such setting yet")
     def test_a_decoder_made_bidirectional(self):
         settings = {**config("llama").to_dict(), "is_causal": False}
         with pytest.raises(ValueError, match="In LlamaModel the first token's state changes"):
-            backbone.require_causal(build("LlamaConfig", **settings))
+            backbone.prepare(build("LlamaConfig", **settings))
 
     def test_an_encoder_decoder(self):
         model = build("T5Config", vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
         with pytest.raises(ValueError, match="T5Model is an encoder-decoder. st_reba needs a decoder-only"):
-            backbone.require_causal(model)
+            backbone.prepare(model)
+
+    @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", attention.NAME)])
+    def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, expected):
+        model = AutoModel.from_config(config(architecture)).eval()
+        model.config._attn_implementation = "sdpa"
+        backbone.prepare(model)
+        assert model.config._attn_implementation == expected
+
+    @pytest.mark.parametrize("chosen", ["eager", "sdpa"])
+    def test_the_users_choice_of_attention_stands(self, chosen):
+        model = AutoModel.from_config(config("qwen3"), attn_implementation=chosen).eval()
+        backbone.prepare(model)
+        assert model.config._attn_implementation == chosen
 
     def test_a_model_in_training_is_left_so(self):
         model = AutoModel.from_config(config("gpt2")).train()
-        backbone.require_causal(model)
+        backbone.prepare(model)
         assert model.training
 
 

@@ -80,7 +80,7 @@ class CausalModule(Transformer):
         self._template = template
         self._warned_empty = False
         self._room()
-        backbone.require_causal(self.model)
+        backbone.prepare(self.model)
 
     @staticmethod
     def _check_transformer_kwargs(kwargs: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class CausalModule(Transformer):
                 "This is said once.",
                 stacklevel=2,
             )
-        return {"modality": "text", **vars(layout)}
+        return dict(vars(layout))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded."""
@@ -222,8 +222,7 @@ class CausalModule(Transformer):
             The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
             A text without tokens has one zero vector.
         """
-        parts = ("input_ids", "attention_mask", "copy_index")
-        layout = Layout(*(features[part] for part in parts))
+        layout = Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
         size = self._part_size(layout)
         batch = len(layout.input_ids)
         parts = [layout.rows(slice(first, min(first + size, batch))) for first in range(0, batch, size)]
@@ -232,7 +231,7 @@ class CausalModule(Transformer):
         states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
         mask = mask & ~empty[:, None]
         mask[:, 0] |= empty
-        rest = {name: value for name, value in features.items() if name not in parts}
+        rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _part_size(self, layout: Layout) -> int:

@@ -1,0 +1,251 @@
+"""What the recipes cost: time and memory of ReBA-2, Echo-2, the classical embedding and the paper's own way.
+
+All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
+round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender.
+
+    python benchmarks/cost.py --batch 8             # half an hour on one core; RESULTS.md says what was run
+    python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
+    python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.layout import Layout
+
+WORDS = 1000
+SIZES = {
+    # name: layers, heads, width, width of the MLP
+    "small": (12, 8, 512, 1376),
+    "base": (12, 12, 768, 2048),
+    "1b": (22, 32, 2048, 5632),
+    "7b": (32, 32, 4096, 11008),
+}
+#: (contender, unit): what RESULTS.md reports.
+RATIOS = (
+    ("echo-2 last", "classical last"),
+    ("reba-2 last", "echo-2 last"),
+    ("reba-2 mean", "echo-2 mean"),
+    ("paper, batched", "reba-2 mean"),
+    ("paper, one by one", "reba-2 mean"),
+)
+
+
+class PaperReBA(CausalTransformer):
+    """ReBA-2 as one would write it down from the paper: every map stored, then symmetrised and fused (Algorithm 1).
+
+    For texts of one length, as all here are, so that nothing needs to be masked.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, template="{text}", **kwargs)
+        self.model.set_attn_implementation("eager")
+
+    def _part_size(self, layout: Layout) -> int:
+        return len(layout.input_ids)
+
+    def _read(self, layout: Layout, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
+        n = layout.input_ids.shape[1]
+        output = self.model(input_ids=layout.input_ids.repeat(1, 2), output_attentions=True)
+        fused = torch.zeros_like(output.attentions[0][:, 0])
+        for layer in output.attentions:
+            for attention in layer.unbind(1):
+                fused = torch.maximum(fused, (attention + attention.mT) / 2)
+        words = fused[:, :n].triu() @ output.last_hidden_state
+        return words, layout.attention_mask.bool(), layout.input_ids
+
+
+class PaperReBAOneByOne(PaperReBA):
+    """The same, one text at a time whatever the batch: what keeps its maps small."""
+
+    def _part_size(self, layout: Layout) -> int:
+        return 1
+
+
+CONTENDERS = {
+    "classical last": (CausalTransformer, {}, "lasttoken"),
+    "echo-2 last": (EchoModule, {}, "lasttoken"),
+    "echo-2 mean": (EchoModule, {}, "mean"),
+    "reba-2 last": (ReBAModule, {"rows": "last"}, "lasttoken"),
+    "reba-2 mean": (ReBAModule, {}, "mean"),
+    "paper, batched": (PaperReBA, {}, "mean"),
+    "paper, one by one": (PaperReBAOneByOne, {}, "mean"),
+}
+
+
+def make_backbone(size: str, directory: Path, dtype: str) -> Path:
+    """A Llama with random weights, and a tokenizer with a token for each of ``WORDS`` words."""
+    layers, heads, width, mlp = SIZES[size]
+    path = directory / size
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
+        max_position_embeddings=4096, bos_token_id=0, eos_token_id=0, pad_token_id=None, dtype=dtype,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(path)
+    words = Tokenizer(models.WordLevel({f"w{word}": word for word in range(WORDS)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", model_max_length=4096).save_pretrained(path)
+    return path
+
+
+def load(contender: str, path: Path, device: str, dtype: str) -> SentenceTransformer:
+    module_class, settings, pooling = CONTENDERS[contender]
+    module = module_class(str(path), model_kwargs={"dtype": dtype}, **settings)
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device=device)
+
+
+def texts(length: int, count: int) -> list[str]:
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(1, WORDS, (count, length), generator=generator)
+    return [" ".join(f"w{word}" for word in row) for row in ids.tolist()]
+
+
+def seconds(model: SentenceTransformer, inputs: list[str]) -> float:
+    start = time.perf_counter()
+    model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def times(path: Path, length: int, batch: int, rounds: int, device: str, dtype: str) -> dict[str, list[float]]:
+    """Seconds of every round of every contender, all on one machine at one time."""
+    loaded = {contender: load(contender, path, device, dtype) for contender in CONTENDERS}
+    inputs = texts(length, batch)
+    for model in loaded.values():
+        seconds(model, inputs)
+    return {
+        contender: list(spent)
+        for contender, spent in zip(
+            loaded,
+            zip(*[[seconds(model, inputs) for model in loaded.values()] for _ in range(rounds)], strict=True),
+            strict=True,
+        )
+    }
+
+
+def memory_mib(key: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) / 1024
+
+
+def measure_memory(contender: str, path: Path, length: int, batch: int, device: str, dtype: str) -> dict[str, float]:
+    """Peak memory of encoding one batch, above that of the loaded model, and of the whole process. Run in its own."""
+    model = load(contender, path, device, dtype)
+    seconds(model, texts(4, 1))
+    inputs = texts(length, batch)
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
+        seconds(model, inputs)
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        before = memory_mib("VmRSS:")
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+        seconds(model, inputs)
+        peak = memory_mib("VmHWM:")
+    return {"encoding": peak - before, "process": peak}
+
+
+def memory(path: Path, length: int, batch: int, device: str, dtype: str) -> dict[str, dict[str, float]]:
+    result = {}
+    for contender in CONTENDERS:
+        arguments = [contender, str(path), str(length), str(batch), device, dtype]
+        done = subprocess.run(
+            [sys.executable, __file__, "--memory-of", *arguments], check=True, capture_output=True, text=True
+        )
+        result[contender] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{name}, {torch.get_num_threads()} thread(s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
+    parser.add_argument("--batch", type=int, default=4, help="texts at a time")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--memory-of", nargs=6, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    if options.memory_of:
+        contender, path, length, batch, device, dtype = options.memory_of
+        print(json.dumps(measure_memory(contender, Path(path), int(length), int(batch), device, dtype)))
+        return
+
+    print(
+        f"{machine(options.device)}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; {options.dtype}; ", end=""
+    )
+    print(f"batch {options.batch}; median of {options.rounds} interleaved rounds\n")
+    with tempfile.TemporaryDirectory() as directory:
+        for size in options.sizes:
+            path = make_backbone(size, Path(directory), options.dtype)
+            layers, heads, width, _ = SIZES[size]
+            print(f"Llama, {layers} layers x {heads} heads, width {width}\n")
+            print("| ratio | " + " | ".join(f"n = {length}" for length in options.lengths) + " |")
+            print("|---" * (1 + len(options.lengths)) + "|")
+            spent = {
+                length: times(path, length, options.batch, options.rounds, options.device, options.dtype)
+                for length in options.lengths
+            }
+            used = {
+                length: memory(path, length, options.batch, options.device, options.dtype) for length in options.lengths
+            }
+            for contender, unit in RATIOS:
+                cells = []
+                for length in options.lengths:
+                    mine, others = spent[length][contender], spent[length][unit]
+                    cells.append(f"{median(a / b for a, b in zip(mine, others, strict=True)):.2f}")
+                print(f"| time, {contender} / {unit} | " + " | ".join(cells) + " |")
+            for kind in ("encoding", "process"):
+                for contender, unit in RATIOS:
+                    cells = [
+                        f"{used[length][contender][kind] / used[length][unit][kind]:.2f}" for length in options.lengths
+                    ]
+                    print(f"| peak memory ({kind}), {contender} / {unit} | " + " | ".join(cells) + " |")
+            for contender in CONTENDERS:
+                cells = [
+                    f"{options.batch * length / median(spent[length][contender]):,.0f}; "
+                    f"{used[length][contender]['encoding']:,.0f}"
+                    for length in options.lengths
+                ]
+                print(f"| {contender}: tokens of text/s; MiB of encoding | " + " | ".join(cells) + " |")
+            print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
