@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
@@ -22,7 +24,9 @@ from transformers.utils import logging as transformers_logging
 from . import __version__
 from .compare import Result, compare, default_recipes, number_of_steps
 from .data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, read_pairs
-from .evaluation import OddOneOutEvaluator
+from .evaluation import DependencyEvaluator, OddOneOutEvaluator, TurningPointEvaluator
+from .evaluation.figures import require_matplotlib
+from .layout import Template
 from .modules import CausalModule, CausalTransformer, EchoModule, ReBAModule
 
 app = typer.Typer(
@@ -133,21 +137,13 @@ def build_command(
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     with _clear_errors():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out} exists and is not an empty directory: choose another --out, or remove it.")
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
         settings = _settings(method, mode, repetitions, layers, template)
-        module = _load(_MODULES[method], model, max_seq_length, dtype, **settings)
-        parts = [module, Pooling(module.get_embedding_dimension(), mode)]
-        built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside its place and moved there when it is whole.
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-            whole = Path(scratch) / "model"
-            built.save_pretrained(str(whole))
-            if out.exists():
-                out.rmdir()
-            shutil.move(whole, out)
+        with _whole_directory(out) as scratch:
+            module = _load(_MODULES[method], model, max_seq_length, dtype, **settings)
+            parts = [module, Pooling(module.get_embedding_dimension(), mode)]
+            built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
+            built.save_pretrained(str(scratch))
     console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', highlight=False)
 
 
@@ -252,8 +248,108 @@ def _reading(results: list[Result]) -> str:
         if best.spearman > control.spearman
         else f"No recipe beats the control '{control.recipe.name}' ({control.recipe.pooling}) on these texts. "
     )
+    words = "Odd one out: word sense, four choices (chance 25), the same under every pooling. "
     return (
-        verdict
-        + "Spearman: cosine similarity against the labels, x 100. Odd one out: word sense, four choices (chance 25), "
-        "the same under every pooling. Cost: time beside Classical under the same pooling. Dim rows are controls."
+        f"{verdict}Spearman: cosine similarity against the labels, x 100. "
+        f"{words if best.odd_one_out is not None else ''}"
+        "Cost: time beside Classical under the same pooling. Dim rows are controls."
     )
+
+
+@app.command("layers")
+def layers_command(
+    model: ModelOption = str(DEMO_MODEL),
+    data: Annotated[
+        Path | None, typer.Option(help="Lines of two texts and a score, separated by tabs. Default: demo texts.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")] = Path(
+        "st-reba-layers"
+    ),
+    pooling: Annotated[PoolingMode, typer.Option(help="How token vectors become one.")] = PoolingMode.mean,
+    template: Annotated[str | None, typer.Option(help='Text with {text} slots, or "springer".')] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
+    max_seq_length: LengthOption = None,
+    dtype: DtypeOption = Dtype.auto,
+    device: DeviceOption = None,
+) -> None:
+    """After which layer a model embeds best, and how much its tokens share: tables and plots.
+
+    Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
+    """
+    with _clear_errors():
+        require_matplotlib()
+        pairs = read_pairs(DEMO_PAIRS if data is None else data)
+        device = device or get_device_name()
+        if dtype is Dtype.auto and device == "cpu":
+            dtype = Dtype.float32
+        template = "{text}" if template is None else template
+        repeats = Template.parse(template).copies > 1
+        mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
+        with _whole_directory(out) as scratch:
+            module = _load(
+                EchoModule if repeats else CausalTransformer, model, max_seq_length, dtype, template=template
+            )
+            read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=console, transient=True) as progress:
+                texts = pairs.texts()
+                task = progress.add_task("Reading every layer", total=2 * len(texts))
+                similarity = EmbeddingSimilarityEvaluator(
+                    pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine"
+                )
+                turning_point = TurningPointEvaluator(similarity, on_step=lambda count: progress.advance(task, count))
+                turning_point(read)
+                dependency = DependencyEvaluator(
+                    texts, layers="all", batch_size=batch_size, on_step=lambda count: progress.advance(task, count)
+                )
+                dependency(read)
+            turning_point.write_csv(scratch / "layers.csv")
+            turning_point.draw(scratch / "layers.png")
+            dependency.write_csv(scratch / "dependency.csv")
+            dependency.draw(scratch / "dependency.png")
+    shown = "the demo LM" if model == str(DEMO_MODEL) else model
+    title = f"{shown}, {pooling.value} pooling, {len(pairs)} pairs of {'demo texts' if data is None else data}"
+    console.print(_layers_table(turning_point, dependency, title))
+    console.print(
+        f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
+        "Spearman: cosine similarity against the labels, x 100. Dependency: mean Spearman correlation of a text's last "
+        "token with its others."
+    )
+    console.print(
+        f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", highlight=False, soft_wrap=True
+    )
+
+
+@contextmanager
+def _whole_directory(out: Path) -> Iterator[Path]:
+    """A directory to write in, which takes its place ``out`` when all is written, or vanishes.
+
+    Raises:
+        ValueError: If something lies there already.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty directory: choose another --out, or remove it.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        yield whole
+        if out.exists():
+            out.rmdir()
+        shutil.move(whole, out)
+
+
+def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("Layer", justify="right")
+    table.add_column("Spearman", justify="right")
+    table.add_column("Dependency", justify="right")
+    table.add_column("")
+    means = dependency.correlations.mean(axis=1)
+    for layer, (score, mean) in enumerate(zip(turning_point.scores, means, strict=True)):
+        best = layer == turning_point.turning_point
+        spearman = "-" if math.isnan(score) else f"{100 * score:.1f}"
+        table.add_row(
+            str(layer), _marked(spearman, best), f"{mean:.2f}", _marked("turning point" if best else "", best)
+        )
+    return table

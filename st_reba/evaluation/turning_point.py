@@ -1,0 +1,195 @@
+"""After which layer a language model embeds best, as the BeLLM paper asks (section 3.1, Figure 4)."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base import BaseModel
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import nn
+
+from ..layers import LayerReader
+from .figures import BLUE, GREY, ORANGE, layer_axes
+
+logger = logging.getLogger(__name__)
+
+
+class TurningPointEvaluator(BaseEvaluator):
+    """Scores the embedding that is read after each layer, with any evaluator of sentence embeddings.
+
+    Layer l's embedding is that of the same model without the layers above l (see :class:`st_reba.layers.LayerReader`);
+    the turning point is the layer with the best score, the lowest of equals. Each text passes through the model once:
+    its embeddings after all L + 1 layers are kept, on the CPU, until the evaluation ends, (L + 1) x D numbers a text.
+
+    The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
+    ``turning_point``, the index of the best. The primary metric is the last layer's: what the model gives as it is.
+
+    Args:
+        evaluator: Scores a model by its ``encode``, such as ``EmbeddingSimilarityEvaluator``. Evaluators that look at
+            tokens, or into the model, cannot be wrapped.
+        name: Prefix of the metrics; the wrapped evaluator's name if None.
+        on_step: Called with the number of texts whenever some have been embedded after all layers.
+    """
+
+    def __init__(
+        self,
+        evaluator: BaseEvaluator,
+        *,
+        name: str | None = None,
+        on_step: Callable[[int], None] = lambda texts: None,
+    ) -> None:
+        super().__init__()
+        self.evaluator = evaluator
+        self.name: str = getattr(evaluator, "name", "") if name is None else name
+        self.on_step = on_step
+        self.greater_is_better = evaluator.greater_is_better
+        self.metric = ""
+        self.scores: list[float] = []
+
+    def __call__(
+        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model.
+
+        Args:
+            model: A model that :class:`st_reba.layers.LayerReader` can read.
+            output_path: Where to write ``turning_point[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``.
+            epoch: As in ST.
+            steps: As in ST.
+
+        Raises:
+            ValueError: If the model cannot be read layer by layer, or the wrapped evaluator has no primary metric, or
+                gives no number for any layer.
+        """
+        reader = LayerReader(model)
+        lookup = _Lookup(reader, self.on_step)
+        stand_in = _stand_in(model, lookup)
+        scores = []
+        for layer in range(reader.count):
+            lookup.layer = layer
+            scores.append(self._score(self.evaluator(stand_in, None, epoch, steps)))
+        if all(map(math.isnan, scores)):
+            raise ValueError(
+                f"{type(self.evaluator).__name__} gives no number (NaN) after any layer. Look at its labels: there may "
+                "be too few, or all the same."
+            )
+        self.scores = scores
+
+        metrics: dict[str, float] = {f"layer_{layer}_{self.metric}": score for layer, score in enumerate(scores)}
+        metrics["turning_point"] = self.turning_point
+        self.primary_metric = f"layer_{reader.count - 1}_{self.metric}"
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        logger.info("Turning point: layer %d of %d. %s", self.turning_point, reader.count - 1, metrics)
+        if output_path is not None:
+            Path(output_path).mkdir(parents=True, exist_ok=True)
+            marks = [self.name, f"epoch_{epoch}" if epoch >= 0 else "", f"steps_{steps}" if steps >= 0 else ""]
+            stem = "_".join(filter(None, ["turning_point", *marks, "results"]))
+            self.write_csv(Path(output_path) / f"{stem}.csv")
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def _score(self, result: float | dict[str, float]) -> float:
+        """The wrapped evaluator's primary metric; notes its name, without the evaluator's own."""
+        if not isinstance(result, dict):
+            self.metric = "score"
+            return float(result)
+        metric = self.evaluator.primary_metric
+        if metric not in result:
+            raise ValueError(
+                f"{type(self.evaluator).__name__} says that its primary metric is {metric!r} and gives "
+                f"{sorted(result)}: wrap an evaluator whose primary_metric is one of its metrics."
+            )
+        own_name = getattr(self.evaluator, "name", "")
+        self.metric = metric.removeprefix(f"{own_name}_") if own_name else metric
+        return float(result[metric])
+
+    @property
+    def turning_point(self) -> int:
+        """The best layer of the last evaluation, the lowest of equals.
+
+        Raises:
+            RuntimeError: If there was none.
+        """
+        if not self.scores:
+            raise RuntimeError("Nothing has been evaluated yet: call the evaluator with a model first.")
+        best = max if self.greater_is_better else min
+        numbers = [layer for layer, score in enumerate(self.scores) if not math.isnan(score)]
+        return best(numbers, key=self.scores.__getitem__)
+
+    def write_csv(self, path: str | Path) -> None:
+        """Write the last evaluation as a table, one line a layer: its index, and the metric under its name."""
+        _ = self.turning_point
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["layer", self.metric])
+            writer.writerows(enumerate(self.scores))
+
+    def draw(self, path: str | Path) -> None:
+        """Draw the last evaluation: the score after each layer, with the best one marked.
+
+        Args:
+            path: Where to write; the ending chooses the format (``.png``, ``.svg``, ``.pdf``).
+
+        Raises:
+            ImportError: If matplotlib is missing.
+            RuntimeError: If nothing has been evaluated yet.
+        """
+        best = self.turning_point
+        metric = self.metric.replace("_", " ")
+        title = f"{self.name}: embeddings after each layer" if self.name else "Embeddings after each layer"
+        title += f"\nturning point: layer {best} ({self.scores[best]:.3f})"
+        figure, axes = layer_axes(len(self.scores), metric[:1].upper() + metric[1:], title)
+        axes.axvline(best, color=GREY, linestyle=":", linewidth=1)
+        axes.plot(self.scores, color=BLUE, marker="o", markersize=4)
+        axes.plot([best], [self.scores[best]], "o", color=ORANGE, markersize=8)
+        figure.savefig(path)
+
+
+class _Lookup(nn.Module):
+    """Stands for the whole pipeline: a text's embedding after ``layer``, from the one time it was embedded.
+
+    Args:
+        reader: Embeds texts that are asked for the first time, a batch at a time.
+        on_step: Called with how many they were.
+    """
+
+    modalities = ("text",)
+
+    def __init__(self, reader: LayerReader, on_step: Callable[[int], None]) -> None:
+        super().__init__()
+        self.reader = reader
+        self.on_step = on_step
+        self.layer = 0
+        self.known: dict[tuple[str | None, str], torch.Tensor] = {}
+
+    def preprocess(self, texts: Sequence[str], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
+        """Nothing yet: which texts have to be tokenised at all, forward will know. ``task`` is ST's, as elsewhere."""
+        return {"texts": texts, "prompt": prompt}
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        prompt = features["prompt"]
+        keys = [(prompt, text) for text in features["texts"]]
+        if missing := [key for key in dict.fromkeys(keys) if key not in self.known]:
+            embeddings = self.reader.embeddings([text for _, text in missing], prompt)
+            self.known.update(zip(missing, embeddings.unbind(dim=1), strict=True))
+            self.on_step(len(missing))
+        return {"sentence_embedding": torch.stack([self.known[key][self.layer] for key in keys])}
+
+
+def _stand_in(model: Any, lookup: _Lookup) -> SentenceTransformer:
+    """A model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up."""
+    return SentenceTransformer(
+        modules=[lookup],
+        device="cpu",
+        prompts=model.prompts,
+        default_prompt_name=model.default_prompt_name,
+        similarity_fn_name=model.similarity_fn_name,
+        truncate_dim=model.truncate_dim,
+    )

@@ -1,0 +1,162 @@
+"""What a model would embed after each layer of its language model, from one forward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from sentence_transformers.base import BaseModel
+from sentence_transformers.util import batch_to_device
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
+
+
+class LayerReader:
+    r"""Reads a model after each layer of its backbone, as its own module reads the last one.
+
+    .. math:: v^{(l)} = \mathrm{norm}(h^{(l)}), \quad l = 0, \dots, L
+
+    where :math:`h^{(l)}` is the residual stream after layer l and norm is the backbone's final norm: what is left of a
+    model whose layers above l were removed (the degradation experiment of the BeLLM paper, section 3.1), without
+    running it L times. Layer 0 is what enters the first layer: the input embeddings, with those of the positions where
+    an architecture adds them. Layer L is what the model embeds. Which tokens are read (copy, ``pool_over``, padding)
+    is the module's choice, and the later modules of the pipeline are applied as they are.
+
+    A batch's states of all layers are held at once, L + 1 times (B, N, D), and nothing from one batch to the next.
+
+    Args:
+        model: A model whose first module is a ``CausalTransformer`` or an ``EchoModule``. It is set to inference, as
+            by ``encode``.
+
+    Attributes:
+        count: How many readings there are, L + 1.
+
+    Raises:
+        ValueError: If the first module is another one, or the backbone's earlier layers cannot be read like its last.
+    """
+
+    def __init__(self, model: BaseModel) -> None:
+        module = model[0]
+        if not isinstance(module, (CausalTransformer, EchoModule)) or isinstance(module, InputEmbeddings):
+            raise ValueError(
+                f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
+                "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
+            )
+        self.model = model
+        model.eval()
+        self._final_norm, self.count = _trial(module.model)
+
+    @torch.inference_mode()
+    def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:
+        """What the first module hands on for one batch, after each layer in turn.
+
+        Args:
+            texts: B strings, at least one.
+            prompt: As for ``encode``.
+
+        Yields:
+            L + 1 times ``token_embeddings`` (B, n, D) and ``attention_mask`` (B, n), layer 0 first.
+        """
+        self.model.eval()
+        inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
+        module = cast(CausalModule, self.model[0])
+        outputs: list[Any] = []
+        last = _recording(module, outputs)(inputs)
+        for layer in range(self.count - 1):
+            states = [self._final_norm(output.hidden_states[layer]) for output in outputs]
+            yield _replaying(module, states)(inputs)
+        # The module's own reading, not a repetition of it: what encode gives, to the bit.
+        yield last
+
+    @torch.inference_mode()
+    def embeddings(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """What the whole pipeline gives for one batch after each layer: (L + 1, B, D), on the CPU."""
+        embedded = []
+        for features in self.features(texts, prompt):
+            for module in list(self.model.children())[1:]:
+                features = module(features)
+            embedded.append(features["sentence_embedding"].cpu())
+        return torch.stack(embedded)
+
+
+def _recording(module: CausalModule, outputs: list[Any]) -> CausalModule:
+    """The same module (weights, settings), which adds what its backbone puts out to ``outputs``."""
+    backbone = module.model
+
+    def forward(**kwargs: Any) -> Any:
+        outputs.append(backbone(**{**kwargs, "output_hidden_states": True}))
+        return outputs[-1]
+
+    # Shallow copies, so that neither the caller's model nor another thread that uses it sees any of this.
+    watched, reader = copy.copy(backbone), copy.copy(module)
+    vars(watched)["forward"] = forward
+    vars(reader)["_modules"] = {**module._modules, "model": watched}
+    return reader
+
+
+def _replaying(module: CausalModule, states: list[Tensor]) -> CausalModule:
+    """The same module, which reads these states, (B, N, D) for each part that it runs a batch in."""
+    parts = iter(states)
+    reader = copy.copy(module)
+    vars(reader)["_hidden_states"] = lambda input_ids, **kwargs: next(parts)
+    return reader
+
+
+def _trial(model: PreTrainedModel) -> tuple[Callable[[Tensor], Tensor], int]:
+    """A backbone's final norm, and how many hidden states it hands out, found on two tokens.
+
+    The final norm is what stands between the last layer and the last hidden state: not known by name, but as those
+    direct children whose outputs lead up to it (in OPT two, a norm and a projection; in a model without one, none).
+
+    Raises:
+        ValueError: If the model hands out no hidden states, or does more to the last layer's than its children do.
+    """
+    name = type(model).__name__
+    calls: list[tuple[nn.Module, Any, Any]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append((module, next(iter((*args, *kwargs.values())), None), output))
+
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
+    try:
+        with torch.inference_mode():
+            input_ids = torch.tensor([[0, 1]], device=model.device)
+            output = model(input_ids=input_ids, output_hidden_states=True, return_dict=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not output.get("hidden_states"):
+        raise ValueError(f"{name} does not hand out the hidden states of its layers, so they cannot be read.")
+
+    wanted = output.last_hidden_state
+    # Where the layers live: OPT and models that also see images wrap the decoder in a model of the same output.
+    owner: nn.Module = model
+    while inner := [
+        module
+        for module, _, output in calls
+        if module in owner.children() and _same(getattr(output, "last_hidden_state", None), wanted)
+    ]:
+        owner = inner[0]
+    steps: list[nn.Module] = []
+    for module, given, gave in reversed(calls):
+        if module in owner.children() and _same(gave, wanted):
+            steps.insert(0, module)
+            wanted = given
+    if not any(_same(gave[0] if isinstance(gave, tuple) else gave, wanted) for _, _, gave in calls):
+        raise ValueError(
+            f"{name} changes its last layer's states in a way that could not be found, so those of earlier layers "
+            "cannot be read alike. Use another model."
+        )
+    return nn.Sequential(*steps), len(output.hidden_states)
+
+
+def _same(value: Any, wanted: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and (value.shape, value.dtype, value.device) == (wanted.shape, wanted.dtype, wanted.device)
+        and torch.equal(value, wanted)
+    )

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from st_reba import cli
+from st_reba.evaluation import DependencyEvaluator
+
+runner = CliRunner()
+
+FILES = ["dependency.csv", "dependency.png", "layers.csv", "layers.png"]
+
+
+@pytest.fixture
+def layers(backbone_path, tmp_path):
+    """``layers(options, expect=0)``: the command's output, on a tiny model and the user's own texts."""
+    data = tmp_path / "pairs.tsv"
+    data.write_text("a cat\ta dog\t2\nthe bank\tthe river\t1\na mouse\ta mouse!\t5\n", encoding="utf-8")
+
+    def run(*options, expect: int = 0) -> str:
+        arguments = ["layers", "--model", backbone_path(), "--data", data, "--device", "cpu", *options]
+        result = runner.invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+        assert result.exit_code == expect, result.output
+        return re.sub(r"\s+", " ", result.output)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--pooling", "last", "--batch-size", 2, "--max-seq-length", 9), ("--template", "springer"),
+     ("--template", 'A word for {text}:"', "--dtype", "bfloat16")],
+)  # fmt: skip
+def test_tables_and_plots(options, layers, tmp_path):
+    out = tmp_path / "deep" / "out"
+    output = layers("--out", out, *options)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    rows = list(csv.DictReader((out / "layers.csv").open(encoding="utf-8")))
+    scores = [float(row["spearman_cosine"]) for row in rows]
+    best = scores.index(max(scores))
+    assert len(rows) == len(list(csv.DictReader((out / "dependency.csv").open(encoding="utf-8")))) == 4
+    assert f"Turning point: layer {best} of 3." in output
+    assert f"│ {best} │ {100 * scores[best]:.1f} │" in output
+    assert re.search(r"3 pairs of .*pairs\.tsv", output)
+    assert f"layers.csv, layers.png, dependency.csv and dependency.png to {out}" in output
+
+
+def test_in_the_current_directory_by_default(layers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layers()
+    assert sorted(path.name for path in (tmp_path / "st-reba-layers").iterdir()) == FILES
+    assert "st-reba-layers exists and is not an empty directory: choose another --out" in layers(expect=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--template", "no slot"), "The template 'no slot' has no {text}"),
+        (("--data", "no.tsv"), "no.tsv"),
+        (("--model", "no/such-model"), "Error: "),
+    ],
+)
+def test_refusals_leave_nothing_behind(options, message, layers, tmp_path):
+    assert message in layers("--out", tmp_path / "out", *options, expect=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+
+
+def test_a_plot_that_fails_leaves_nothing(layers, tmp_path, monkeypatch):
+    def fail(self, path):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(DependencyEvaluator, "draw", fail)
+    assert "no space left on device" in layers("--out", tmp_path / "out", expect=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+
+
+def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
+    def missing():
+        raise ImportError("Drawing needs matplotlib")
+
+    monkeypatch.setattr(cli, "require_matplotlib", missing)
+    assert "Drawing needs matplotlib" in layers("--out", tmp_path / "out", expect=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
