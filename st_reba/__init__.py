@@ -5,10 +5,18 @@ Importing this package makes its modules known: ``SentenceTransformer("path-or-i
 
 from . import attention, registry
 from .layout import TEMPLATES
-from .modules import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from .modules import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
 from .version import __version__
 
 attention.register()
 registry.register()
 
-__all__ = ["TEMPLATES", "CausalTransformer", "EchoModule", "InputEmbeddings", "ReBAModule", "__version__"]
+__all__ = [
+    "TEMPLATES",
+    "BidirectionalLastLayer",
+    "CausalTransformer",
+    "EchoModule",
+    "InputEmbeddings",
+    "ReBAModule",
+    "__version__",
+]

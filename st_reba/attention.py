@@ -94,6 +94,47 @@ def watching(probe: Probe) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class BothWays:
+    """Layers whose tokens attend to later ones too.
+
+    Attributes:
+        layers: Their indices.
+        real: (B, N), which tokens are not padding: no real token attends to padding.
+    """
+
+    layers: Collection[int]
+    real: Tensor
+
+    def mask(self, causal_mask: Tensor | None) -> Tensor | None:
+        """(B, 1, N, N), True where a token is seen; None if every token sees every other.
+
+        ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
+        sliding window stays a window, to both sides.
+        """
+        if causal_mask is None and bool(self.real.all()):
+            return None
+        seen = self.real[:, None, None, :]
+        if causal_mask is not None:
+            past = causal_mask if causal_mask.dtype == torch.bool else causal_mask == 0
+            seen = seen & (past | past.mT)
+        # Padding sees itself at least: a softmax over nothing would be NaN.
+        return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=self.real.device)
+
+
+_both_ways: ContextVar[BothWays | None] = ContextVar("st_reba_both_ways", default=None)
+
+
+@contextlib.contextmanager
+def attending_both_ways(layers: Collection[int], real: Tensor) -> Iterator[None]:
+    """In this block, in this thread, let these layers attend both ways among the real tokens, (B, N)."""
+    token = _both_ways.set(BothWays(layers, real) if layers else None)
+    try:
+        yield
+    finally:
+        _both_ways.reset(token)
+
+
+@dataclass(frozen=True)
 class QueryKeySource:
     """Weights as exp(score - log-sum-exp), for the architectures that call the attention function.
 
@@ -144,6 +185,68 @@ class QueryKeySource:
             bias = bias.expand(batch, -1, -1, -1)
             bias = bias.gather(3, index.expand(*bias.shape[:3], 1))
         return replace(self, key=key, bias=bias)
+
+    def at_queries(self, positions: Tensor) -> QueryKeySource:
+        """The same layer with one query a text, ``positions`` (B,)."""
+        batch, heads, _, size = self.query.shape
+        index = positions.view(batch, 1, 1, 1)
+        bias = self.bias
+        if bias is not None:
+            bias = bias.expand(batch, -1, -1, -1)
+            bias = bias.gather(2, index.expand(*bias.shape[:2], 1, bias.shape[3]))
+        return replace(
+            self,
+            query=self.query.gather(2, index.expand(batch, heads, 1, size)),
+            log_sum_exp=self.log_sum_exp.gather(2, index[..., 0].expand(batch, heads, 1)),
+            bias=bias,
+        )
+
+
+@dataclass(frozen=True)
+class SymmetrizedSource:
+    """A layer that attends both ways, as a maximum over causal layers counts it.
+
+    There the symmetrised (A_ij + A_ji) / 2 is half of A_ji off the diagonal, and A_ii on it. So that all layers are
+    halved alike afterwards, this gives log(A_ij + A_ji) off the diagonal, and log A_ii on it.
+
+    Attributes:
+        forward: Weights of query j on key i.
+        backward: Weights of query i on key j.
+        positions: (B,) the key of each text, where there is one a text; None where keys are positions themselves.
+    """
+
+    forward: QueryKeySource
+    backward: QueryKeySource
+    positions: Tensor | None = None
+
+    @property
+    def layer(self) -> int:
+        return self.forward.layer
+
+    @property
+    def batch(self) -> int:
+        return self.forward.batch
+
+    @property
+    def heads(self) -> int:
+        return self.forward.heads
+
+    @property
+    def device(self) -> torch.device:
+        return self.forward.device
+
+    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
+        forward = self.forward.log_weights(texts, head, keys, queries)
+        backward = self.backward.log_weights(texts, head, queries, keys).mT
+        key = torch.arange(keys.start, keys.stop, device=self.device)[None]
+        if self.positions is not None:
+            key = self.positions[texts, None]
+        query = torch.arange(queries.start, queries.stop, device=self.device)
+        both = torch.where(key[..., None] == query, forward, torch.logaddexp(forward, backward))
+        return both if out is None else out.copy_(both)
+
+    def at_keys(self, positions: Tensor) -> SymmetrizedSource:
+        return SymmetrizedSource(self.forward.at_keys(positions), self.backward.at_queries(positions), positions)
 
 
 @dataclass(frozen=True)
@@ -281,6 +384,11 @@ def observable_attention(
     neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
     """
     probe = _probe.get()
+    both_ways = _both_ways.get()
+    if both_ways is not None and _layer_index(module) not in both_ways.layers:
+        both_ways = None
+    if both_ways is not None:
+        attention_mask, is_causal = both_ways.mask(attention_mask), False
     explicit = softcap is not None or s_aux is not None
     if isinstance(probe, LayerCensus):
         probe.explicit |= explicit
@@ -307,7 +415,8 @@ def observable_attention(
     else:
         output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
     if probe is not None:
-        probe.observe(QueryKeySource(layer, query, key, lse, scale, bias, softcap))
+        source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
+        probe.observe(source if both_ways is None else SymmetrizedSource(source, source))
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .attention import NAME, LayerCensus, MapSource, Probe, watching
+from .attention import NAME, LayerCensus, MapSource, Probe, attending_both_ways, watching
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -103,6 +103,36 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
             "ReBA cannot run on it. Use EchoModule, or another version of transformers."
         )
     return AttentionRoute(layers, through_function=False)
+
+
+def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
+    """Set a model up for its last ``count`` layers to attend both ways, and make sure that they can.
+
+    Returns:
+        The indices of those layers.
+
+    Raises:
+        ValueError: If the model has fewer layers, or one of them has no attention that can be turned.
+    """
+    if count == 0:
+        return frozenset()
+    layers = frozenset(range(depth(model) - count, depth(model)))
+    name = type(model).__name__
+    if count > depth(model):
+        raise ValueError(f"bidirectional_layers={count}: {name} has {depth(model)} layers; use 0 to {depth(model)}.")
+    original = model.config._attn_implementation
+    _set_attention(model, NAME)
+    census = LayerCensus()
+    with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=model.device)):
+        first, other = _trial_states(model)[:, 0]
+    if not layers <= set(census.layers) or _close(first, other):
+        _set_attention(model, original)
+        raise ValueError(
+            f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways, because they "
+            "do not call transformers' attention interface. Use bidirectional_layers=0, or an architecture that does, "
+            "such as Llama, Qwen, Mistral, Gemma or GPT-2."
+        )
+    return layers
 
 
 def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -> Tensor:

@@ -102,7 +102,7 @@ def _replaying(module: CausalModule, states: list[Tensor]) -> CausalModule:
     """The same module, which reads these states, (B, N, D) for each part that it runs a batch in."""
     parts = iter(states)
     reader = copy.copy(module)
-    vars(reader)["_hidden_states"] = lambda input_ids, **kwargs: next(parts)
+    vars(reader)["_hidden_states"] = lambda layout, **kwargs: next(parts)
     return reader
 
 

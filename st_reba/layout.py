@@ -15,9 +15,16 @@ from transformers import PreTrainedTokenizerBase
 
 SLOT = "{text}"
 
-#: Templates by name, for ``template=``. ``springer`` is the zero-shot prompt of Springer et al., "Repetition Improves
-#: Language Model Embeddings" (ICLR 2025), section 3.
-TEMPLATES = {"springer": "Rewrite the sentence: {text}, rewritten sentence: {text}"}
+#: Templates by name, for ``template=``. ``springer``: the zero-shot prompt of Springer et al., "Repetition Improves
+#: Language Model Embeddings" (ICLR 2025). The others are BeLLM's (NAACL 2024): ``representative-word`` as its released
+#: code has it and as the paper does; ``csts`` for conditional similarity, where ``"Given the context ..., "`` goes
+#: before it as the ``prompt``.
+TEMPLATES = {
+    "springer": "Rewrite the sentence: {text}, rewritten sentence: {text}",
+    "representative-word": 'The representative word for sentence {text} is:"',
+    "representative-word-paper": 'The representative word for {text} is:"',
+    "csts": 'summarize the sentence {text} in one word:"',
+}
 
 NOT_TEXT = -1
 

@@ -6,7 +6,37 @@ puts around it, which belong to no copy.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
+
+
+@contextlib.contextmanager
+def both_ways(model, count):
+    """BeLLM: in the last ``count`` layers of an eager model, replace the causal mask by one that hides nothing.
+
+    A sliding window is opened to the other side.
+    """
+    last = model.config.num_hidden_layers - count
+
+    def replace(module, args, kwargs):
+        mask = kwargs["attention_mask"]
+        visible = (mask == 0) | (mask == 0).mT
+        full = bool((mask == 0).all(dim=(0, 1))[-1].all())
+        hidden = torch.zeros_like(visible) if full else ~visible
+        return args, {**kwargs, "attention_mask": torch.zeros_like(mask).masked_fill(hidden, float("-inf"))}
+
+    hooks = [
+        module.register_forward_pre_hook(replace, with_kwargs=True)
+        for module in model.modules()
+        if type(module).__name__.endswith("Attention") and module.layer_idx >= last
+    ]
+    assert len(hooks) == count
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def run(model, ids):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
 from st_reba.modules import base
 
 from . import backbones
@@ -27,6 +27,9 @@ RECIPES = {
     "echo-2": (EchoModule, {}),
     "echo-3 repeated": (EchoModule, {"repetitions": 3, "pool_copies": "repeated", "pool_over": "all"}),
     "springer": (EchoModule, {"template": "springer"}),
+    "bidirectional": (BidirectionalLastLayer, {}),
+    "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
+    "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
     "reba-1": (ReBAModule, {"repetitions": 1}),
     "reba-2": (ReBAModule, {}),
     "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),

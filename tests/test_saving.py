@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, registry
+from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, registry
 from st_reba.modules import PUBLIC_MODULES
 from st_reba.version import REQUIREMENT, __version__
 
@@ -31,6 +31,8 @@ CASES = {
     "echo-3": (EchoModule, {"repetitions": 3}),
     "reba": (ReBAModule, {"repetitions": 3, "layers": [0, -1], "normalize_weights": True}),
     "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
+    "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
+    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
     "reba, short": (ReBAModule, {"max_seq_length": 7}),
 }
 
@@ -186,6 +188,7 @@ def test_a_machine_without_st_reba(saved):
 class TestRegistry:
     def test_exactly_our_classes_are_known(self):
         assert set(registry.MODULE_CLASSES) == {
+            "st_reba.modules.BidirectionalLastLayer",
             "st_reba.modules.CausalTransformer",
             "st_reba.modules.EchoModule",
             "st_reba.modules.InputEmbeddings",

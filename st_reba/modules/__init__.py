@@ -1,15 +1,24 @@
 """The modules, under the names that saved models refer to: ``st_reba.modules.<Class>``."""
 
 from .base import CausalModule
+from .bidirectional import BidirectionalLastLayer
 from .causal import CausalTransformer, InputEmbeddings
 from .echo import EchoModule
 from .reba import ReBAModule
 
 #: What a modules.json may name.
-PUBLIC_MODULES = (CausalTransformer, EchoModule, InputEmbeddings, ReBAModule)
+PUBLIC_MODULES = (BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule)
 
 # ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file a class happens to live in.
 for _module in PUBLIC_MODULES:
     _module.__module__ = __name__
 
-__all__ = ["PUBLIC_MODULES", "CausalModule", "CausalTransformer", "EchoModule", "InputEmbeddings", "ReBAModule"]
+__all__ = [
+    "PUBLIC_MODULES",
+    "BidirectionalLastLayer",
+    "CausalModule",
+    "CausalTransformer",
+    "EchoModule",
+    "InputEmbeddings",
+    "ReBAModule",
+]

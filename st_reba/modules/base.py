@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from .. import backbone, card
+from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template
 from ..version import REQUIREMENT
 
@@ -40,13 +41,15 @@ class CausalModule(Transformer):
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
             precedes that copy, those too, so that the result is what ST's ``Transformer`` gives.
+        bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
-        ValueError: If the model is not causal, or ``template`` does not fit into its positions.
+        ValueError: If the model is not causal, or ``template`` does not fit into its positions, or its last layers
+            cannot be made to attend both ways.
     """
 
-    config_keys: list[str] = [*Transformer.config_keys, "pool_over"]
+    config_keys: list[str] = [*Transformer.config_keys, "pool_over", "bidirectional_layers"]
 
     #: Tokens a thread runs at a time on a CPU.
     CPU_TOKENS: ClassVar[int] = 1024
@@ -62,8 +65,14 @@ class CausalModule(Transformer):
         *,
         template: Template,
         pool_over: PoolOver,
+        bidirectional_layers: int = 0,
         **transformer_kwargs: Any,
     ) -> None:
+        if type(bidirectional_layers) is not int or bidirectional_layers < 0:
+            raise ValueError(
+                f"bidirectional_layers={bidirectional_layers!r}: give the number of last layers that attend both ways, "
+                "0 or more."
+            )
         if pool_over not in ("text", "all"):
             raise ValueError(f'pool_over={pool_over!r}: use "text" or "all".')
         self._check_transformer_kwargs(transformer_kwargs)
@@ -81,6 +90,8 @@ class CausalModule(Transformer):
         self._warned_empty = False
         self._room()
         backbone.prepare(self.model)
+        self.bidirectional_layers = bidirectional_layers
+        self._both_ways = backbone.make_bidirectional(self.model, bidirectional_layers)
 
     @staticmethod
     def _check_transformer_kwargs(kwargs: dict[str, Any]) -> None:
@@ -249,9 +260,13 @@ class CausalModule(Transformer):
         """The method: states (B, n, D), which of them are real (B, n), and the ids they belong to (B, n)."""
         raise NotImplementedError
 
-    def _hidden_states(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Last hidden states (B, N, D). No mask is needed: rows are padded on the right and attention is causal."""
-        output = super().forward({"input_ids": input_ids, "modality": "text"}, **kwargs)
+    def _hidden_states(self, layout: Layout, **kwargs: Any) -> Tensor:
+        """Last hidden states (B, N, D).
+
+        No mask is needed where attention is causal, since rows are padded on the right.
+        """
+        with attending_both_ways(self._both_ways, layout.attention_mask.bool()):
+            output = super().forward({"input_ids": layout.input_ids, "modality": "text"}, **kwargs)
         return output[self.module_output_name]
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:

@@ -50,7 +50,7 @@ class CausalTransformer(CausalModule):
         self.template = str(parsed)
 
     def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        states = self._hidden_states(layout.input_ids, **kwargs)
+        states = self._hidden_states(layout, **kwargs)
         return compact(states, layout.input_ids, self._select(layout, 0, 0))
 
 
@@ -64,5 +64,5 @@ class InputEmbeddings(CausalTransformer):
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
 
-    def _hidden_states(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
-        return self.model.get_input_embeddings()(input_ids)
+    def _hidden_states(self, layout: Layout, **kwargs: Any) -> Tensor:
+        return self.model.get_input_embeddings()(layout.input_ids)

@@ -66,7 +66,7 @@ class EchoModule(CausalModule):
         self.pool_copies = pool_copies
 
     def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        states = self._hidden_states(layout.input_ids, **kwargs)
+        states = self._hidden_states(layout, **kwargs)
         last = self.repetitions - 1
         first = 1 if self.pool_copies == "repeated" else last
         return compact(states, layout.input_ids, self._select(layout, first, last))

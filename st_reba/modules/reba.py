@@ -148,7 +148,7 @@ class ReBAModule(CausalModule):
         probe = RunningMaximum(keys, slice(first_query, end), self._watched)
         if self._route.through_function:
             with watching(probe):
-                states = self._hidden_states(layout.input_ids, **kwargs)
+                states = self._hidden_states(layout, **kwargs)
         else:
             states = backbone.run_and_show_maps(self.model, layout.input_ids, probe)
         maximum = probe.result().to(states.device)
