@@ -27,12 +27,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.layout import Layout
+from st_reba.modules.base import Reading
 
 WORDS = 1000
 SIZES = {
@@ -43,13 +43,29 @@ SIZES = {
     "7b": (32, 32, 4096, 11008),
 }
 #: (contender, unit): what RESULTS.md reports.
-RATIOS = (
+REPETITION = (
     ("echo-2 last", "classical last"),
     ("reba-2 last", "echo-2 last"),
     ("reba-2 mean", "echo-2 mean"),
     ("paper, batched", "reba-2 mean"),
     ("paper, one by one", "reba-2 mean"),
 )
+
+
+PASSES = (
+    ("rt-8 last", "rt-1 last"),
+    ("rt-8 whole last", "rt-8 last"),
+    ("bidirectional last", "classical last"),
+)
+TABLES = {"repetition": REPETITION, "passes": PASSES}
+
+
+class WholePasses(RefinedThoughtModule):
+    """RT as one would write it down: every pass over the whole text."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._reuses_cache = False
 
 
 class PaperReBA(CausalTransformer):
@@ -65,7 +81,7 @@ class PaperReBA(CausalTransformer):
     def _part_size(self, layout: Layout) -> int:
         return len(layout.input_ids)
 
-    def _read(self, layout: Layout, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, layout: Layout, **kwargs: object) -> Reading:
         n = layout.input_ids.shape[1]
         output = self.model(input_ids=layout.input_ids.repeat(1, 2), output_attentions=True)
         fused = torch.zeros_like(output.attentions[0][:, 0])
@@ -73,7 +89,7 @@ class PaperReBA(CausalTransformer):
             for attention in layer.unbind(1):
                 fused = torch.maximum(fused, (attention + attention.mT) / 2)
         words = fused[:, :n].triu() @ output.last_hidden_state
-        return words, layout.attention_mask.bool(), layout.input_ids
+        return Reading(words, layout.attention_mask.bool(), layout.input_ids)
 
 
 class PaperReBAOneByOne(PaperReBA):
@@ -89,6 +105,10 @@ CONTENDERS = {
     "echo-2 mean": (EchoModule, {}, "mean"),
     "reba-2 last": (ReBAModule, {"rows": "last"}, "lasttoken"),
     "reba-2 mean": (ReBAModule, {}, "mean"),
+    "rt-1 last": (RefinedThoughtModule, {"iterations": 1}, "lasttoken"),
+    "rt-8 last": (RefinedThoughtModule, {"iterations": 8}, "lasttoken"),
+    "rt-8 whole last": (WholePasses, {"iterations": 8}, "lasttoken"),
+    "bidirectional last": (CausalTransformer, {"bidirectional_layers": 1}, "lasttoken"),
     "paper, batched": (PaperReBA, {}, "mean"),
     "paper, one by one": (PaperReBAOneByOne, {}, "mean"),
 }
@@ -106,7 +126,9 @@ def make_backbone(size: str, directory: Path, dtype: str) -> Path:
     AutoModel.from_config(config).save_pretrained(path)
     words = Tokenizer(models.WordLevel({f"w{word}": word for word in range(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", model_max_length=4096).save_pretrained(path)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="w0", eos_token="w0", model_max_length=4096
+    ).save_pretrained(path)
     return path
 
 
@@ -130,9 +152,11 @@ def seconds(model: SentenceTransformer, inputs: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def times(path: Path, length: int, batch: int, rounds: int, device: str, dtype: str) -> dict[str, list[float]]:
+def times(
+    names: list[str], path: Path, length: int, batch: int, rounds: int, device: str, dtype: str
+) -> dict[str, list[float]]:
     """Seconds of every round of every contender, all on one machine at one time."""
-    loaded = {contender: load(contender, path, device, dtype) for contender in CONTENDERS}
+    loaded = {contender: load(contender, path, device, dtype) for contender in names}
     inputs = texts(length, batch)
     for model in loaded.values():
         seconds(model, inputs)
@@ -170,9 +194,11 @@ def measure_memory(contender: str, path: Path, length: int, batch: int, device: 
     return {"encoding": peak - before, "process": peak}
 
 
-def memory(path: Path, length: int, batch: int, device: str, dtype: str) -> dict[str, dict[str, float]]:
+def memory(
+    names: list[str], path: Path, length: int, batch: int, device: str, dtype: str
+) -> dict[str, dict[str, float]]:
     result = {}
-    for contender in CONTENDERS:
+    for contender in names:
         arguments = [contender, str(path), str(length), str(batch), device, dtype]
         done = subprocess.run(
             [sys.executable, __file__, "--memory-of", *arguments], check=True, capture_output=True, text=True
@@ -191,6 +217,7 @@ def machine(device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", choices=TABLES, default="repetition")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
     parser.add_argument("--batch", type=int, default=4, help="texts at a time")
@@ -211,6 +238,8 @@ def main() -> None:
         f"{machine(options.device)}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; {options.dtype}; ", end=""
     )
     print(f"batch {options.batch}; median of {options.rounds} interleaved rounds\n")
+    ratios = TABLES[options.table]
+    names = [name for name in CONTENDERS if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.sizes:
             path = make_backbone(size, Path(directory), options.dtype)
@@ -219,25 +248,26 @@ def main() -> None:
             print("| ratio | " + " | ".join(f"n = {length}" for length in options.lengths) + " |")
             print("|---" * (1 + len(options.lengths)) + "|")
             spent = {
-                length: times(path, length, options.batch, options.rounds, options.device, options.dtype)
+                length: times(names, path, length, options.batch, options.rounds, options.device, options.dtype)
                 for length in options.lengths
             }
             used = {
-                length: memory(path, length, options.batch, options.device, options.dtype) for length in options.lengths
+                length: memory(names, path, length, options.batch, options.device, options.dtype)
+                for length in options.lengths
             }
-            for contender, unit in RATIOS:
+            for contender, unit in ratios:
                 cells = []
                 for length in options.lengths:
                     mine, others = spent[length][contender], spent[length][unit]
                     cells.append(f"{median(a / b for a, b in zip(mine, others, strict=True)):.2f}")
                 print(f"| time, {contender} / {unit} | " + " | ".join(cells) + " |")
             for kind in ("encoding", "process"):
-                for contender, unit in RATIOS:
+                for contender, unit in ratios:
                     cells = [
                         f"{used[length][contender][kind] / used[length][unit][kind]:.2f}" for length in options.lengths
                     ]
                     print(f"| peak memory ({kind}), {contender} / {unit} | " + " | ".join(cells) + " |")
-            for contender in CONTENDERS:
+            for contender in names:
                 cells = [
                     f"{options.batch * length / median(spent[length][contender]):,.0f}; "
                     f"{used[length][contender]['encoding']:,.0f}"

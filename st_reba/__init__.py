@@ -5,7 +5,14 @@ Importing this package makes its modules known: ``SentenceTransformer("path-or-i
 
 from . import attention, registry
 from .layout import TEMPLATES
-from .modules import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from .modules import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 from .version import __version__
 
 attention.register()
@@ -18,5 +25,6 @@ __all__ = [
     "EchoModule",
     "InputEmbeddings",
     "ReBAModule",
+    "RefinedThoughtModule",
     "__version__",
 ]

@@ -93,6 +93,21 @@ def watching(probe: Probe) -> Iterator[None]:
         _probe.reset(token)
 
 
+class Masking(Protocol):
+    """What replaces the mask that an architecture would use."""
+
+    def applies(self, layer: int) -> bool:
+        """Whether this layer's mask is replaced."""
+        ...
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
+        """(B, 1, queries, keys), True where a key is seen; None if all are.
+
+        ``keys`` is how many there are, ``window`` the layer's sliding window.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class BothWays:
     """Layers whose tokens attend to later ones too.
@@ -105,7 +120,10 @@ class BothWays:
     layers: Collection[int]
     real: Tensor
 
-    def mask(self, causal_mask: Tensor | None) -> Tensor | None:
+    def applies(self, layer: int) -> bool:
+        return layer in self.layers
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
         """(B, 1, N, N), True where a token is seen; None if every token sees every other.
 
         ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
@@ -121,17 +139,50 @@ class BothWays:
         return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=self.real.device)
 
 
-_both_ways: ContextVar[BothWays | None] = ContextVar("st_reba_both_ways", default=None)
+@dataclass(frozen=True)
+class AfterPrefix:
+    """A few new tokens behind cached prefixes of unequal lengths, whose caches are padded to N.
+
+    Attributes:
+        lengths: (B,) cached tokens that count; those behind are neither seen nor part of the positions.
+        new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
+    """
+
+    lengths: Tensor
+    new: int
+
+    def applies(self, layer: int) -> bool:
+        return True
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
+        """(B, 1, new, N + new): the prefix and the new tokens up to itself, within the window."""
+        slot = torch.arange(keys - self.new, device=self.lengths.device)
+        step = torch.arange(self.new, device=self.lengths.device)
+        start = self.lengths[:, None, None, None]
+        prefix = (slot < start).expand(-1, 1, self.new, -1)
+        own = (step <= step[:, None]).expand(len(self.lengths), 1, -1, -1)
+        if window is not None:
+            prefix = prefix & (start + step[:, None] - slot < window)
+            own = own & (step[:, None] - step < window)
+        return torch.cat([prefix, own], dim=-1)
+
+
+_masking: ContextVar[Masking | None] = ContextVar("st_reba_masking", default=None)
 
 
 @contextlib.contextmanager
-def attending_both_ways(layers: Collection[int], real: Tensor) -> Iterator[None]:
-    """In this block, in this thread, let these layers attend both ways among the real tokens, (B, N)."""
-    token = _both_ways.set(BothWays(layers, real) if layers else None)
+def masked_by(masking: Masking | None) -> Iterator[None]:
+    """In this block, in this thread, let ``masking`` replace the masks of the layers that it applies to."""
+    token = _masking.set(masking)
     try:
         yield
     finally:
-        _both_ways.reset(token)
+        _masking.reset(token)
+
+
+def attending_both_ways(layers: Collection[int], real: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Let these layers attend both ways among the real tokens, (B, N)."""
+    return masked_by(BothWays(layers, real) if layers else None)
 
 
 @dataclass(frozen=True)
@@ -342,6 +393,38 @@ class RunningMaximum:
                     torch.maximum(target, scratch, out=target)
 
 
+class MeanWeights:
+    """The weights of one query a text, averaged over the heads of one layer.
+
+    Args:
+        queries: (B,) the query of each text.
+        layer: Which layer.
+    """
+
+    def __init__(self, queries: Tensor, layer: int) -> None:
+        self.queries = queries
+        self.layer = layer
+        self.weights: Tensor | None = None
+
+    def wants(self, layer: int) -> bool:
+        return layer == self.layer
+
+    def observe(self, source: WeightSource) -> None:
+        """Keep (B, keys), float32. Keys behind the query are not masked where the layer needed no mask."""
+        if isinstance(source, SymmetrizedSource):
+            source = source.forward
+        assert isinstance(source, QueryKeySource)
+        query = source.at_queries(self.queries.to(source.device))
+        keys = slice(0, source.key.shape[2])
+        heads = [query.log_weights(slice(None), head, keys, slice(0, 1)) for head in range(source.heads)]
+        self.weights = torch.stack(heads).exp().mean(dim=0)[..., 0]
+
+    def result(self) -> Tensor:
+        if self.weights is None:
+            raise RuntimeError("the layer was not seen: the backbone's attention did not run in this context.")
+        return self.weights
+
+
 class LayerCensus:
     """A probe that only notes which layers have attention, and what their attention is like.
 
@@ -384,11 +467,11 @@ def observable_attention(
     neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
     """
     probe = _probe.get()
-    both_ways = _both_ways.get()
-    if both_ways is not None and _layer_index(module) not in both_ways.layers:
-        both_ways = None
-    if both_ways is not None:
-        attention_mask, is_causal = both_ways.mask(attention_mask), False
+    masking = _masking.get()
+    if masking is not None and not masking.applies(_layer_index(module)):
+        masking = None
+    if masking is not None:
+        attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], kwargs.get("sliding_window")), False
     explicit = softcap is not None or s_aux is not None
     if isinstance(probe, LayerCensus):
         probe.explicit |= explicit
@@ -416,7 +499,7 @@ def observable_attention(
         output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
     if probe is not None:
         source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
-        probe.observe(source if both_ways is None else SymmetrizedSource(source, source))
+        probe.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
     return output.transpose(1, 2).contiguous(), None
 
 

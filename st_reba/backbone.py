@@ -66,7 +66,7 @@ def prepare(model: PreTrainedModel) -> None:
         _set_attention(model, "sdpa")
     # The two rows of the trial share their first token and differ in the second.
     first, other = states[:, 0]
-    if not _close(first, other):
+    if not close(first, other):
         raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
 
 
@@ -82,7 +82,7 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
     census = LayerCensus()
     with watching(census):
         states = _trial_states(model)
-    if census.layers and (not census.unknown or _close(states, expected)):
+    if census.layers and (not census.unknown or close(states, expected)):
         return AttentionRoute(tuple(census.layers), through_function=True)
 
     _set_attention(model, "eager")
@@ -96,7 +96,7 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
             f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
             "Use a model with attention layers, or EchoModule."
         )
-    if not _close(output.last_hidden_state, expected):
+    if not close(output.last_hidden_state, expected):
         raise ValueError(
             f"{type(model).__name__} computes other hidden states when it hands out its attention maps than when it "
             "does not (Falcon with ALiBi does so in some versions of transformers), so the maps cannot be trusted and "
@@ -125,7 +125,7 @@ def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
     census = LayerCensus()
     with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=model.device)):
         first, other = _trial_states(model)[:, 0]
-    if not layers <= set(census.layers) or _close(first, other):
+    if not layers <= set(census.layers) or close(first, other):
         _set_attention(model, original)
         raise ValueError(
             f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways, because they "
@@ -186,7 +186,7 @@ def _set_attention(model: PreTrainedModel, name: str) -> None:
         logger.setLevel(level)
 
 
-def _close(states: Tensor, expected: Tensor) -> bool:
+def close(states: Tensor, expected: Tensor) -> bool:
     """Equal but for rounding in the model's own precision."""
     tolerance = torch.finfo(expected.dtype).eps ** 0.5
     return bool((states - expected).float().norm() <= tolerance * expected.float().norm())

@@ -106,6 +106,7 @@ def compare_command(
         )
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("Comparing", total=number_of_steps(recipes, questions))
+            skipped: list[str] = []
             results = compare(
                 backbone,
                 pairs,
@@ -113,11 +114,14 @@ def compare_command(
                 recipes=recipes,
                 batch_size=batch_size,
                 on_step=lambda step: progress.update(task, advance=1, description=step),
+                on_skip=lambda recipe, reason: skipped.append(f"{recipe.name} ({recipe.pooling}): {reason}"),
             )
     shown = "the demo LM" if model == str(DEMO_MODEL) else model
     texts = "demo texts" if data is None else str(data)
     console.print(_table(results, f"{shown} on {len(pairs)} pairs of {texts}"))
     console.print(_reading(results))
+    for line in skipped:
+        console.print(f"Left out {line}", highlight=False)
 
 
 @app.command("build")

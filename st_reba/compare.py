@@ -17,7 +17,15 @@ from transformers import AutoModel
 
 from .data import Pairs
 from .evaluation import OddOneOutEvaluator, Question
-from .modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from .modules import (
+    BidirectionalLastLayer,
+    CausalModule,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
@@ -35,12 +43,14 @@ class Recipe:
         pooling: A key of :data:`POOLINGS`.
         build: Makes the module on a backbone that is already loaded.
         control: Whether this is there to be beaten.
+        words: Whether it has word embeddings, one a token of the text.
     """
 
     name: str
     pooling: str
     build: Callable[[CausalModule], CausalModule]
     control: bool = False
+    words: bool = True
 
     def model(self, backbone: CausalModule) -> SentenceTransformer:
         """The recipe as a ready model, on the backbone's device."""
@@ -83,23 +93,38 @@ def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
 
 
 def default_recipes() -> list[Recipe]:
-    """Classical, Echo-2, Echo-3, ReBA-2 and ReBA-3 under both poolings, and the two controls."""
+    """Every training-free recipe under the poolings that make sense for it, and the two controls."""
     recipes = [Recipe("Bag of input embeddings", "mean", InputEmbeddings, control=True)]
     recipes += [Recipe("Random weights, Classical", pooling, random_weights, control=True) for pooling in POOLINGS]
     for pooling in POOLINGS:
         recipes.append(Recipe("Classical", pooling, CausalTransformer))
         recipes += [Recipe(f"Echo-{k}", pooling, _echo(k)) for k in (2, 3)]
         recipes += [Recipe(f"ReBA-{k}", pooling, _reba(k, pooling)) for k in (2, 3)]
+        recipes.append(Recipe("Bidirectional", pooling, _bidirectional))
+        recipes.append(Recipe("Echo-2, bidirectional", pooling, _echo(2, bidirectional_layers=1)))
+        recipes.append(Recipe("ReBA-2, bidirectional", pooling, _reba(2, pooling, bidirectional_layers=1)))
+    recipes.append(Recipe("Bidirectional, prompt", "last", BidirectionalLastLayer, words=False))
+    recipes += [Recipe(f"RT-{passes}", "last", _thought(passes), words=False) for passes in (2, 4, 8)]
     return recipes
 
 
-def _echo(repetitions: int) -> Callable[[CausalModule], CausalModule]:
-    return lambda backbone: EchoModule(backbone, repetitions=repetitions)
+def _bidirectional(backbone: CausalModule) -> CausalModule:
+    return CausalTransformer(backbone, bidirectional_layers=1)
 
 
-def _reba(repetitions: int, pooling: str) -> Callable[[CausalModule], CausalModule]:
+def _echo(repetitions: int, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
+    return lambda backbone: EchoModule(backbone, repetitions=repetitions, bidirectional_layers=bidirectional_layers)
+
+
+def _reba(repetitions: int, pooling: str, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
     rows: Literal["all", "last"] = "last" if pooling == "last" else "all"
-    return lambda backbone: ReBAModule(backbone, repetitions=repetitions, rows=rows)
+    return lambda backbone: ReBAModule(
+        backbone, repetitions=repetitions, rows=rows, bidirectional_layers=bidirectional_layers
+    )
+
+
+def _thought(passes: int) -> Callable[[CausalModule], CausalModule]:
+    return lambda backbone: RefinedThoughtModule(backbone, iterations=passes)
 
 
 def compare(
@@ -110,6 +135,7 @@ def compare(
     recipes: Sequence[Recipe] | None = None,
     batch_size: int = 32,
     on_step: Callable[[str], None] = lambda step: None,
+    on_skip: Callable[[Recipe, str], None] = lambda recipe, reason: None,
 ) -> list[Result]:
     """Score and time every recipe on one backbone.
 
@@ -121,26 +147,32 @@ def compare(
             is one of the same pooling, else the first recipe.
         batch_size: Texts at a time.
         on_step: Called when something has been done, with its name; :func:`number_of_steps` times in all.
+        on_skip: Called with a recipe that this backbone cannot run, and why; it is left out.
 
     Returns:
         One result a recipe, in their order.
     """
-    recipes = default_recipes() if recipes is None else recipes
     evaluator = EmbeddingSimilarityEvaluator(
         pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine", write_csv=False
     )
-    models, spearman = [], []
-    for recipe in recipes:
-        model = recipe.model(backbone)
+    models, spearman, ran = [], [], []
+    for recipe in default_recipes() if recipes is None else recipes:
+        try:
+            model = recipe.model(backbone)
+        except ValueError as error:
+            on_skip(recipe, str(error))
+            continue
         models.append(model)
+        ran.append(recipe)
         spearman.append(float(evaluator(model)["spearman_cosine"]))
         on_step(f"{recipe.name}, {recipe.pooling}")
 
+    recipes = ran
     odd_one_out: dict[str, float] = {}
     if questions:
         words = OddOneOutEvaluator(questions, batch_size=batch_size)
         for recipe, model in zip(recipes, models, strict=True):
-            if recipe.name not in odd_one_out and getattr(model[0], "rows", "all") == "all":
+            if recipe.words and recipe.name not in odd_one_out and getattr(model[0], "rows", "all") == "all":
                 odd_one_out[recipe.name] = words(model)["euclidean_accuracy"]
                 on_step(f"{recipe.name}, word sense")
 
@@ -164,7 +196,8 @@ def compare(
 
 def number_of_steps(recipes: Sequence[Recipe], questions: Sequence[Question]) -> int:
     """How often :func:`compare` calls ``on_step``."""
-    return len(recipes) + (len({recipe.name for recipe in recipes}) if questions else 0) + _TIMED_ROUNDS
+    with_words = {recipe.name for recipe in recipes if recipe.words}
+    return len(recipes) + (len(with_words) if questions else 0) + _TIMED_ROUNDS
 
 
 def _interleaved_seconds(

@@ -107,13 +107,22 @@ class LayoutBuilder:
     Args:
         template: What stands around and between the copies.
         tokenizer: Any Hugging Face tokenizer. Its padding side, padding token and chat template do not matter.
+        end: Whether each layout must end in the tokenizer's end-of-sequence token, added where it adds none itself.
+
+    Raises:
+        ValueError: If there is no token to end with.
     """
 
-    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase, end: bool = False) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.literals = [self._ids(literal) for literal in template.literals]
         self.specials_before, self.specials_after = special_tokens(tokenizer)
+        eos = tokenizer.eos_token_id
+        if end and not self.specials_after and eos is None:
+            raise ValueError(f"{type(tokenizer).__name__} has no end-of-sequence token: set tokenizer.eos_token.")
+        if end and eos is not None and self.specials_after[-1:] != [eos]:
+            self.specials_after = [*self.specials_after, eos]
 
     def overhead(self, prompt: str | None = None) -> int:
         """Tokens of a layout that are not text: special tokens, literals and the prompt."""

@@ -46,6 +46,21 @@ def run(model, ids):
     return output.last_hidden_state[0], [weights[0] for weights in output.attentions]
 
 
+def refined_thought(model, ids, passes, before=()):
+    """RT: ``passes`` whole forward passes over text + EOS (the last of ``ids``). States of the last one, (n + 1, D)."""
+    embed = model.get_input_embeddings()
+    text, eos = embed(torch.tensor([[*before, *ids[:-1]]])), embed(torch.tensor([[ids[-1]]]))
+    memory = None
+    with torch.no_grad():
+        for _ in range(passes):
+            parts = [text, eos] if memory is None else [text, memory, eos]
+            output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
+            states = output.last_hidden_state[0]
+            weights = output.attentions[-1][0, :, -1].mean(dim=0)
+            memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
+    return torch.cat([states[len(before) : text.shape[1]], states[-1:]])
+
+
 def algorithm_1(maps):
     """ReBA, Algorithm 1: symmetrise each map (Eq. 4) and fuse them all with the maximum rule (Eq. 5)."""
     fused = torch.zeros_like(maps[0][0])

@@ -28,7 +28,9 @@ def results(backbone_path):
 
 def test_the_recipes(results):
     methods = ["Classical", "Echo-2", "Echo-3", "ReBA-2", "ReBA-3"]
+    methods += ["Bidirectional", "Echo-2, bidirectional", "ReBA-2, bidirectional"]
     recipes = {(method, pooling) for method in methods for pooling in ("mean", "last")}
+    recipes |= {(method, "last") for method in ("Bidirectional, prompt", "RT-2", "RT-4", "RT-8")}
     controls = {("Bag of input embeddings", "mean")}
     controls |= {("Random weights, Classical", pooling) for pooling in ("mean", "last")}
     assert set(results) == recipes | controls
@@ -40,6 +42,7 @@ def test_scores_are_those_of_the_modules(results, backbone_path):
         ("Classical", CausalTransformer(backbone_path())),
         ("Echo-3", EchoModule(backbone_path(), repetitions=3)),
         ("ReBA-2", ReBAModule(backbone_path())),
+        ("Echo-2, bidirectional", EchoModule(backbone_path(), bidirectional_layers=1)),
     ):
         for pooling, mode in (("mean", "mean"), ("last", "lasttoken")):
             model = pipeline(module, mode)
@@ -74,3 +77,21 @@ def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
     vectors = [pipeline(random_weights(backbone)).encode(TEXTS) for _ in range(2)]
     assert np.array_equal(*vectors)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_recipes_without_word_embeddings(results):
+    without = {name for (name, _), result in results.items() if result.odd_one_out is None}
+    assert without == {"Bidirectional, prompt", "RT-2", "RT-4", "RT-8"}
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
+    skipped = {}
+    found = compare(
+        CausalTransformer(backbone_path("bloom")), PAIRS, on_skip=lambda recipe, why: skipped.update({recipe.name: why})
+    )
+    names = {result.recipe.name for result in found}
+    assert {"Classical", "Echo-3", "ReBA-3"} <= names
+    assert set(skipped) == {recipe.name for recipe in default_recipes()} - names
+    assert "RT-2" in skipped
+    assert "cannot be made to attend both ways" in skipped["Bidirectional"]

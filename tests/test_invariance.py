@@ -12,7 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from st_reba import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 from st_reba.modules import base
 
 from . import backbones
@@ -30,6 +37,9 @@ RECIPES = {
     "bidirectional": (BidirectionalLastLayer, {}),
     "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
     "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
+    "thought-1": (RefinedThoughtModule, {"iterations": 1}),
+    "thought-4": (RefinedThoughtModule, {"iterations": 4}),
+    "thought-2 bidirectional": (RefinedThoughtModule, {"bidirectional_layers": 1}),
     "reba-1": (ReBAModule, {"repetitions": 1}),
     "reba-2": (ReBAModule, {}),
     "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),

@@ -17,7 +17,15 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, registry
+from st_reba import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+    registry,
+)
 from st_reba.modules import PUBLIC_MODULES
 from st_reba.version import REQUIREMENT, __version__
 
@@ -33,6 +41,7 @@ CASES = {
     "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
     "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
     "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
+    "thought": (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
     "reba, short": (ReBAModule, {"max_seq_length": 7}),
 }
 
@@ -193,6 +202,7 @@ class TestRegistry:
             "st_reba.modules.EchoModule",
             "st_reba.modules.InputEmbeddings",
             "st_reba.modules.ReBAModule",
+            "st_reba.modules.RefinedThoughtModule",
         }
 
     def test_the_private_mapping_is_there(self):

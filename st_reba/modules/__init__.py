@@ -5,9 +5,17 @@ from .bidirectional import BidirectionalLastLayer
 from .causal import CausalTransformer, InputEmbeddings
 from .echo import EchoModule
 from .reba import ReBAModule
+from .refined_thought import RefinedThoughtModule
 
 #: What a modules.json may name.
-PUBLIC_MODULES = (BidirectionalLastLayer, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule)
+PUBLIC_MODULES = (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 
 # ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file a class happens to live in.
 for _module in PUBLIC_MODULES:
@@ -21,4 +29,5 @@ __all__ = [
     "EchoModule",
     "InputEmbeddings",
     "ReBAModule",
+    "RefinedThoughtModule",
 ]

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -26,6 +26,22 @@ MAX_COPIES = 1024
 
 # Where tokenizers and ST keep "no limit".
 _NO_LIMIT = int(1e30)
+
+
+class Reading(NamedTuple):
+    """What a method reads off a batch.
+
+    Attributes:
+        states: (B, n, D).
+        mask: (B, n), which of them are real.
+        ids: (B, n), the tokens they belong to.
+        extra: More features to hand on, each (B, ...).
+    """
+
+    states: Tensor
+    mask: Tensor
+    ids: Tensor
+    extra: dict[str, Tensor] = {}
 
 
 class CausalModule(Transformer):
@@ -140,12 +156,15 @@ class CausalModule(Transformer):
             raise ValueError(f"max_seq_length={value}: give the tokens of one copy, 1 or more, or None for no limit.")
         self._tokenizer.model_max_length = _NO_LIMIT if value is None else value
 
+    def _builder(self) -> LayoutBuilder:
+        return LayoutBuilder(self._template, self._tokenizer)
+
     def _room(self, prompt: str | None = None) -> int | None:
         """Tokens one copy may have beside everything else in the layout, by the model's positions."""
         available = backbone.positions(self.model)
         if available is None:
             return None
-        builder = LayoutBuilder(self._template, self._tokenizer)
+        builder = self._builder()
         room = builder.room(available, prompt)
         if room < 1:
             raise ValueError(
@@ -183,7 +202,7 @@ class CausalModule(Transformer):
                 raise ValueError(f"Input {index} is a {type(text).__name__}: {type(self).__name__} embeds strings.")
         limits = [self.max_seq_length, self._room(prompt), self._asked_length(processing_kwargs)]
         max_tokens = min((limit for limit in limits if limit is not None), default=None)
-        layout = LayoutBuilder(self._template, self._tokenizer).build(inputs, max_tokens=max_tokens, prompt=prompt)
+        layout = self._builder().build(inputs, max_tokens=max_tokens, prompt=prompt)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
             warnings.warn(
@@ -237,13 +256,13 @@ class CausalModule(Transformer):
         size = self._part_size(layout)
         batch = len(layout.input_ids)
         parts = [layout.rows(slice(first, min(first + size, batch))) for first in range(0, batch, size)]
-        states, mask, ids = _join([self._read(part, **kwargs) for part in parts])
+        states, mask, ids, extra = _join([self._read(part, **kwargs) for part in parts])
         empty = layout.text_length == 0
         states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
         mask = mask & ~empty[:, None]
         mask[:, 0] |= empty
         rest = {name: value for name, value in features.items() if name != "copy_index"}
-        return {**rest, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+        return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _part_size(self, layout: Layout) -> int:
         """How many texts of a batch run at a time; the result does not depend on it.
@@ -256,8 +275,8 @@ class CausalModule(Transformer):
             return batch
         return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The method: states (B, n, D), which of them are real (B, n), and the ids they belong to (B, n)."""
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        """The method."""
         raise NotImplementedError
 
     def _hidden_states(self, layout: Layout, **kwargs: Any) -> Tensor:
@@ -275,12 +294,9 @@ class CausalModule(Transformer):
         if self.pool_over == "text":
             return copies
         reached = copies.cummax(dim=1).values
-        if first_copy == 0 and layout.text_start == len(self._special_prefix()):
+        if first_copy == 0 and layout.text_start == len(self._builder().specials_before):
             reached = torch.ones_like(reached)
         return reached & layout.attention_mask.bool()
-
-    def _special_prefix(self) -> list[int]:
-        return LayoutBuilder(self._template, self._tokenizer).specials_before
 
     # On disk
 
@@ -305,17 +321,20 @@ class CausalModule(Transformer):
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
 
-def _join(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """What several parts of a batch gave, (B, n, D), (B, n) and (B, n) each, as one, padded to the longest n."""
+def _join(parts: list[Reading]) -> Reading:
+    """What several parts of a batch gave, as one, padded to the longest n."""
     if len(parts) == 1:
         return parts[0]
-    length = max(mask.shape[1] for _, mask, _ in parts)
-    states = torch.cat([pad(states, (0, 0, 0, length - states.shape[1])) for states, _, _ in parts])
-    mask = torch.cat([pad(mask, (0, length - mask.shape[1])) for _, mask, _ in parts])
-    return states, mask, torch.cat([pad(ids, (0, length - ids.shape[1])) for _, _, ids in parts])
+    length = max(part.mask.shape[1] for part in parts)
+    return Reading(
+        torch.cat([pad(part.states, (0, 0, 0, length - part.states.shape[1])) for part in parts]),
+        torch.cat([pad(part.mask, (0, length - part.mask.shape[1])) for part in parts]),
+        torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts]),
+        {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
+    )
 
 
-def compact(states: Tensor, ids: Tensor, selected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
     """Move the selected tokens of each row to its front and drop the columns that no row needs.
 
     Args:
@@ -324,14 +343,14 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> tuple[Tensor, Tens
         selected: (B, N), boolean.
 
     Returns:
-        states (B, n, D), which of them are real (B, n), ids (B, n); n is at least 1.
+        A reading of n tokens; n is at least 1.
     """
     counts = selected.sum(dim=1)
     length = max(1, int(counts.max()))
     order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
     mask = torch.arange(length, device=states.device) < counts[:, None]
     states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-    return states, mask, ids.gather(1, order)
+    return Reading(states, mask, ids.gather(1, order))
 
 
 def check_repetitions(repetitions: int, least: int) -> None:

@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ..layout import Layout, Template
-from .base import CausalModule, PoolOver, compact
+from .base import CausalModule, PoolOver, Reading, compact
 
 
 class CausalTransformer(CausalModule):
@@ -49,7 +49,7 @@ class CausalTransformer(CausalModule):
         super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
         self.template = str(parsed)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         states = self._hidden_states(layout, **kwargs)
         return compact(states, layout.input_ids, self._select(layout, 0, 0))
 

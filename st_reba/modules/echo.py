@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
 from ..layout import Layout, Template
-from .base import CausalModule, PoolOver, check_repetitions, compact
+from .base import CausalModule, PoolOver, Reading, check_repetitions, compact
 
 PoolCopies = Literal["last", "repeated"]
 
@@ -65,7 +64,7 @@ class EchoModule(CausalModule):
         self.template = str(parsed)
         self.pool_copies = pool_copies
 
-    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         states = self._hidden_states(layout, **kwargs)
         last = self.repetitions - 1
         first = 1 if self.pool_copies == "repeated" else last

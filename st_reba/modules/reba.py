@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .. import backbone
 from ..attention import RunningMaximum, watching
 from ..layout import Layout, Template
-from .base import CausalModule, PoolOver, check_repetitions
+from .base import CausalModule, PoolOver, Reading, check_repetitions
 
 
 class ReBAModule(CausalModule):
@@ -112,7 +112,7 @@ class ReBAModule(CausalModule):
             )
         return chosen
 
-    def _read(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.training and getattr(self.model, "is_gradient_checkpointing", False):
             raise ValueError(
                 "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
@@ -126,7 +126,7 @@ class ReBAModule(CausalModule):
         ids = layout.input_ids[:, start : start + states.shape[1]]
         if self.rows == "last":
             ids = layout.input_ids.gather(1, start + (layout.text_length - 1).clamp(min=0)[:, None])
-        return states, mask, ids
+        return Reading(states, mask, ids)
 
     def _part_size(self, layout: Layout) -> int:
         """Besides, as many texts as the memory budget of the weights allows, at least one."""

@@ -1,0 +1,221 @@
+"""Refined Thought: think about the text again, with a memory of the last time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+from transformers import DynamicCache
+
+from .. import backbone
+from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
+from ..layout import Layout, LayoutBuilder, Template
+from .base import CausalModule, PoolOver, Reading, compact
+
+#: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_ITERATIONS = 1024
+
+
+class RefinedThoughtModule(CausalModule):
+    r"""RT with T passes over a text that ends in EOS.
+
+    Pass 1 is the base model. The memory of a pass is
+
+    .. math:: m = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} \, h_j
+
+    with the last layer's attention A and the last hidden states h. The next pass reads m, as an input embedding, right
+    before EOS (positions 0 .. n+1), in place of the memory before it. The embedding is EOS's last hidden state of the
+    last pass: use ``Pooling("lasttoken")``. T = 1 is the base model.
+
+    As attention is causal, the text's keys and values never change: they are computed once, and each further pass is
+    two tokens a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        iterations: T >= 1.
+        tolerance: A text whose embedding moved less than this in a pass, in cosine distance, stops there; None: all
+            take T passes. ``encode(output_value=None)`` says under ``passes`` how many each text took.
+        pool_over: ``"all"``: from the text to EOS.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, the tokenizer has no EOS, the model is not causal, or its attention
+            cannot be watched.
+    """
+
+    config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
+    method = "Refined Thought"
+    equation = (
+        r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
+        r"m_t = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} h_j \text{ before EOS}"
+    )
+    citation = "Refined Thought (新精炼思想): iterative sentence embeddings with an attention-guided memory token."
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        iterations: int = 2,
+        tolerance: float | None = None,
+        pool_over: PoolOver = "all",
+        **transformer_kwargs: Any,
+    ) -> None:
+        if type(iterations) is not int or not 1 <= iterations <= MAX_ITERATIONS:
+            raise ValueError(
+                f"iterations={iterations!r}: give a whole number of passes from 1 to {MAX_ITERATIONS}; 1 is the base "
+                "model."
+            )
+        if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 2):
+            raise ValueError(
+                f"tolerance={tolerance!r}: give a cosine distance from 0 to 2, or None to take all passes."
+            )
+        if pool_over != "all":
+            raise ValueError(f'pool_over={pool_over!r}: refined thought is in EOS, behind the text; use "all".')
+        # Set before the room for text is asked for: a memory takes a position too.
+        self.iterations = iterations
+        super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
+        self.iterations = iterations
+        self.tolerance = tolerance
+        self._last_layer = 0
+        self._reuses_cache = False
+        if iterations > 1:
+            self._prepare_passes()
+
+    def _prepare_passes(self) -> None:
+        route = backbone.attention_route(self.model)
+        name = type(self.model).__name__
+        self._last_layer = backbone.depth(self.model) - 1
+        if not route.through_function or self._last_layer not in route.layers:
+            raise ValueError(
+                f"The attention of {name}'s last layer cannot be watched, because it does not call transformers' "
+                "attention interface. Use iterations=1, or an architecture that does, such as Llama, Qwen or GPT-2."
+            )
+        if self.bidirectional_layers:
+            # Then the text's own states change with what follows them.
+            return
+        self._reuses_cache = self._cache_is_sound()
+        if not self._reuses_cache:
+            warnings.warn(
+                f"The cache of {name} cannot be reused, so every pass runs over the whole text. The numbers are the "
+                "same; it takes more time.",
+                stacklevel=3,
+            )
+
+    def _cache_is_sound(self) -> bool:
+        """Whether the cheap passes give what whole passes do, on two texts of unequal length."""
+        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=self.model.device)
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=self.model.device)
+        trial = Layout(ids, mask, torch.zeros_like(ids))
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                expected, _ = self._whole_passes(trial, iterations=2)
+                states, _ = self._cached_passes(trial, iterations=2)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
+            return False
+        finally:
+            self.model.train(training)
+        real = mask.bool()
+        return backbone.close(states[real], expected[real])
+
+    def _builder(self) -> LayoutBuilder:
+        return LayoutBuilder(self._template, self._tokenizer, end=True)
+
+    def _room(self, prompt: str | None = None) -> int | None:
+        room = super()._room(prompt)
+        return room if room is None or self.iterations == 1 else room - 1
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        if self.iterations == 1:
+            states = self._hidden_states(layout, **kwargs)
+            passes = torch.ones(len(states), dtype=torch.long, device=states.device)
+        elif self._reuses_cache:
+            states, passes = self._cached_passes(layout, self.iterations)
+        else:
+            states, passes = self._whole_passes(layout, self.iterations)
+        reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
+        return reading._replace(extra={"passes": passes})
+
+    def _cached_passes(self, layout: Layout, iterations: int) -> tuple[Tensor, Tensor]:
+        """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
+        ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
+        text = torch.arange(len(ids), device=ids.device)
+        slot = torch.arange(ids.shape[1], device=ids.device)
+        # Without a configuration, the cache keeps everything; the mask does the windowing.
+        cache = DynamicCache()
+        probe = MeanWeights(last, self._last_layer)
+        with watching(probe):
+            states = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        weights = probe.result() * (slot <= last[:, None])
+        memory = _weighted(weights, states)
+        thought = _Thought(states[text, last], self.tolerance)
+        eos = self.model.get_input_embeddings()(ids[text, last])
+        position_ids = torch.stack([last, last + 1], dim=1)
+        prefix = states * (slot < last[:, None])[..., None]
+        while thought.passes_taken < iterations and thought.active.any():
+            probe = MeanWeights(torch.ones_like(last), self._last_layer)
+            with watching(probe), masked_by(AfterPrefix(last, new=2)):
+                step = self.model(
+                    inputs_embeds=torch.stack([memory.to(eos.dtype), eos], dim=1),
+                    past_key_values=cache,
+                    position_ids=position_ids,
+                    use_cache=True,
+                ).last_hidden_state
+            cache.crop(-2)
+            memory = _weighted(probe.result(), torch.cat([prefix, step], dim=1))
+            thought.refine(step[:, 1])
+        states = states.index_put((text, last), thought.embedding)
+        return states, thought.passes
+
+    def _whole_passes(self, layout: Layout, iterations: int) -> tuple[Tensor, Tensor]:
+        """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
+        ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
+        text = torch.arange(len(ids), device=ids.device)
+        embeddings = self.model.get_input_embeddings()(ids)
+        eos = embeddings[text, last]
+        states, memory = self._whole_pass(embeddings, last)
+        thought = _Thought(states[text, last], self.tolerance)
+        longer = torch.cat([embeddings, torch.zeros_like(embeddings[:, :1])], dim=1)
+        while thought.passes_taken < iterations and thought.active.any():
+            given = longer.index_put((text, last), memory.to(longer.dtype)).index_put((text, last + 1), eos)
+            refined, memory = self._whole_pass(given, last + 1)
+            # The text's own states change only where layers attend both ways, and only while it is thought about.
+            states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
+            thought.refine(refined[text, last + 1])
+        return states.index_put((text, last), thought.embedding), thought.passes
+
+    def _whole_pass(self, embeddings: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        real = torch.arange(embeddings.shape[1], device=last.device) <= last[:, None]
+        probe = MeanWeights(last, self._last_layer)
+        with watching(probe), attending_both_ways(self._both_ways, real):
+            states = self.model(inputs_embeds=embeddings).last_hidden_state
+        return states, _weighted(probe.result() * real, states)
+
+
+class _Thought:
+    """EOS's state of each text, (B, D), while it is refined."""
+
+    def __init__(self, embedding: Tensor, tolerance: float | None) -> None:
+        self.embedding = embedding
+        self.tolerance = tolerance
+        self.active = torch.ones(len(embedding), dtype=torch.bool, device=embedding.device)
+        self.passes = torch.ones(len(embedding), dtype=torch.long, device=embedding.device)
+        self.passes_taken = 1
+
+    def refine(self, embedding: Tensor) -> None:
+        """Take the state of one more pass, for the texts that have not settled."""
+        moved = (1 - torch.cosine_similarity(embedding.float(), self.embedding.float())).clamp(min=0)
+        self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
+        self.passes = self.passes + self.active
+        self.passes_taken += 1
+        if self.tolerance is not None:
+            self.active = self.active & (moved >= self.tolerance)
+
+
+def _weighted(weights: Tensor, states: Tensor) -> Tensor:
+    """sum_j weights_j states_j: (B, N) and (B, N, D) to (B, D), float32."""
+    return (weights[:, None, :] @ states.float())[:, 0]
