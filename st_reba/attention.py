@@ -46,6 +46,9 @@ _SCRATCH_BYTES = {"cpu": 2**20}
 _SCRATCH_BYTES_ACCELERATOR = 2**28
 _KEY_BLOCK = 128
 
+# The log of a weight that is nothing, yet a number.
+_NOTHING = -1e4
+
 
 class WeightSource(Protocol):
     """The attention weights of one layer, to be formed piece by piece."""
@@ -287,8 +290,9 @@ class SymmetrizedSource:
         return self.forward.device
 
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        forward = self.forward.log_weights(texts, head, keys, queries)
-        backward = self.backward.log_weights(texts, head, queries, keys).mT
+        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
+        forward = self.forward.log_weights(texts, head, keys, queries).clamp(min=_NOTHING)
+        backward = self.backward.log_weights(texts, head, queries, keys).mT.clamp(min=_NOTHING)
         key = torch.arange(keys.start, keys.stop, device=self.device)[None]
         if self.positions is not None:
             key = self.positions[texts, None]

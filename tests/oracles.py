@@ -26,17 +26,22 @@ def both_ways(model, count):
         hidden = torch.zeros_like(visible) if full else ~visible
         return args, {**kwargs, "attention_mask": torch.zeros_like(mask).masked_fill(hidden, float("-inf"))}
 
-    hooks = [
-        module.register_forward_pre_hook(replace, with_kwargs=True)
-        for module in model.modules()
-        if type(module).__name__.endswith("Attention") and module.layer_idx >= last
+    layers = [
+        module for module in model.modules() if type(module).__name__.endswith("Attention") and module.layer_idx >= last
     ]
-    assert len(hooks) == count
+    assert len(layers) == count
+    hooks = [layer.register_forward_pre_hook(replace, with_kwargs=True) for layer in layers]
+    # GPT-2 has a second causal mask of its own in older versions of transformers, a buffer named bias.
+    second = [(layer, layer.bias) for layer in layers if isinstance(getattr(layer, "bias", None), torch.Tensor)]
+    for layer, mask in second:
+        layer.bias = torch.ones_like(mask)
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+        for layer, mask in second:
+            layer.bias = mask
 
 
 def run(model, ids):

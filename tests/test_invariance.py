@@ -303,7 +303,11 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
 
 
 def test_two_threads_with_two_models(backbone_path):
-    models = [pipeline(ReBAModule(backbone_path())), pipeline(ReBAModule(backbone_path("gpt2"), repetitions=3))]
+    models = [
+        pipeline(ReBAModule(backbone_path(), bidirectional_layers=1)),
+        pipeline(ReBAModule(backbone_path("gpt2"), repetitions=3)),
+        pipeline(RefinedThoughtModule(backbone_path("qwen3"), iterations=3)),
+    ]
     alone = [model.encode(TEXTS) for model in models]
     failures = []
 
@@ -336,8 +340,14 @@ def test_two_threads_with_one_model(backbone_path):
 @pytest.mark.parametrize(
     "architecture", ["llama", "mistral_window", "gemma2_softcap", "gpt2", "bloom", "gpt_oss_sinks"]
 )
-@pytest.mark.parametrize("recipe", ["classical", "echo-2", "reba-2", "reba-3 last"])
+@pytest.mark.parametrize(
+    "recipe", ["classical", "echo-2", "reba-2", "reba-3 last", "reba-2 bidirectional", "thought-4"]
+)
 def test_half_precision_is_near(dtype, architecture, recipe, backbone_path, model):
+    if architecture in backbones.OWN_ATTENTION and recipe in ("reba-2 bidirectional", "thought-4"):
+        pytest.skip("refused for this architecture")
+    if architecture == "gpt_oss_sinks" and recipe in ("reba-2 bidirectional", "thought-4"):
+        pytest.skip("rounding chooses other experts in a random mixture, which more passes over it make visible")
     module_class, arguments = RECIPES[recipe]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule
 
 from . import oracles
 from .backbones import TEXTS
@@ -54,6 +54,15 @@ def test_inference_keeps_nothing(module_class, backbone_path):
     for item in model.encode(TEXTS, output_value=None):
         assert not item["sentence_embedding"].requires_grad
     assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("module_class", [BidirectionalLastLayer, EchoModule, ReBAModule])
+def test_gradients_pass_through_bidirectional_layers(module_class, backbone_path):
+    model = pipeline(module_class(backbone_path(), bidirectional_layers=2))
+    model(model.preprocess(TEXTS))["sentence_embedding"].square().sum().backward()
+    for name, parameter in model[0].model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.norm() > 0, name
 
 
 @pytest.mark.parametrize("loss_class", [MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss])
