@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -153,12 +153,18 @@ class AfterPrefix:
 
     lengths: Tensor
     new: int
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict, repr=False)
 
     def applies(self, layer: int) -> bool:
         return True
 
     def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
-        """(B, 1, new, N + new): the prefix and the new tokens up to itself, within the window."""
+        """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
+        if (keys, window) not in self._masks:
+            self._masks[keys, window] = self._visible(keys, window)
+        return self._masks[keys, window]
+
+    def _visible(self, keys: int, window: int | None) -> Tensor:
         slot = torch.arange(keys - self.new, device=self.lengths.device)
         step = torch.arange(self.new, device=self.lengths.device)
         start = self.lengths[:, None, None, None]

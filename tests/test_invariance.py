@@ -94,7 +94,7 @@ def model(backbone_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recipe", RECIPES)
 class TestBatches:
-    @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(batch=st.lists(anything, min_size=1, max_size=5), data=st.data())
     def test_a_batch_is_its_texts(self, recipe, kind, model, batch, data):
         pooling = data.draw(st.sampled_from(["mean", "lasttoken", "max", "cls", "weightedmean"]))

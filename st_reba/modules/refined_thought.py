@@ -74,10 +74,9 @@ class RefinedThoughtModule(CausalModule):
             )
         if pool_over != "all":
             raise ValueError(f'pool_over={pool_over!r}: refined thought is in EOS, behind the text; use "all".')
-        # Set before the room for text is asked for: a memory takes a position too.
+        # Set first, because it is asked for when the room for text is checked: a memory takes a position too.
         self.iterations = iterations
         super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
-        self.iterations = iterations
         self.tolerance = tolerance
         self._last_layer = 0
         self._reuses_cache = False
