@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -253,8 +254,9 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
-        size = self._part_size(layout)
         batch = len(layout.input_ids)
+        # Parts of one size, near enough: a last part of a text or two would waste what the others gain.
+        size = ceil(batch / ceil(batch / self._part_size(layout)))
         parts = [layout.rows(slice(first, min(first + size, batch))) for first in range(0, batch, size)]
         states, mask, ids, extra = _join([self._read(part, **kwargs) for part in parts])
         empty = layout.text_length == 0

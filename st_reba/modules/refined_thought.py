@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from transformers import DynamicCache
+from torch.nn.functional import pad
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
 
 from .. import backbone
 from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
@@ -128,6 +130,10 @@ class RefinedThoughtModule(CausalModule):
         room = super()._room(prompt)
         return room if room is None or self.iterations == 1 else room - 1
 
+    def _part_size(self, layout: Layout) -> int:
+        """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""
+        return super()._part_size(layout) if self.iterations == 1 else len(layout.input_ids)
+
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.iterations == 1:
             states = self._hidden_states(layout, **kwargs)
@@ -144,8 +150,7 @@ class RefinedThoughtModule(CausalModule):
         ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
         text = torch.arange(len(ids), device=ids.device)
         slot = torch.arange(ids.shape[1], device=ids.device)
-        # Without a configuration, the cache keeps everything; the mask does the windowing.
-        cache = DynamicCache()
+        cache = Cache(layers=[_PrefixLayer() for _ in range(backbone.depth(self.model))])
         probe = MeanWeights(last, self._last_layer)
         with watching(probe):
             states = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
@@ -164,7 +169,6 @@ class RefinedThoughtModule(CausalModule):
                     position_ids=position_ids,
                     use_cache=True,
                 ).last_hidden_state
-            cache.crop(-2)
             memory = _weighted(probe.result(), torch.cat([prefix, step], dim=1))
             thought.refine(step[:, 1])
         states = states.index_put((text, last), thought.embedding)
@@ -193,6 +197,31 @@ class RefinedThoughtModule(CausalModule):
         with watching(probe), attending_both_ways(self._both_ways, real):
             states = self.model(inputs_embeds=embeddings).last_hidden_state
         return states, _weighted(probe.result() * real, states)
+
+
+class _PrefixLayer(DynamicLayer):
+    """A layer's cache with room for two more tokens, which each further pass writes anew, copying nothing else.
+
+    It keeps everything whatever the layer's window: the mask does the windowing.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values to attend to: those given, in the first pass; the prefix and those given, after it."""
+        if not self.is_initialized:
+            self.keys, self.values = pad(key_states, (0, 0, 0, 2)), pad(value_states, (0, 0, 0, 2))
+            self.is_initialized = True
+            return key_states, value_states
+        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
+        if torch.is_grad_enabled():
+            # The last pass still needs what it saw.
+            keys, values = keys.clone(), values.clone()
+        keys[:, :, -2:], values[:, :, -2:] = key_states, value_states
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Tokens of the prefix."""
+        return cast(Tensor, self.keys).shape[-2] - 2 if self.is_initialized else 0
 
 
 class _Thought:
