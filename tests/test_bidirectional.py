@@ -3,8 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule
+from st_reba import (
+    TEMPLATES,
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 from st_reba.attention import attending_both_ways
+from st_reba.data import DEMO_MODEL
 
 from . import oracles
 from .backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
@@ -54,6 +62,14 @@ def test_causality_probe(architecture, count, backbone_path):
         states = module.model(input_ids=ids, output_hidden_states=True).hidden_states
     changed = [not torch.allclose(layer[0, 0], layer[1, 0], atol=1e-5) for layer in states]
     assert changed == [False] * (4 - count) + [True] * count
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("module_class", [BidirectionalLastLayer, EchoModule, ReBAModule, RefinedThoughtModule])
+def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
+    """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
+    module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})
+    assert module.bidirectional_layers == 1
 
 
 def test_the_prompt_is_read_to_its_end(backbone_path):
