@@ -92,9 +92,7 @@ def compare_command(
     with _clear_errors():
         pairs = read_pairs(DEMO_PAIRS if data is None else data)
         questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions if data is None else []
-        device = device or get_device_name()
-        if dtype is Dtype.auto and device == "cpu":
-            dtype = Dtype.float32
+        device, dtype = _placement(device, dtype)
         backbone = _load(CausalTransformer, model, max_seq_length, dtype).to(device)
         recipes = default_recipes()
         columns = (
@@ -186,6 +184,12 @@ def _layers(layers: str) -> str | list[int]:
         return [int(layer) for layer in layers.split(",")]
     except ValueError:
         raise ValueError(f'--layers {layers!r}: use "all" or indices separated by commas, such as "-1,-2".') from None
+
+
+def _placement(device: str | None, dtype: Dtype) -> tuple[str, Dtype]:
+    """Where to run and in which precision, when that is left to us."""
+    device = device or get_device_name()
+    return device, Dtype.float32 if dtype is Dtype.auto and device == "cpu" else dtype
 
 
 def _load(
@@ -283,9 +287,7 @@ def layers_command(
     with _clear_errors():
         require_matplotlib()
         pairs = read_pairs(DEMO_PAIRS if data is None else data)
-        device = device or get_device_name()
-        if dtype is Dtype.auto and device == "cpu":
-            dtype = Dtype.float32
+        device, dtype = _placement(device, dtype)
         template = "{text}" if template is None else template
         repeats = Template.parse(template).copies > 1
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value

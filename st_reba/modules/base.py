@@ -147,15 +147,18 @@ class CausalModule(Transformer):
 
         What was asked for, or less where the whole layout would not fit the model's positions. None: no limit.
         """
-        limits = [limit for limit in (self._tokenizer.model_max_length, self._room()) if limit is not None]
-        limit = min(limits, default=_NO_LIMIT)
-        return None if limit >= _NO_LIMIT else int(limit)
+        return self._limit(self._room())
 
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
         if value is not None and value < 1:
             raise ValueError(f"max_seq_length={value}: give the tokens of one copy, 1 or more, or None for no limit.")
         self._tokenizer.model_max_length = _NO_LIMIT if value is None else value
+
+    def _limit(self, *limits: int | None) -> int | None:
+        """The lowest of these and the tokenizer's own, or None if there is none."""
+        limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, _NO_LIMIT) if limit is not None)
+        return None if limit >= _NO_LIMIT else int(limit)
 
     def _builder(self) -> LayoutBuilder:
         return LayoutBuilder(self._template, self._tokenizer)
@@ -201,8 +204,7 @@ class CausalModule(Transformer):
         for index, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"Input {index} is a {type(text).__name__}: {type(self).__name__} embeds strings.")
-        limits = [self.max_seq_length, self._room(prompt), self._asked_length(processing_kwargs)]
-        max_tokens = min((limit for limit in limits if limit is not None), default=None)
+        max_tokens = self._limit(self._room(prompt), self._asked_length(processing_kwargs))
         layout = self._builder().build(inputs, max_tokens=max_tokens, prompt=prompt)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
