@@ -35,7 +35,7 @@ class TestCompare:
     def test_with_no_arguments(self, monkeypatch):
         """The offline default: the demo LM, the demo texts, word sense."""
         shown = []
-        monkeypatch.setattr(cli, "compare", lambda *args, **kwargs: shown.append(args) or real(*args, **kwargs))
+        monkeypatch.setattr(cli.compare, "compare", lambda *args, **kwargs: shown.append(args) or real(*args, **kwargs))
         output = run("compare")
         (backbone, pairs, questions), *_ = shown
         assert backbone.model.config.hidden_size == 256
@@ -69,7 +69,7 @@ class TestCompare:
         assert "Error: " in run("compare", "--model", "no/such-model", expect=1)
 
 
-real = cli.compare
+real = cli.compare.compare
 
 
 class TestBuild:

@@ -1,0 +1,20 @@
+"""The ``st-reba`` command: one file a subcommand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import build, compare, layers
+from .common import app, console
+
+__all__ = ["app", "build", "compare", "layers"]
+
+
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        console.print(__version__)
+        raise typer.Exit
