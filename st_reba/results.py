@@ -1,0 +1,111 @@
+"""What a comparison found: plain data, for whoever shows it (the terminal, a report, a model card)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One score and how sure it is.
+
+    Attributes:
+        value: As measured on all the data, in the metric's own unit (a correlation, an accuracy).
+        low: Lower end of the 95% bootstrap interval.
+        high: Upper end of it; both NaN where nothing can be resampled.
+        tied: Whether it cannot be told from the best recipe's score on this data: the 95% interval of the paired
+            difference holds 0. The best itself is tied; a control never is.
+    """
+
+    value: float
+    low: float
+    high: float
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing that recipes are scored on: a column of the table.
+
+    Attributes:
+        name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
+        metric: Such as ``"Spearman x 100"``: what :attr:`Estimate.value` is, after scaling.
+        scale: What a value is multiplied by where it is shown.
+        greater_is_better: Which way is up.
+        chance: What guessing gives, unscaled; None if that is not a number worth showing.
+        proxy: Whether it was measured without labels, and so only hints at quality.
+        note: One sentence that says what was measured.
+    """
+
+    name: str
+    metric: str
+    scale: float = 100.0
+    greater_is_better: bool = True
+    chance: float | None = None
+    proxy: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one recipe gave.
+
+    Attributes:
+        recipe: Its name, such as ``"ReBA-2"``.
+        pooling: How token vectors became one, such as ``"mean"``.
+        control: Whether it is there to be beaten.
+        scores: Estimates by task name; a task that does not apply to the recipe is missing.
+        sentences_per_second: How many of the timed texts it embeds a second, run alone; None if it was not timed.
+        cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
+    """
+
+    recipe: str
+    pooling: str
+    control: bool
+    scores: dict[str, Estimate]
+    sentences_per_second: float | None = None
+    cost: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Recipe and pooling."""
+        return f"{self.recipe}, {self.pooling}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every recipe on one model and one set of data.
+
+    Attributes:
+        model: As the user named it, or "the demo LM".
+        data: What it was measured on, in words.
+        tasks: The columns; the first one decides which recipe is best.
+        results: The rows, controls among them.
+        verdict: What the numbers say and what they do not, one sentence each: the best recipe, whether it beats the
+            controls, what is tied with it.
+        skipped: Recipes that this model cannot run, and why.
+        lengths: Tokens of each text, for a histogram.
+        settings: What was set, by name.
+        versions: Of the packages that matter, by name.
+        command: The command that made it, as typed.
+        date: Of the day, ISO 8601.
+    """
+
+    model: str
+    data: str
+    tasks: list[Task]
+    results: list[Result]
+    verdict: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    date: str = ""
+
+    def best(self) -> Result:
+        """The recipe, not a control, with the best score on the first task; the earliest of equals."""
+        task = self.tasks[0]
+        own = [result for result in self.results if not result.control and task.name in result.scores]
+        pick = max if task.greater_is_better else min
+        return pick(own, key=lambda result: result.scores[task.name].value)
