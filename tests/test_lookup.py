@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -123,9 +121,11 @@ def test_a_stand_in_encodes_as_st_does():
         assert wide.encode(texts, precision="binary").dtype == np.int8
 
 
-def test_the_directory_is_gone_even_when_the_store_is_only_dropped(tmp_path):
-    store = EmbeddingStore(Embedder(), directory=tmp_path)
-    store.look_up("wide", ["a"])
-    assert list(Path(tmp_path).iterdir())
-    store.__exit__(None, None, None)
-    assert not list(Path(tmp_path).iterdir())
+def test_the_files_are_gone_after_an_error(tmp_path):
+    def embed(texts, prompt):
+        assert list(tmp_path.iterdir())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), EmbeddingStore(embed, directory=tmp_path) as store:
+        store.look_up("wide", ["a"])
+    assert not list(tmp_path.iterdir())
