@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 
 from numpy.typing import ArrayLike
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
@@ -13,6 +14,8 @@ from . import uncertainty
 from .data import Pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from .lookup import EmbeddingStore, stand_in
+from .mteb_intervals import mteb_estimates, score_statistic
+from .mteb_run import TaskScores
 from .reading import Recipes
 from .results import Estimate, Task
 from .uncertainty import Statistic
@@ -103,6 +106,34 @@ _PROXIES = (
     ("Uniformity", "uniformity", "Log of the mean Gaussian potential (t = 2) of all pairs of different texts."),
     ("Anisotropy", "anisotropy", "Mean cosine of all pairs of different texts."),
 )
+
+
+def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
+    """mteb's main scores; where there are several tasks, after their mean; and the ReBA paper's metric where it differs.
+
+    The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
+    """
+    columns = []
+    for scores in found:
+        samples = {key: score.samples for key, score in scores.scores.items()}
+        estimates = mteb_estimates(scores, controls=recipes.controls)
+        columns.append(Column(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
+    if len(columns) > 1:
+        values = {
+            recipe.key: [column.estimates[recipe.key].value for column in columns if recipe.key in column.estimates]
+            for recipe in recipes.all
+        }
+        note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
+        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes.controls))
+    for scores in found:
+        paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
+        if scores.paper_metric != scores.metric and paper:
+            name = f"{scores.task.name}, {scores.paper_metric}"
+            task = Task(
+                name, f"{scores.paper_metric} x 100", note="The metric of the ReBA paper for this type of task."
+            )
+            columns.append(Column(task, {key: Estimate(value, nan, nan) for key, value in paper.items()}))
+    return columns
 
 
 def _mean_column(task: Task, scores: Mapping[str, ArrayLike], controls: list[str]) -> Column:

@@ -10,19 +10,26 @@ import platform
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import uncertainty
-from .columns import Column, geometry_columns, similarity_columns, word_sense_column
-from .data import Pairs
+from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
+from .data import DEMO_PAIRS, Pairs, read_pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
+from .fingerprint import fingerprint
 from .lookup import EmbeddingStore
+from .mteb_run import run_tasks
 from .reading import TIMED_ROUNDS, TIMED_TEXTS, Recipes
 from .recipes import POOLINGS
 from .results import Comparison, Result
 from .sweep import RecipeSweep
 from .verdict import verdict
 
-__all__ = ["RecipeSweep", "Recipes", "assemble", "compare", "work"]
+if TYPE_CHECKING:
+    from mteb import AbsTask
+
+__all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
 def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -> int:
@@ -60,9 +67,46 @@ def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvalu
     return assemble(recipes, columns)
 
 
-def assemble(recipes: Recipes, columns: Sequence[Column]) -> Comparison:
+def compare_tasks(
+    recipes: Recipes, tasks: Sequence[str | AbsTask], *, model: str, output: Path | None = None
+) -> Comparison:
+    """Score every recipe on tasks of mteb, with mteb's own evaluation, and time it.
+
+    Args:
+        recipes: On one model.
+        tasks: As for :func:`st_reba.mteb_tasks.resolve_tasks`.
+        model: The model's name in mteb's results.
+        output: As for :func:`st_reba.mteb_run.run_tasks`.
+
+    Returns:
+        The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are
+        among ``skipped``.
+
+    Raises:
+        ValueError: If a task is unknown, or none could be run.
+    """
+    skipped: list[tuple[str, str]] = []
+    found = run_tasks(
+        tasks,
+        [recipe.key for recipe in recipes.all],
+        recipes.embed,
+        model=model,
+        revision=fingerprint(recipes.backbone),
+        output=output,
+        batch_size=recipes.batch_size,
+        on_step=lambda what: recipes.on_progress(what, 0),
+        on_skip=lambda task, reason: skipped.append((task, reason)),
+    )
+    if not found:
+        raise ValueError(f"No task could be run. {' '.join(reason for _, reason in skipped)}")
+    return assemble(recipes, mteb_columns(recipes, found), skipped)
+
+
+def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = ()) -> Comparison:
     """Put columns together, with what the recipes cost on some of the texts that were embedded for them."""
-    seconds = recipes.costs(recipes.sample)
+    # Where all results were known from an earlier run, nothing was embedded.
+    texts = recipes.sample or read_pairs(DEMO_PAIRS).texts()[:TIMED_TEXTS]
+    seconds = recipes.costs(texts)
     units = {pooling: seconds.get(f"Classical, {pooling}", next(iter(seconds.values()))) for pooling in POOLINGS}
     results = []
     for recipe in recipes.all:
@@ -74,7 +118,7 @@ def assemble(recipes: Recipes, columns: Sequence[Column]) -> Comparison:
                 pooling=recipe.pooling,
                 control=recipe.control,
                 scores={name: score for name, score in scores.items() if score is not None},
-                sentences_per_second=None if spent is None else len(recipes.sample) / spent,
+                sentences_per_second=None if spent is None else len(texts) / spent,
                 cost=None if spent is None else spent / units[recipe.pooling],
             )
         )
@@ -84,7 +128,7 @@ def assemble(recipes: Recipes, columns: Sequence[Column]) -> Comparison:
         tasks=[column.task for column in columns],
         results=results,
         verdict=verdict(results, columns[0].task, columns[0].statistic),
-        skipped=recipes.skipped,
+        skipped=[*recipes.skipped, *skipped],
         lengths=recipes.lengths,
         settings={
             "batch size": str(recipes.batch_size),
