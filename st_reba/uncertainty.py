@@ -218,7 +218,7 @@ def from_function(score: Callable[[list[Any]], float], items: Mapping[str, Seque
     total = _same_length({name: len(own) for name, own in items.items()})
 
     def of_counts(counts: Array) -> Array:
-        draws = [np.repeat(np.arange(total), column.astype(int)) for column in counts.T]
+        draws = [np.repeat(np.arange(total), column.astype(int)).tolist() for column in counts.T]
         return np.array([[score([own[index] for index in draw]) for draw in draws] for own in items.values()])
 
     return Statistic(recipes, total, of_counts)
