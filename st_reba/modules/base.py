@@ -256,11 +256,8 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
-        batch = len(layout.input_ids)
-        # Parts of one size, near enough: a last part of a text or two would waste what the others gain.
-        size = ceil(batch / ceil(batch / self._part_size(layout)))
-        parts = [layout.rows(slice(first, min(first + size, batch))) for first in range(0, batch, size)]
-        states, mask, ids, extra = _join([self._read(part, **kwargs) for part in parts])
+        parts = even_slices(len(layout.input_ids), self._part_size(layout))
+        states, mask, ids, extra = _join([self._read(layout.rows(part), **kwargs) for part in parts])
         empty = layout.text_length == 0
         states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
         mask = mask & ~empty[:, None]
@@ -323,6 +320,15 @@ class CausalModule(Transformer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+
+def even_slices(batch: int, size: int) -> list[slice]:
+    """A batch in parts of at most ``size`` texts.
+
+    All are of one size, near enough: a last part of a text or two would waste what the others gain.
+    """
+    size = ceil(batch / ceil(batch / size))
+    return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
 
 def _join(parts: list[Reading]) -> Reading:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -15,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from .. import backbone
 from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
 from ..layout import Layout, LayoutBuilder, Template
-from .base import CausalModule, PoolOver, Reading, compact
+from .base import CausalModule, PoolOver, Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_ITERATIONS = 1024
@@ -132,7 +134,7 @@ class RefinedThoughtModule(CausalModule):
 
     def _part_size(self, layout: Layout) -> int:
         """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""
-        return super()._part_size(layout) if self.iterations == 1 else len(layout.input_ids)
+        return len(layout.input_ids) if self._reuses_cache else super()._part_size(layout)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.iterations == 1:
@@ -149,17 +151,11 @@ class RefinedThoughtModule(CausalModule):
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
         text = torch.arange(len(ids), device=ids.device)
-        slot = torch.arange(ids.shape[1], device=ids.device)
-        cache = Cache(layers=[_PrefixLayer() for _ in range(backbone.depth(self.model))])
-        probe = MeanWeights(last, self._last_layer)
-        with watching(probe):
-            states = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-        weights = probe.result() * (slot <= last[:, None])
-        memory = _weighted(weights, states)
+        cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
+        states, memory = self._first_pass(layout, last, cache)
         thought = _Thought(states[text, last], self.tolerance)
         eos = self.model.get_input_embeddings()(ids[text, last])
         position_ids = torch.stack([last, last + 1], dim=1)
-        prefix = states * (slot < last[:, None])[..., None]
         while thought.passes_taken < iterations and thought.active.any():
             probe = MeanWeights(torch.ones_like(last), self._last_layer)
             with watching(probe), masked_by(AfterPrefix(last, new=2)):
@@ -169,10 +165,25 @@ class RefinedThoughtModule(CausalModule):
                     position_ids=position_ids,
                     use_cache=True,
                 ).last_hidden_state
-            memory = _weighted(probe.result(), torch.cat([prefix, step], dim=1))
+            # Behind a text's own prefix the weights are 0.
+            weights = probe.result()
+            memory = _weighted(weights[:, :-2], states) + _weighted(weights[:, -2:], step)
             thought.refine(step[:, 1])
         states = states.index_put((text, last), thought.embedding)
         return states, thought.passes
+
+    def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache) -> tuple[Tensor, Tensor]:
+        """The base model's states (B, N, D) and memory (B, D), in parts of the size that runs best; fills the cache."""
+        states, memories = [], []
+        for rows in even_slices(len(last), super()._part_size(layout)):
+            part = layout.rows(rows)
+            length = part.input_ids.shape[1]
+            probe = MeanWeights(last[rows], self._last_layer)
+            with watching(probe), cache.filling(rows):
+                found = self.model(input_ids=part.input_ids, past_key_values=cache, use_cache=True).last_hidden_state
+            memories.append(_weighted(probe.result() * part.attention_mask, found))
+            states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
+        return torch.cat(states), torch.cat(memories)
 
     def _whole_passes(self, layout: Layout, iterations: int) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
@@ -205,11 +216,24 @@ class _PrefixLayer(DynamicLayer):
     It keeps everything whatever the layer's window: the mask does the windowing.
     """
 
+    def __init__(self, batch: int, length: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.length = length
+        #: The texts whose prefixes are being computed; None when all are there.
+        self.filled_rows: slice | None = None
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The keys and values to attend to: those given, in the first pass; the prefix and those given, after it."""
-        if not self.is_initialized:
-            self.keys, self.values = pad(key_states, (0, 0, 0, 2)), pad(value_states, (0, 0, 0, 2))
-            self.is_initialized = True
+        if self.filled_rows is not None:
+            if not self.is_initialized:
+                self.keys, self.values = self._room_for(key_states), self._room_for(value_states)
+                self.is_initialized = True
+            for kept, given in ((self.keys, key_states), (self.values, value_states)):
+                rows = cast(Tensor, kept)[self.filled_rows]
+                rows[:, :, : given.shape[2]] = given
+                # What is masked is still multiplied, by 0.
+                rows[:, :, given.shape[2] :] = 0
             return key_states, value_states
         keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
         if torch.is_grad_enabled():
@@ -219,9 +243,28 @@ class _PrefixLayer(DynamicLayer):
         self.keys, self.values = keys, values
         return keys, values
 
+    def _room_for(self, states: Tensor) -> Tensor:
+        return states.new_empty(self.batch, states.shape[1], self.length + 2, states.shape[3])
+
     def get_seq_length(self, *args: Any) -> int:
-        """Tokens of the prefix."""
-        return cast(Tensor, self.keys).shape[-2] - 2 if self.is_initialized else 0
+        """Tokens of the prefix; none while it is being computed."""
+        return 0 if self.filled_rows is not None else self.length
+
+
+class _PrefixCache(Cache):
+    """The cache of a batch of texts, whose prefixes are computed in parts."""
+
+    def __init__(self, depth: int, batch: int, length: int) -> None:
+        super().__init__(layers=[_PrefixLayer(batch, length) for _ in range(depth)])
+
+    @contextlib.contextmanager
+    def filling(self, rows: slice) -> Iterator[None]:
+        """In this block, a pass computes the prefixes of these texts."""
+        for layer in self.layers:
+            layer.filled_rows = rows
+        yield
+        for layer in self.layers:
+            layer.filled_rows = None
 
 
 class _Thought:
