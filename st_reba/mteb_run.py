@@ -7,7 +7,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,14 +310,12 @@ def _watched(task: AbsTask) -> tuple[AbsTask, list[Sample]]:
     samples: list[Sample] = []
     if isinstance(task, AbsTaskRetrieval):
 
-        def task_specific_scores(
-            scores: Mapping[str, Mapping[str, float]], *arguments: Any, hf_split: str, hf_subset: str
-        ) -> Any:
+        def noting(scores: Any, relevant: Any, results: Any, hf_split: str, hf_subset: str) -> Any:
             if sample := query_sample(hf_split, hf_subset, scores, task.metadata.main_score):
                 samples.append(sample)
-            return task.task_specific_scores(scores, *arguments, hf_split=hf_split, hf_subset=hf_subset)
+            return task.task_specific_scores(scores, relevant, results, hf_split, hf_subset)
 
-        vars(watched)["task_specific_scores"] = task_specific_scores
+        vars(watched)["task_specific_scores"] = noting
     return watched, samples
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import average_precision_score
 
 if TYPE_CHECKING:
     from mteb import AbsTask, TaskResult
@@ -22,59 +20,34 @@ Statistic = Literal["mean", "spearman", "pearson", "best_accuracy", "average_pre
 class Sample:
     """The items behind one split's score (one language's, where a task has several).
 
-    A task's score is the mean of its samples' :attr:`value`.
+    A task's score is the mean of the scores of its samples.
 
     Attributes:
         split: The split's name, such as ``"test"``.
         subset: mteb's name of the language or part, such as ``"default"``.
         unit: What an item is: a pair, a text, a query, an experiment (one of mteb's training draws) or a clustering.
-        statistic: Which of :data:`STATISTICS` gives the score.
-        arrays: Its arguments, each with the n items along the first axis: draw the same rows from all of them.
+        statistic: Makes the score of the items: the mean of ``values``; their correlation with ``labels``; the accuracy
+            at the best threshold, or the average precision, of the best of several similarities.
+        values: One number an item, (n,), or as many as there are similarities, (n, similarities).
+        labels: (n,), where the statistic needs them.
     """
 
     split: str
     subset: str
     unit: Literal["pair", "text", "query", "experiment", "clustering"]
     statistic: Statistic
-    arrays: list[np.ndarray]
+    values: np.ndarray
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    @property
-    def value(self) -> float:
-        """The split's score."""
-        return STATISTICS[self.statistic](*self.arrays)
-
-
-def _best_accuracy(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Share of pairs on the right side of the best threshold, for the best of the similarities, (n, similarities)."""
-    positive = labels[np.argsort(-scores, axis=0, kind="stable")] == 1
-    right = np.cumsum(positive, axis=0) + (~positive).sum(axis=0) - np.cumsum(~positive, axis=0)
-    # As in mteb, a threshold lies between two pairs.
-    return float(right[:-1].max() / len(labels)) if len(labels) > 1 else 0.0
-
-
-def _average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
-    return max(float(average_precision_score(labels, column)) for column in scores.T)
-
-
-#: From a sample's arrays to its score.
-STATISTICS: dict[Statistic, Callable[..., float]] = {
-    "mean": lambda values: float(values.mean()),
-    "spearman": lambda labels, scores: float(spearmanr(labels, scores).statistic),
-    "pearson": lambda labels, scores: float(pearsonr(labels, scores).statistic),
-    "best_accuracy": _best_accuracy,
-    "average_precision": _average_precision,
-}
+        return len(self.values)
 
 
 def write_samples(samples: list[Sample], path: Path) -> None:
     """Write as JSON; the file takes its place when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = [{**asdict(sample), "arrays": [array.tolist() for array in sample.arrays]} for sample in samples]
     scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(content), encoding="utf-8")
+    scratch.write_text(json.dumps(list(map(asdict, samples)), default=np.ndarray.tolist), encoding="utf-8")
     scratch.replace(path)
 
 
@@ -82,8 +55,11 @@ def read_samples(path: Path) -> list[Sample]:
     """What :func:`write_samples` wrote; nothing if there is no such file."""
     if not path.exists():
         return []
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return [Sample(**{**entry, "arrays": [np.asarray(array) for array in entry["arrays"]]}) for entry in content]
+    return [Sample(**entry) for entry in json.loads(path.read_text(encoding="utf-8"), object_hook=_with_arrays)]
+
+
+def _with_arrays(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: np.asarray(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
 def complete_samples(task: AbsTask, result: TaskResult, known: list[Sample]) -> list[Sample]:
@@ -111,10 +87,10 @@ def _from_entry(split: str, subset: str, entry: Mapping[str, Any], metric: str) 
     if metric == "v_measure" and "v_measures" in entry:
         levels = entry["v_measures"]
         values = [value for level in levels.values() for value in level] if isinstance(levels, dict) else levels
-        return Sample(split, subset, "clustering", "mean", [np.asarray(values, dtype=float)])
+        return Sample(split, subset, "clustering", "mean", np.asarray(values, dtype=float))
     experiments = entry.get("scores_per_experiment", ())
     if experiments and all(scores.get(metric) is not None for scores in experiments):
-        return Sample(split, subset, "experiment", "mean", [np.array([scores[metric] for scores in experiments])])
+        return Sample(split, subset, "experiment", "mean", np.array([scores[metric] for scores in experiments]))
     return None
 
 
@@ -175,16 +151,16 @@ def _from_predictions(task: Any, split: str, subset: str, predictions: Any) -> S
     metric = task.metadata.main_score
     if isinstance(task, abstasks.AbsTaskSTS):
         column, statistic = _CORRELATIONS[metric]
-        arrays = [np.asarray(data["score"], dtype=float), np.asarray(predictions[column])]
-        return Sample(split, subset, "pair", statistic, arrays)
+        labels = np.asarray(data["score"], dtype=float)
+        return Sample(split, subset, "pair", statistic, np.asarray(predictions[column]), labels)
     if isinstance(task, abstasks.AbsTaskPairClassification):
         kind, _, name = metric.rpartition("_")
         # Some datasets hold all their pairs in one row.
-        labels = data[0][task.label_column_name] if len(data) == 1 else data[task.label_column_name]
+        labels = np.asarray(data[0][task.label_column_name] if len(data) == 1 else data[task.label_column_name])
         scores = np.stack([sign * np.asarray(predictions[column]) for column, sign in _PAIR_SCORES[kind]], axis=1)
-        return Sample(split, subset, "pair", _PAIR_STATISTICS[name], [np.asarray(labels), scores])
+        return Sample(split, subset, "pair", _PAIR_STATISTICS[name], scores, labels)
     right = np.asarray(predictions) == np.asarray(data[task.label_column_name])
-    return Sample(split, subset, "text", "mean", [right.mean(axis=0)])
+    return Sample(split, subset, "text", "mean", right.mean(axis=0))
 
 
 def query_sample(split: str, subset: str, scores: Mapping[str, Mapping[str, float]], metric: str) -> Sample | None:
@@ -201,7 +177,7 @@ def query_sample(split: str, subset: str, scores: Mapping[str, Mapping[str, floa
     queries = sorted(scores)
     if not queries or column not in scores[queries[0]]:
         return None
-    return Sample(split, subset, "query", "mean", [np.array([scores[query][column] for query in queries])])
+    return Sample(split, subset, "query", "mean", np.array([scores[query][column] for query in queries]))
 
 
 _TREC_NAMES = {"ndcg": "ndcg_cut", "map": "map_cut", "precision": "P", "hit_rate": "success"}

@@ -134,7 +134,7 @@ class DemoClusteringSets(DemoClustering, AbsTaskClusteringLegacy):
 
 class DemoRetrieval(Local, AbsTaskRetrieval):
     metadata = metadata("DemoRetrieval", "Retrieval", "ndcg_at_10")
-    candidates = None
+    k_values = (1, 10, 1000)
 
     def splits(self):
         """Find the other half of each pair that means much the same."""
