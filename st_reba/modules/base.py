@@ -6,8 +6,8 @@ import json
 import warnings
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -19,6 +19,9 @@ from .. import backbone, card
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template
 from ..version import REQUIREMENT
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PoolOver = Literal["text", "all"]
 
@@ -129,6 +132,13 @@ class CausalModule(Transformer):
     def copies(self) -> int:
         """How often the text stands in the input."""
         return self._template.copies
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one, in a sentence, for the model card."""
+        if self.copies == 1:
+            return "One pass over the text, as for the classical embedding."
+        return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
     # Text in
 
@@ -301,6 +311,21 @@ class CausalModule(Transformer):
 
     # On disk
 
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
+        """Load a saved module, as ST's ``Transformer.load`` does.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            **kwargs: As for ST's ``Transformer.load``.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
+        """
+        _check_inside(subfolder)
+        return super().load(model_name_or_path, subfolder=subfolder, **kwargs)
+
     def get_config_dict(self) -> dict[str, Any]:
         # Padding is not a setting here, so it is not saved as one.
         return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
@@ -361,6 +386,16 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
     mask = torch.arange(length, device=states.device) < counts[:, None]
     states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
     return Reading(states, mask, ids.gather(1, order))
+
+
+def _check_inside(subfolder: str) -> None:
+    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
+    path = PureWindowsPath(subfolder)
+    if path.anchor or ".." in path.parts:
+        raise ValueError(
+            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
+            'without "..", or "" for the model\'s own directory.'
+        )
 
 
 def check_repetitions(repetitions: int, least: int) -> None:
