@@ -1,0 +1,87 @@
+"""Chunks encoded on a Ray cluster: Ray Data's ``map_batches`` over a pool of actors with a model each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .extras import require_ray
+from .work import ChunkWorker, Plan, calibrate
+
+#: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.
+_GROUPS = 64
+
+
+class RayEngine:
+    """A Ray cluster: the one that ``RAY_ADDRESS`` names, or one on this machine.
+
+    Actors read the input and write their parts themselves, so every node must see both files at the same path; only
+    chunk numbers travel. Ray starts an actor that died again and repeats what it was doing; as a part is written whole
+    or not at all, under its number, no row is lost and none is there twice.
+
+    Args:
+        workers: Actors; each holds a model, and a GPU or a CPU core.
+        device: ``"cuda"`` or ``"cpu"``; what the cluster has if None.
+
+    Raises:
+        ImportError: If Ray is not installed.
+        ValueError: If ``workers`` is not positive, or the device is another.
+    """
+
+    def __init__(self, workers: int = 1, device: str | None = None) -> None:
+        if workers < 1:
+            raise ValueError(f"workers={workers}: give a whole number from 1.")
+        if device not in (None, "cpu", "cuda"):
+            raise ValueError(f'device "{device}": on a Ray cluster give "cpu" or "cuda"; Ray picks which.')
+        self._ray = require_ray()
+        if not self._ray.is_initialized():
+            self._ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        self.workers = workers
+        self.device = device or ("cuda" if self._ray.cluster_resources().get("GPU") else "cpu")
+
+    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
+        resources = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
+        data = self._ray.data
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = False
+        try:
+            self._ray.get(self._ray.remote(**resources)(_calibrate).remote(plan, self.device))
+            groups = min(len(todo), _GROUPS * self.workers)
+            chunks = data.from_items([{"chunk": number} for number in todo], override_num_blocks=max(groups, 1))
+            done = chunks.map_batches(
+                _Actor,
+                fn_constructor_args=(plan, self.device),
+                batch_size=1,
+                compute=data.ActorPoolStrategy(size=self.workers),
+                **resources,
+            )
+            for row in done.iter_rows():
+                yield int(row["chunk"])
+        except self._ray.exceptions.RayError as error:
+            raise _cause(error) from None
+
+
+class _Actor:
+    def __init__(self, plan: Plan, device: str) -> None:
+        self._encode_chunk = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(device)))
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for number in batch["chunk"].tolist():
+            self._encode_chunk(number)
+        return batch
+
+
+def _calibrate(plan: Plan, device: str) -> None:
+    encoder = plan.encoder
+    calibrate(plan, partial(encoder.encode, encoder.load(device)))
+
+
+def _cause(error: Any) -> BaseException:
+    """What went wrong in a worker, without Ray's traces around it, where that is known."""
+    inner: Any = error
+    while getattr(inner, "cause", None) is not None:
+        inner = inner.cause
+    return inner if isinstance(inner, (ValueError, OSError, ImportError)) else error
