@@ -46,7 +46,8 @@ class LocalEngine:
 
     def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
         with self._encoders(plan.encoder) as encoders:
-            calibrate(plan, encoders[0])
+            if plan.needs_ranges:
+                calibrate(plan, encoders[0])
             workers = [ChunkWorker(plan, encode) for encode in encoders]
             if len(workers) == 1:
                 for number in todo:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
 from .extras import require_ray
-from .work import ChunkWorker, Plan, calibrate
+from .work import ChunkWorker, Encode, Plan, calibrate
 
 #: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.
 _GROUPS = 64
@@ -47,41 +46,55 @@ class RayEngine:
         data = self._ray.data
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
-        try:
-            self._ray.get(self._ray.remote(**resources)(_calibrate).remote(plan, self.device))
-            groups = min(len(todo), _GROUPS * self.workers)
-            chunks = data.from_items([{"chunk": number} for number in todo], override_num_blocks=max(groups, 1))
-            done = chunks.map_batches(
-                _Actor,
-                fn_constructor_args=(plan, self.device),
-                batch_size=1,
-                compute=data.ActorPoolStrategy(size=self.workers),
-                **resources,
-            )
-            for row in done.iter_rows():
-                yield int(row["chunk"])
-        except self._ray.exceptions.RayError as error:
-            raise _cause(error) from None
+        if plan.needs_ranges:
+            calibrated = self._ray.remote(**resources)(_calibrate).remote(plan, self.device)
+            _raise(self._ray.get(calibrated))
+        groups = min(len(todo), _GROUPS * self.workers)
+        done = data.from_items([{"chunk": number} for number in todo], override_num_blocks=groups).map_batches(
+            _Actor,
+            fn_constructor_args=(plan, self.device),
+            batch_size=1,
+            compute=data.ActorPoolStrategy(size=min(self.workers, groups)),
+            **resources,
+        )
+        for row in done.iter_rows():
+            _raise(row["refusal"])
+            yield int(row["chunk"])
 
 
 class _Actor:
+    """A loaded model on some node."""
+
     def __init__(self, plan: Plan, device: str) -> None:
-        self._encode_chunk = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(device)))
+        self._plan = plan
+        self._device = device
+
+    @cached_property
+    def _worker(self) -> ChunkWorker:
+        return ChunkWorker(self._plan, _encode(self._plan, self._device))
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for number in batch["chunk"].tolist():
-            self._encode_chunk(number)
-        return batch
+        (number,) = batch["chunk"].tolist()
+        return {**batch, "refusal": np.array([_refusal(lambda: self._worker(number))])}
 
 
-def _calibrate(plan: Plan, device: str) -> None:
-    encoder = plan.encoder
-    calibrate(plan, partial(encoder.encode, encoder.load(device)))
+def _calibrate(plan: Plan, device: str) -> str:
+    return _refusal(lambda: calibrate(plan, _encode(plan, device)))
 
 
-def _cause(error: Any) -> BaseException:
-    """What went wrong in a worker, without Ray's traces around it, where that is known."""
-    inner: Any = error
-    while getattr(inner, "cause", None) is not None:
-        inner = inner.cause
-    return inner if isinstance(inner, (ValueError, OSError, ImportError)) else error
+def _encode(plan: Plan, device: str) -> Encode:
+    return partial(plan.encoder.encode, plan.encoder.load(device))
+
+
+def _refusal(work: Callable[[], None]) -> str:
+    """Nothing, or a sentence that a user can act on. It travels as data: Ray wraps exceptions, in ways of its own."""
+    try:
+        work()
+    except (ValueError, OSError, ImportError) as error:
+        return str(error)
+    return ""
+
+
+def _raise(refusal: str) -> None:
+    if refusal:
+        raise ValueError(refusal)

@@ -47,6 +47,11 @@ class Plan:
     output: Output
     workspace: Workspace
 
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether :func:`calibrate` has something to do."""
+        return self.precision in SCALED and not self.workspace.ranges.exists()
+
     def open(self) -> TextFile:
         return open_texts(self.input, self.column, self.keep)
 
@@ -93,11 +98,8 @@ class ChunkWorker:
 def calibrate(plan: Plan, encode: Encode) -> None:
     """Fix each dimension's range once, so that what a text becomes does not depend on the texts beside it.
 
-    Writes ``ranges (2, values)``, the minimum and the maximum over the first ``calibration_rows`` rows, unless they
-    are there.
+    Writes ``ranges (2, values)``, the minimum and the maximum over the first ``calibration_rows`` rows.
     """
-    if plan.precision not in SCALED or plan.workspace.ranges.exists():
-        return
     texts, index = plan.open(), Index.load(plan.workspace.index)
     low, high = np.inf, -np.inf
     left = min(plan.calibration_rows, index.rows)
