@@ -214,7 +214,7 @@ class CausalModule(Transformer):
         for index, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"Input {index} is a {type(text).__name__}: {type(self).__name__} embeds strings.")
-        max_tokens = self._limit(self._room(prompt), self._asked_length(processing_kwargs))
+        max_tokens = self.max_tokens(prompt, processing_kwargs)
         layout = self._builder().build(inputs, max_tokens=max_tokens, prompt=prompt)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
@@ -224,6 +224,10 @@ class CausalModule(Transformer):
                 stacklevel=2,
             )
         return dict(vars(layout))
+
+    def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
+        """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
+        return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded."""
@@ -266,17 +270,18 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
-        parts = even_slices(len(layout.input_ids), self._part_size(layout))
-        states, mask, ids, extra = _join([self._read(layout.rows(part), **kwargs) for part in parts])
-        empty = layout.text_length == 0
-        states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
-        mask = mask & ~empty[:, None]
-        mask[:, 0] |= empty
+        readings = [self._read(layout.rows(part), **kwargs) for part in self.parts(layout)]
+        states, mask, ids, extra = _join(readings)
+        states, mask = blank(states, mask, layout.text_length == 0)
         rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
+    def parts(self, layout: Layout) -> list[slice]:
+        """The texts of a batch that run together; the result does not depend on it."""
+        return even_slices(len(layout.input_ids), self._part_size(layout))
+
     def _part_size(self, layout: Layout) -> int:
-        """How many texts of a batch run at a time; the result does not depend on it.
+        """How many texts of a batch may run at a time.
 
         On an accelerator, the batch that was asked for. On a CPU, about as many tokens as its caches hold the
         activations of: larger batches are slower, and padded further.
@@ -367,6 +372,23 @@ def _join(parts: list[Reading]) -> Reading:
         torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts]),
         {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
     )
+
+
+def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros wherever nothing was read.
+
+    Args:
+        states: (B, n, D).
+        mask: (B, n), boolean: which of them are real.
+        empty: (B,), boolean: which texts have no tokens.
+
+    Returns:
+        The states and the mask, in which a text without tokens has one vector of zeros.
+    """
+    states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
+    mask = mask & ~empty[:, None]
+    mask[:, 0] |= empty
+    return states, mask
 
 
 def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
