@@ -11,7 +11,7 @@ from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.recipes import default_recipes
 
 from .backbones import TEXTS
-from .mteb_demo import DemoClassification, DemoSTS
+from .benchmark.demo import DemoClassification, DemoSTS
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
 WORDS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3)])

@@ -15,16 +15,16 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..benchmark import resolve_tasks
 from ..best import save_best
 from ..compare import Recipes, compare, compare_tasks, work
 from ..data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data
 from ..evaluation import OddOneOutEvaluator
 from ..files import check_free
-from ..mteb_tasks import resolve_tasks
 from ..modules import CausalModule, CausalTransformer
+from ..ranking import best_of
 from ..recipes import RANDOM, default_recipes
 from ..report import require_report, write_report
-from ..ranking import best_of
 from ..results import Comparison, Estimate, Task
 from .common import (
     DeviceOption,
@@ -86,8 +86,7 @@ def compare_command(
         if mteb_results and not mteb:
             raise ValueError("--mteb-results is for --mteb, which names the tasks.")
         if report is not None:
-            require_report()
-            check_free(report, "--report")
+            require_report(report, "--report")
         if best is not None:
             check_free(best, "--save-best")
         tasks = resolve_tasks(mteb) if mteb else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .evaluation.figures import freeze
+from ..evaluation.figures import freeze
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
