@@ -61,7 +61,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
         super().try_to_set_base_model()
         if self.model is None or not _is_ours(self.model):
             return
-        name: str = self.model[0].model.config._name_or_path
+        module: Any = self.model[0]
+        name: str = module.model.config._name_or_path
         if self.base_model is None and _cached(name, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
             self.base_model = name
@@ -105,7 +106,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
         """mteb's scores for the front matter, together with those of ST's evaluators."""
         if not self.mteb_results:
             return {}
-        index = eval_results_to_model_index(self.model_name, self.mteb_results)
+        index = eval_results_to_model_index(self.model_name or self.get_default_model_name(), self.mteb_results)
         if not self.eval_results_dict:
             return {"model-index": index}
         formatted = self.format_eval_metrics()
