@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
+from .results import BAG, RANDOM, Comparison, Result, Task
 from .version import __version__
 
 _PACKAGED = Path(__file__).parent / "assets" / "MODEL_CARD.md"
@@ -41,6 +42,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
 
     mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
+    comparison: Comparison | None = field(default=None, init=False, repr=False)
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
@@ -100,6 +102,24 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "base_name": self.base_model or Path(module.model.config._name_or_path).name or None,
             "copies": module.copies,
             "st_reba_version": __version__,
+            "comparison": self._compared(),
+        }
+
+    def _compared(self) -> dict[str, Any] | None:
+        """The scores of this recipe among others, as they are shown."""
+        found = self.comparison
+        if found is None:
+            return None
+        best = found.best()
+        controls = (f"{BAG}, mean", f"{RANDOM}, {best.name}")
+        shown = [best, *(other for other in found.results if other.name in controls)]
+        return {
+            "data": found.data,
+            "date": found.date,
+            "command": found.command,
+            "columns": [f"{task.name} ({task.metric})" for task in found.tasks],
+            "rows": [[other.name, *(_score(other, task) for task in found.tasks)] for other in shown],
+            "verdict": found.verdict,
         }
 
     def _evaluation(self) -> dict[str, Any]:
@@ -122,6 +142,18 @@ def adopt(model: Any) -> None:
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
+
+
+def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
+    """Put the scores of a comparison's best recipe, which this model is, and of its controls onto its card."""
+    adopt(model)
+    data: Any = model.model_card_data
+    data.comparison = comparison
+
+
+def _score(result: Result, task: Task) -> str:
+    score = result.scores.get(task.name)
+    return "" if score is None else f"{task.show(score.value)} {task.show_interval(score)}".rstrip()
 
 
 def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:

@@ -63,7 +63,8 @@ def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvalu
         else:
             columns = geometry_columns(recipes, store, EmbeddingGeometryEvaluator(data))
     if words is not None:
-        columns.append(word_sense_column(recipes, words))
+        # After what decides, before what only adds to it.
+        columns.insert(1, word_sense_column(recipes, words))
     return assemble(recipes, columns)
 
 
