@@ -43,6 +43,15 @@ def positions(model: PreTrainedModel) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its input.
+
+    That is where its first parameter is, unless accelerate has placed the model: what is offloaded is nowhere.
+    """
+    placed = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if placed is None else torch.device(placed)
+
+
 def prepare(model: PreTrainedModel) -> None:
     """Refuse a backbone whose first token sees the second, and make sure that its attention is its own.
 
@@ -123,7 +132,7 @@ def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
     original = model.config._attn_implementation
     _set_attention(model, NAME)
     census = LayerCensus()
-    with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=model.device)):
+    with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=device(model))):
         first, other = _trial_states(model)[:, 0]
     # Equal to the bit, because the effect of one layer may be smaller than what half precision rounds.
     if not layers <= set(census.layers) or torch.equal(first, other):
@@ -162,7 +171,7 @@ def micro_batch(model: PreTrainedModel, length: int) -> int:
 
 def _trial_output(model: PreTrainedModel, **kwargs: bool) -> Any:
     """Two rows of two tokens that differ in the second, without dropout."""
-    input_ids = torch.tensor([[0, 1], [0, 2]], device=model.device)
+    input_ids = torch.tensor([[0, 1], [0, 2]], device=device(model))
     training = model.training
     model.eval()
     try:

@@ -109,8 +109,9 @@ class RefinedThoughtModule(CausalModule):
 
     def _cache_is_sound(self) -> bool:
         """Whether the cheap passes give what whole passes do, on two texts of unequal length."""
-        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=self.model.device)
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=self.model.device)
+        device = backbone.device(self.model)
+        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=device)
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device)
         trial = Layout(ids, mask, torch.zeros_like(ids))
         training = self.model.training
         self.model.eval()
