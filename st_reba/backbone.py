@@ -52,6 +52,27 @@ def device(model: PreTrainedModel) -> torch.device:
     return model.device if placed is None else torch.device(placed)
 
 
+def is_checkpointing(model: PreTrainedModel) -> bool:
+    """Whether a backward pass through the model would run its layers a second time."""
+    return model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def check_it_can_be_saved(model: PreTrainedModel) -> None:
+    """Refuse weights that transformers would not know how to write.
+
+    Raises:
+        ValueError: For a model that torchao's ``quantize_`` changed after it was loaded. One that transformers
+            quantised on loading has a quantizer, which knows.
+    """
+    quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
+    if quantized and getattr(model, "hf_quantizer", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
+            "cannot be saved. Quantise it on loading instead: "
+            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
+        )
+
+
 def prepare(model: PreTrainedModel) -> None:
     """Refuse a backbone whose first token sees the second, and make sure that its attention is its own.
 

@@ -113,11 +113,7 @@ class ReBAModule(CausalModule):
         return chosen
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        if self.training and getattr(self.model, "is_gradient_checkpointing", False):
-            raise ValueError(
-                "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
-                "Turn it off to train through ReBAModule."
-            )
+        self._refuse_checkpointing()
         sums = self._backward_sums(layout, **kwargs)
         states = pad_sequence(sums, batch_first=True)
         counts = layout.text_length.clamp(max=1) if self.rows == "last" else layout.text_length

@@ -141,10 +141,10 @@ class RefinedThoughtModule(CausalModule):
         if self.iterations == 1:
             states = self._hidden_states(layout, **kwargs)
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
-        elif self._reuses_cache:
-            states, passes = self._cached_passes(layout, self.iterations)
         else:
-            states, passes = self._whole_passes(layout, self.iterations)
+            self._refuse_checkpointing()
+            take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
+            states, passes = take_passes(layout, self.iterations)
         reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
         return reading._replace(extra={"passes": passes})
 
