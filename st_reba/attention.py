@@ -103,9 +103,7 @@ class Masking(Protocol):
         """Whether this layer's mask is replaced."""
         ...
 
-    def mask(
-        self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device
-    ) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, queries, keys), True where a key is seen; None if all are.
 
         ``keys`` is how many there are, ``window`` the layer's sliding window, ``device`` where the layer runs.
@@ -128,9 +126,7 @@ class BothWays:
     def applies(self, layer: int) -> bool:
         return layer in self.layers
 
-    def mask(
-        self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device
-    ) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, N, N), True where a token is seen; None if every token sees every other.
 
         ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
@@ -162,9 +158,7 @@ class AfterPrefix:
     def applies(self, layer: int) -> bool:
         return True
 
-    def mask(
-        self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device
-    ) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
         kind = keys, window, device
         if kind not in self._masks:
@@ -427,7 +421,10 @@ class MeanWeights:
         return layer == self.layer
 
     def observe(self, source: WeightSource) -> None:
-        """Keep (B, keys), float32, where ``queries`` is. Keys behind the query are not masked where the layer needed no mask."""
+        """Keep (B, keys), float32, on the device of ``queries``.
+
+        Keys behind the query are not masked where the layer needed no mask.
+        """
         if isinstance(source, SymmetrizedSource):
             source = source.forward
         assert isinstance(source, QueryKeySource)

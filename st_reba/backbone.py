@@ -39,8 +39,10 @@ def depth(model: PreTrainedModel) -> int:
 
 def positions(model: PreTrainedModel) -> int | None:
     """How many positions the model has, or None if its configuration names no limit."""
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    config = model.config.get_text_config(decoder=True)
+    # The second is MPT's name for it.
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def device(model: PreTrainedModel) -> torch.device:

@@ -137,3 +137,8 @@ def test_micro_batches_stay_within_the_budget(monkeypatch):
     for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
         monkeypatch.setattr(backbone, "MAP_BUDGET", budget)
         assert backbone.micro_batch(model, 10) == size
+
+
+@pytest.mark.parametrize(("name", "expected"), [("llama", 256), ("gpt2", 256), ("mpt", 256), ("bloom", None)])
+def test_positions_under_any_name(name, expected):
+    assert backbone.positions(AutoModel.from_config(config(name))) == expected

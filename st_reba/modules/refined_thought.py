@@ -87,6 +87,18 @@ class RefinedThoughtModule(CausalModule):
         if iterations > 1:
             self._prepare_passes()
 
+    @property
+    def cost(self) -> str:
+        if self.iterations == 1:
+            return super().cost
+        if not self._reuses_cache:
+            return f"{self.iterations} passes over the text: about {self.iterations} times the classical embedding."
+        further = "1 pass" if self.iterations == 2 else f"{self.iterations - 1} passes"
+        return (
+            f"One pass over the text and {further} of two tokens over its cached keys and values: little more than "
+            "the classical embedding."
+        )
+
     def _prepare_passes(self) -> None:
         route = backbone.attention_route(self.model)
         name = type(self.model).__name__
