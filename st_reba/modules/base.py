@@ -300,9 +300,20 @@ class CausalModule(Transformer):
 
         No mask is needed where attention is causal, since rows are padded on the right.
         """
+        if self._both_ways:
+            self._refuse_checkpointing()
         with attending_both_ways(self._both_ways, layout.attention_mask.bool()):
             output = super().forward({"input_ids": layout.input_ids, "modality": "text"}, **kwargs)
         return output[self.module_output_name]
+
+    def _refuse_checkpointing(self) -> None:
+        """For what is set up around a forward pass only: the second run of each layer would not find it."""
+        if backbone.is_checkpointing(self.model):
+            turned = f" with bidirectional_layers={self.bidirectional_layers}" if self._both_ways else ""
+            raise ValueError(
+                f"Gradient checkpointing runs attention a second time, where {type(self).__name__}{turned} neither "
+                f"watches it nor sets its masks. Turn it off to train through {type(self).__name__}{turned}."
+            )
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
         """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
@@ -337,7 +348,12 @@ class CausalModule(Transformer):
         return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
+
+        Raises:
+            ValueError: If the backbone was quantised in a way that it cannot be saved in.
+        """
+        backbone.check_it_can_be_saved(self.model)
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         path = Path(output_path) / "config_sentence_transformers.json"
         if path.is_file():

@@ -132,11 +132,7 @@ class ReBAModule(CausalModule):
         return chosen
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        if self.training and getattr(self.model, "is_gradient_checkpointing", False):
-            raise ValueError(
-                "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
-                "Turn it off to train through ReBAModule."
-            )
+        self._refuse_checkpointing()
         whole = deque(self.copy_sums(layout, **kwargs), maxlen=1).pop()
         sums = whole.sums
         if self.normalize_weights:
