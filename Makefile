@@ -9,13 +9,22 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/st-reba compare
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# The same suite on other versions of what st_reba plugs into: the lowest that it allows, and the last before 6.
+test-lowest test-5.7: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest
+
+# Programs that embed with sentence-transformers, each the real one.
+test-clients: .venv-clients/.installed .venv-langchain/.installed
+	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
+	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -30,5 +39,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
 	touch $@
 
+# Environments beside .venv hold what requirements/ says.
+.venv-%/.installed: requirements/%.txt pyproject.toml constraints.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) .venv-* build dist

@@ -38,11 +38,19 @@ def depth(model: PreTrainedModel) -> int:
 
 
 def positions(model: PreTrainedModel) -> int | None:
-    """How many positions the model has, or None if its configuration names no limit."""
+    """How many positions the model has, or None if its configuration names no limit.
+
+    Beyond the length it was first trained on, a model with long-range rotary embeddings (LongRoPE, as in Phi-3-128k)
+    reads every token of a batch otherwise as soon as one text is that long. An embedding would depend on its batch, so
+    that length is the limit.
+    """
     config = model.config.get_text_config(decoder=True)
     # The second is MPT's name for it.
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    found = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        found.append(rotary.get("original_max_position_embeddings"))
+    return min((limit for limit in found if isinstance(limit, int) and limit > 0), default=None)
 
 
 def device(model: PreTrainedModel) -> torch.device:

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
+from .results import BAG, RANDOM, Comparison, Result, Task
 from .version import __version__
 
 _PACKAGED = Path(__file__).parent / "assets" / "MODEL_CARD.md"
@@ -41,6 +42,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
 
     mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
+    comparison: Comparison | None = field(default=None, init=False, repr=False)
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
@@ -61,7 +63,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
         super().try_to_set_base_model()
         if self.model is None or not _is_ours(self.model):
             return
-        name: str = self.model[0].model.config._name_or_path
+        module: Any = self.model[0]
+        name: str = module.model.config._name_or_path
         if self.base_model is None and _cached(name, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
             self.base_model = name
@@ -99,13 +102,31 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "base_name": self.base_model or Path(module.model.config._name_or_path).name or None,
             "copies": module.copies,
             "st_reba_version": __version__,
+            "comparison": self._compared(),
+        }
+
+    def _compared(self) -> dict[str, Any] | None:
+        """The scores of this recipe among others, as they are shown."""
+        found = self.comparison
+        if found is None:
+            return None
+        best = found.best()
+        controls = (f"{BAG}, mean", f"{RANDOM}, {best.name}")
+        shown = [best, *(other for other in found.results if other.name in controls)]
+        return {
+            "data": found.data,
+            "date": found.date,
+            "command": found.command,
+            "columns": [f"{task.name} ({task.metric})" for task in found.tasks],
+            "rows": [[other.name, *(_score(other, task) for task in found.tasks)] for other in shown],
+            "verdict": found.verdict,
         }
 
     def _evaluation(self) -> dict[str, Any]:
         """mteb's scores for the front matter, together with those of ST's evaluators."""
         if not self.mteb_results:
             return {}
-        index = eval_results_to_model_index(self.model_name, self.mteb_results)
+        index = eval_results_to_model_index(self.model_name or self.get_default_model_name(), self.mteb_results)
         if not self.eval_results_dict:
             return {"model-index": index}
         formatted = self.format_eval_metrics()
@@ -121,6 +142,18 @@ def adopt(model: Any) -> None:
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
+
+
+def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
+    """Put the scores of a comparison's best recipe, which this model is, and of its controls onto its card."""
+    adopt(model)
+    data: Any = model.model_card_data
+    data.comparison = comparison
+
+
+def _score(result: Result, task: Task) -> str:
+    score = result.scores.get(task.name)
+    return "" if score is None else f"{task.show(score.value)} {task.show_interval(score)}".rstrip()
 
 
 def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:

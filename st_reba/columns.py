@@ -11,11 +11,10 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.util import pairwise_cos_sim
 
 from . import uncertainty
+from .benchmark import TaskScores, mteb_estimates, score_statistic
 from .data import Pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from .lookup import EmbeddingStore, stand_in
-from .mteb_intervals import mteb_estimates, score_statistic
-from .mteb_run import TaskScores
 from .reading import Recipes
 from .results import Estimate, Task
 from .uncertainty import Statistic
@@ -109,7 +108,7 @@ _PROXIES = (
 
 
 def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
-    """mteb's main scores; where there are several tasks, after their mean; and the ReBA paper's metric where it differs.
+    """mteb's main scores, after their mean where there are several; and the ReBA paper's metric where it is another.
 
     The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
     """

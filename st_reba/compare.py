@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import uncertainty
+from .benchmark import run_tasks
 from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
 from .data import DEMO_PAIRS, Pairs, read_pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from .fingerprint import fingerprint
 from .lookup import EmbeddingStore
-from .mteb_run import run_tasks
 from .reading import TIMED_ROUNDS, TIMED_TEXTS, Recipes
 from .recipes import POOLINGS
 from .results import Comparison, Result
@@ -63,7 +63,8 @@ def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvalu
         else:
             columns = geometry_columns(recipes, store, EmbeddingGeometryEvaluator(data))
     if words is not None:
-        columns.append(word_sense_column(recipes, words))
+        # After what decides, before what only adds to it.
+        columns.insert(1, word_sense_column(recipes, words))
     return assemble(recipes, columns)
 
 
@@ -74,9 +75,9 @@ def compare_tasks(
 
     Args:
         recipes: On one model.
-        tasks: As for :func:`st_reba.mteb_tasks.resolve_tasks`.
+        tasks: As for :func:`st_reba.benchmark.tasks.resolve_tasks`.
         model: The model's name in mteb's results.
-        output: As for :func:`st_reba.mteb_run.run_tasks`.
+        output: As for :func:`st_reba.benchmark.run.run_tasks`.
 
     Returns:
         The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are

@@ -9,7 +9,6 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 #: What the client raises where no answer came: of the HTTP library that its version uses.
@@ -57,7 +56,6 @@ def push(
     check_saved_model(root)
     if repo_id.count("/") != 1:
         raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
-    validate_repo_id(repo_id)
     api = HfApi(token=token)
     try:
         return _push(api, root, repo_id, private, revision, create_pr, message)

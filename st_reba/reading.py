@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
 from .modules import CausalModule
@@ -17,7 +18,7 @@ from .sweep import RecipeSweep
 from .words import encode_words, find_words, pool_words
 
 #: How many texts each recipe is timed on, and how often: enough to tell them apart, few enough not to wait for.
-TIMED_TEXTS = 64
+TIMED_TEXTS = 32
 TIMED_ROUNDS = 3
 
 
@@ -37,66 +38,77 @@ class RecipeReader:
     def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe], batch_size: int = 32) -> None:
         self.backbone = backbone
         self.batch_size = batch_size
-        self.recipes: list[Recipe] = []
         self.skipped: list[tuple[Recipe, str]] = []
         self._sweep = _sweep(backbone, recipes)
-        self._models: dict[str, SentenceTransformer] = {}
+        self._alone: dict[str, _Method] = {}
+        methods: dict[str, list[Recipe]] = {}
         for recipe in recipes:
-            if not self._swept(recipe):
+            methods.setdefault(recipe.name, []).append(recipe)
+        for name, group in methods.items():
+            if not self._swept(group[0]):
                 try:
-                    self._models[recipe.key] = recipe.model(backbone)
+                    self._alone[name] = _Method(backbone, group)
                 except ValueError as error:
-                    self.skipped.append((recipe, str(error)))
-                    continue
-            self.recipes.append(recipe)
+                    self.skipped += [(recipe, str(error)) for recipe in group]
+        self.recipes = [recipe for recipe in recipes if self._swept(recipe) or recipe.name in self._alone]
 
     def _swept(self, recipe: Recipe) -> bool:
         return self._sweep is not None and recipe.copies is not None
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """Sentence embeddings by the recipes' keys, each (B, D), float32, on the CPU."""
-        swept = {} if self._sweep is None else self._sweep.encode(texts, prompt, self.batch_size)
         found = {}
-        for recipe in self.recipes:
-            if self._swept(recipe):
-                found[recipe.key] = swept[recipe.method, POOLINGS[recipe.pooling]]
-            else:
-                found[recipe.key] = (
-                    self._models[recipe.key]
-                    .encode(
-                        list(texts),
-                        prompt=prompt,
-                        batch_size=self.batch_size,
-                        convert_to_tensor=True,
-                        show_progress_bar=False,
-                    )
-                    .float()
-                    .cpu()
-                )
-        return found
+        if self._sweep is not None:
+            swept = self._sweep.encode(texts, prompt, self.batch_size)
+            found = {
+                recipe.key: swept[recipe.method, POOLINGS[recipe.pooling]]
+                for recipe in self.recipes
+                if self._swept(recipe)
+            }
+        for method in self._alone.values():
+            found.update(method.embed(texts, prompt, self.batch_size))
+        return {recipe.key: found[recipe.key] for recipe in self.recipes}
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
         """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
-        vectors: dict[str, np.ndarray] = {}
+        result = {
+            name: encode_words(method.model, sentences, words, batch_size=self.batch_size)
+            for name, method in self._alone.items()
+            if method.words
+        }
         if self._sweep is not None:
-            swept: dict[str, list[Tensor]] = {recipe: [] for recipe in self._sweep.recipes}
             found = find_words(self.backbone, sentences, words)
+            swept: dict[str, list[Tensor]] = {recipe: [] for recipe in self._sweep.recipes}
             tokens = self._sweep.token_embeddings(sentences, batch_size=self.batch_size)
             for word, readings in zip(found, tokens, strict=True):
-                for recipe, vector in swept.items():
-                    vector.append(pool_words([readings[recipe]], [word])[0])
-            vectors = {recipe: torch.stack(vector).numpy() for recipe, vector in swept.items()}
-        result: dict[str, np.ndarray] = {}
-        for recipe in self.recipes:
-            if self._swept(recipe):
-                result[recipe.name] = vectors[recipe.method]
-            elif recipe.words and recipe.name not in result and self._gives_all_words(recipe):
-                model = self._models[recipe.key]
-                result[recipe.name] = encode_words(model, sentences, words, batch_size=self.batch_size)
+                for name, vectors in swept.items():
+                    vectors.append(pool_words([readings[name]], [word])[0])
+            for recipe in self.recipes:
+                if self._swept(recipe):
+                    result[recipe.name] = torch.stack(swept[recipe.method]).numpy()
         return result
 
-    def _gives_all_words(self, recipe: Recipe) -> bool:
-        return getattr(self._models[recipe.key][0], "rows", "all") == "all"
+
+class _Method:
+    """The recipes that differ in nothing but the pooling: one module, whose tokens are pooled in every way."""
+
+    def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe]) -> None:
+        self.recipes = recipes
+        # One that is made for the last token alone may hand on no others.
+        widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
+        module = widest.build(backbone)
+        self.words = widest.words and getattr(module, "rows", "all") == "all"
+        modes = tuple(POOLINGS[recipe.pooling] for recipe in recipes)
+        pooling = Pooling(module.get_embedding_dimension(), modes)
+        self.model = SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+
+    def embed(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> dict[str, Tensor]:
+        """By the recipes' keys, each (B, D), float32, on the CPU."""
+        vectors = self.model.encode(
+            list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+        )
+        parts = vectors.float().cpu().chunk(len(self.recipes), dim=1)
+        return {recipe.key: part for recipe, part in zip(self.recipes, parts, strict=True)}
 
 
 def _sweep(backbone: CausalModule, recipes: Sequence[Recipe]) -> RecipeSweep | None:

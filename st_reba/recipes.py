@@ -21,12 +21,10 @@ from .modules import (
     ReBAModule,
     RefinedThoughtModule,
 )
+from .results import BAG, RANDOM
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
-
-BAG = "Bag of input embeddings"
-RANDOM = "Random weights"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+#: Names of the controls; the second stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+BAG = "Bag of input embeddings"
+RANDOM = "Random weights"
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -46,18 +50,19 @@ class Task:
     proxy: bool = False
     note: str = ""
 
-    def show(self, value: float) -> str:
+    def show(self, value: float, decimals: int | None = None) -> str:
         """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
         if math.isnan(value):
             return "n/a"
-        decimals = max(0, 3 - round(math.log10(self.scale)))
+        if decimals is None:
+            decimals = max(0, 3 - round(math.log10(self.scale)))
         return f"{value * self.scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
-    def show_interval(self, estimate: Estimate) -> str:
+    def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
         """The 95% interval in brackets; empty where there is none."""
         if math.isnan(estimate.low) or math.isnan(estimate.high):
             return ""
-        return f"[{self.show(estimate.low)}, {self.show(estimate.high)}]"
+        return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
 
 
 @dataclass(frozen=True)

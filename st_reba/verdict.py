@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import uncertainty
-from .recipes import BAG, RANDOM
-from .results import Estimate, Result, Task
+from .results import BAG, RANDOM, Estimate, Result, Task
 from .uncertainty import Statistic
 
 

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoTokenizer
 
-import st_reba  # noqa: F401  (registers)
+import st_reba
 
 from . import backbones
 
@@ -58,3 +58,17 @@ def relative_error(value, expected) -> float:
     value, expected = torch.as_tensor(value), torch.as_tensor(expected)
     assert value.shape == expected.shape
     return float((value - expected).norm() / expected.norm())
+
+
+#: What a retrieval model is saved with: text in front of queries, and other text in front of documents.
+PROMPTS = {"query": "Find what answers: ", "document": "文本："}
+
+
+@pytest.fixture(scope="session")
+def prompted_path(backbone_path, tmp_path_factory):
+    """A saved ReBA model with mean pooling and :data:`PROMPTS`: what the programs that embed texts are given."""
+    model = pipeline(st_reba.ReBAModule(backbone_path(), repetitions=2))
+    model.prompts = dict(PROMPTS)
+    directory = tmp_path_factory.mktemp("prompted")
+    model.save_pretrained(str(directory))
+    return str(directory)

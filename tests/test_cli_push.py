@@ -141,7 +141,7 @@ def test_a_shard_that_is_missing(directory, hub):
 
 @pytest.mark.parametrize(
     ("repo_id", "message"),
-    [("name", '"name": a repository is "org/name"'), ("a/b/c", 'is "org/name"'), ("org/na me", "org/na me")],
+    [("name", '"name": a repository is "org/name"'), ("a/b/c", 'is "org/name"')],
 )
 def test_ids(repo_id, message, directory, hub):
     assert message in run(directory, repo_id, expect=1)

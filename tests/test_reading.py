@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.reading import TIMED_ROUNDS, RecipeReader, Recipes
+from st_reba.reading import TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes
 from st_reba.recipes import default_recipes, random_weights
 
 from .backbones import TEXTS
@@ -69,7 +69,7 @@ def test_what_was_embedded_is_noted(backbone, token_ids):
     made.embed(TEXTS[:2])
     made.embed(TEXTS[2:] * 30)
     assert made.lengths == [len(token_ids(text)) for text in [*TEXTS[:2], *TEXTS[2:] * 30]]
-    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30][:64]
+    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30][:TIMED_TEXTS]
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")

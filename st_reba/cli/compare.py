@@ -15,17 +15,17 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..benchmark import resolve_tasks
 from ..best import save_best
 from ..compare import Recipes, compare, compare_tasks, work
 from ..data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data
 from ..evaluation import OddOneOutEvaluator
 from ..files import check_free
-from ..mteb_tasks import resolve_tasks
 from ..modules import CausalModule, CausalTransformer
-from ..recipes import RANDOM, default_recipes
-from ..report import require_report, write_report
 from ..ranking import best_of
-from ..results import Comparison, Estimate, Task
+from ..recipes import default_recipes
+from ..report import require_report, write_report
+from ..results import RANDOM, Comparison, Estimate, Task
 from .common import (
     DeviceOption,
     Dtype,
@@ -86,8 +86,7 @@ def compare_command(
         if mteb_results and not mteb:
             raise ValueError("--mteb-results is for --mteb, which names the tasks.")
         if report is not None:
-            require_report()
-            check_free(report, "--report")
+            require_report(report, "--report")
         if best is not None:
             check_free(best, "--save-best")
         tasks = resolve_tasks(mteb) if mteb else []
@@ -160,15 +159,21 @@ def _recipes(backbone: CausalModule, repetitions: int, batch_size: int, total: i
 
 def _table(found: Comparison) -> Table:
     """One row a recipe, its control on random weights beside it."""
-    table = Table(title=f"{found.model} on {found.data}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"{found.model} on {found.data}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("Recipe", no_wrap=True)
-    table.add_column("Pooling")
+    table.add_column("Pool", no_wrap=True)
     tasks = found.tasks[:_SHOWN_TASKS]
     for task in tasks:
-        table.add_column(f"{task.name}\n{task.metric}", justify="right", no_wrap=True)
-        table.add_column("on random\nweights", justify="right", style="dim")
-    table.add_column("Texts/s", justify="right")
-    table.add_column("Cost", justify="right")
+        table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
+        table.add_column("Random", justify="right", style="dim", no_wrap=True)
+    table.add_column("Text/s", justify="right", no_wrap=True)
+    table.add_column("Cost", justify="right", no_wrap=True)
     controls = {result.name: result for result in found.results if result.control}
     shown = [result for result in found.results if not result.recipe.startswith(f"{RANDOM}, ")]
     for index, result in enumerate(shown):
@@ -199,18 +204,18 @@ def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -
         return ""
     text = task.show(score.value)
     if with_interval:
-        text = f"{text} {task.show_interval(score):>14}"
+        text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
     mark = "=" if score.tied and not best else " "
     return f"[bold green]{text}[/]{mark}" if best else f"{text}{mark}"
 
 
 def _legend(found: Comparison) -> list[str]:
     """What the columns are, and where the others are."""
-    notes = [f"{task.name}: {task.note}" for task in found.tasks[:_SHOWN_TASKS] if task.note]
+    notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
         notes.append(f"With --report, also: {', '.join(task.name for task in hidden)}.")
     return [
         *notes,
-        "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Cost: time beside Classical under the "
-        "same pooling. Dim: controls.",
+        "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Random: the same recipe on random "
+        "weights. Cost: time beside Classical under the same pooling.",
     ]

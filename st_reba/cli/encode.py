@@ -40,7 +40,7 @@ class EngineName(str, Enum):
 
 @app.command("encode")
 def encode_command(
-    model: Annotated[str, typer.Argument(help="A SentenceTransformer: a directory or a Hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A SentenceTransformer: a directory or a Hub id.")],
     texts: Annotated[
         Path, typer.Argument(metavar="INPUT", help="Texts: .txt (one a line), .jsonl or .parquet; also .gz, .zst.")
     ],

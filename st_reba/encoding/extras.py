@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
 
-def require_pyarrow(purpose: str) -> tuple[ModuleType, ModuleType]:
+def require_pyarrow(purpose: str) -> tuple[Any, Any]:
     """``pyarrow`` and ``pyarrow.parquet``.
 
     Raises:
         ImportError: If they are not installed, saying what for and how to install them.
     """
     try:
-        import pyarrow
-        import pyarrow.parquet
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise ImportError(f'{purpose} needs pyarrow: pip install "st-reba[parquet]".') from None
-    return pyarrow, pyarrow.parquet
 
 
-def require_ray() -> ModuleType:
+def require_ray() -> Any:
     """``ray``, with ``ray.data``.
 
     Raises:
         ImportError: If it is not installed, saying how to install it.
     """
     try:
-        import ray
-        import ray.data
+        import_module("ray.data")
+        return import_module("ray")
     except ImportError:
         raise ImportError('The ray engine needs Ray Data: pip install "st-reba[ray]".') from None
-    return ray

@@ -140,6 +140,6 @@ def part_number(path: Path) -> int:
 
 
 def _layout(schema: Any, rows: int | None = None) -> dict[str, Any]:
-    """Vectors of float32 hardly compress, and never repeat."""
+    """Kept columns may repeat; vectors never do."""
     others = [name for name in schema.names if name != EMBEDDING]
-    return {"use_dictionary": others or False, "compression": "zstd", **({"row_group_size": rows} if rows else {})}
+    return {"use_dictionary": others or False, **({"row_group_size": rows} if rows else {})}

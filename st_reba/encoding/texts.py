@@ -137,8 +137,8 @@ class LineFile(TextFile):
         self._position = 0
 
     @abstractmethod
-    def _parse(self, line: str, where: str) -> tuple[str, Sequence[Any]]:
-        """A line's text and the values of its kept columns."""
+    def _parse(self, line: str) -> tuple[str, Sequence[Any]]:
+        """A line's text and the values of its kept columns; a ValueError says what is wrong with it."""
 
     def _is_row(self, raw: bytes) -> bool:
         return True
@@ -148,7 +148,7 @@ class LineFile(TextFile):
         row, line, offset = 0, 1, 0
         for raw in self._lines(0):
             if self._is_row(raw):
-                self._parse(self._decode(raw, line), f"{self.path}, line {line}")
+                self._row(raw, line)
                 if row % chunk_size == 0:
                     starts.extend((row, line, offset))
                 row += 1
@@ -165,7 +165,7 @@ class LineFile(TextFile):
         line = chunk.line
         for raw in self._lines(chunk.offset):
             if self._is_row(raw):
-                text, values = self._parse(self._decode(raw, line), f"{self.path}, line {line}")
+                text, values = self._row(raw, line)
                 texts.append(text)
                 kept.append(values)
             line += 1
@@ -173,11 +173,15 @@ class LineFile(TextFile):
                 return Rows(texts, {name: [values[i] for values in kept] for i, name in enumerate(self.keep)})
         raise self._changed()
 
-    def _decode(self, raw: bytes, line: int) -> str:
+    def _row(self, raw: bytes, line: int) -> tuple[str, Sequence[Any]]:
         try:
-            return raw.decode("utf-8-sig" if line == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+            text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+            return self._parse(text.removesuffix("\n").removesuffix("\r"))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path}, line {line}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
+            problem = f"not UTF-8 ({error.reason}). Save the file as UTF-8."
+        except ValueError as error:
+            problem = str(error)
+        raise ValueError(f"{self.path}, line {line}: {problem}")
 
     def _lines(self, offset: int) -> Iterator[bytes]:
         try:
@@ -206,7 +210,7 @@ class LineFile(TextFile):
 class PlainTextFile(LineFile):
     """One text a line; an empty line is an empty text, so that rows stay aligned."""
 
-    def _parse(self, line: str, where: str) -> tuple[str, Sequence[Any]]:
+    def _parse(self, line: str) -> tuple[str, Sequence[Any]]:
         return line, (line,) * len(self.keep)
 
 
@@ -216,22 +220,22 @@ class JsonLinesFile(LineFile):
     def _is_row(self, raw: bytes) -> bool:
         return not raw.isspace()
 
-    def _parse(self, line: str, where: str) -> tuple[str, Sequence[Any]]:
+    def _parse(self, line: str) -> tuple[str, Sequence[Any]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error}).") from None
+            raise ValueError(f"not JSON ({error}).") from None
         if not isinstance(record, dict):
-            raise ValueError(f"{where}: {_kind(record)}, but a line is a JSON object.")
+            raise ValueError(f"{_kind(record)}, but a line is a JSON object.")
         if self.column not in record:
-            raise ValueError(
-                f'{where}: no "{self.column}", but {_listed(record)}. Name the text\'s column with --column.'
-            )
+            raise ValueError(f'no "{self.column}", but {_listed(record)}. Name the text\'s column with --column.')
         text = record[self.column]
         if not isinstance(text, str):
-            raise ValueError(f'{where}: "{self.column}" is {_kind(text)}, but a text is a string.')
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise ValueError(f'{where}: "{self.column}" holds half of a surrogate pair, which is no character.')
+            raise ValueError(f'"{self.column}" is {_kind(text)}, but a text is a string.')
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f'"{self.column}" holds half of a surrogate pair, which is no character.') from None
         return text, [record.get(name) for name in self.keep]
 
 

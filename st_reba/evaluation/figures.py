@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def drawing_style(size: float = 11) -> Iterator[None]:
     """
     from matplotlib import rc_context
 
-    settings = {
+    settings: Any = {
         "font.family": _families(),
         "font.size": size,
         "axes.titlesize": size + 1,

@@ -328,19 +328,20 @@ class CausalModule(Transformer):
     # On disk
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
         """Load a saved module, as ST's ``Transformer.load`` does.
 
         Args:
             model_name_or_path: A directory or a Hub id.
             subfolder: Where in it the module lies: ``path`` in its modules.json.
+            *args: As for ST's ``Transformer.load``.
             **kwargs: As for ST's ``Transformer.load``.
 
         Raises:
             ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
         """
         _check_inside(subfolder)
-        return super().load(model_name_or_path, subfolder=subfolder, **kwargs)
+        return super().load(model_name_or_path, subfolder, *args, **kwargs)
 
     def get_config_dict(self) -> dict[str, Any]:
         # Padding is not a setting here, so it is not saved as one.

@@ -15,13 +15,13 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.mteb_run import run_tasks
+from st_reba.benchmark.run import run_tasks
 
-from .conftest import pipeline
+from ..conftest import pipeline
 
 mteb = pytest.importorskip("mteb")
 
-from . import mteb_demo as demo  # noqa: E402
+from . import demo  # noqa: E402
 
 VARIANTS = {"Classical, mean": "Classical__mean", "Echo-2, mean": "Echo-2__mean", "ReBA-2, last": "ReBA-2__last"}
 SETTINGS = {"model": "models/demo-lm", "revision": "7"}

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..evaluation.figures import drawable, drawing_style, freeze, require_matplotlib
+from ..files import check_free, whole_directory
+from ..ranking import best_of, has_number, rank
+from ..results import Comparison, Result, Task
 from .charts import cost_figure, lengths_figure, scores_figure
-from .evaluation.figures import drawable, drawing_style, freeze, require_matplotlib
-from .files import check_free, whole_directory
 from .glossary import describe
-from .ranking import best_of, has_number, rank
-from .results import Comparison, Result, Task
 from .svg import inline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ASSETS = Path(__file__).parent / "assets"
+_ASSETS = Path(__file__).parent
 # Beyond so many tasks, their figures are folded away on the page.
 _OPEN_FIGURES = 6
 

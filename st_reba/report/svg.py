@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from .evaluation.figures import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE
+from ..evaluation.figures import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

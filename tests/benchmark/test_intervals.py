@@ -8,13 +8,13 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from st_reba.mteb_intervals import mteb_estimates, score_statistic
-from st_reba.mteb_run import run_tasks
-from st_reba.mteb_samples import Sample
+from st_reba.benchmark.intervals import mteb_estimates, score_statistic
+from st_reba.benchmark.run import run_tasks
+from st_reba.benchmark.samples import Sample
 
 pytest.importorskip("mteb")
 
-from . import mteb_demo as demo
+from . import demo
 
 VARIANTS = ["good", "poor"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from st_reba.compare import default_recipes
-from st_reba.glossary import describe
+from st_reba.report.glossary import describe
 
 
 def test_every_recipe_of_a_comparison_is_described():

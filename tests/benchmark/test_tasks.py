@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from st_reba.mteb_tasks import PAPER_METRICS, require_mteb, resolve_tasks
+from st_reba.benchmark.tasks import PAPER_METRICS, require_mteb, resolve_tasks
 
 mteb = pytest.importorskip("mteb")
 

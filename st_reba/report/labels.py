@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .evaluation.figures import freeze
+from ..evaluation.figures import freeze
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,8 +54,10 @@ def place(
         line: Colour of the line from a label to its point, where it had to move away.
         ground: Colour of the figure's ground, which shines through lines that a label lies on.
     """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    from matplotlib.figure import Figure
+
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
     freeze(figure)
     to_data = axes.transData.inverted()
     # Over the intervals, under the points.
@@ -65,13 +67,14 @@ def place(
     for label in labels:
         weight = "bold" if label.bold else "normal"
         text = axes.text(label.x, label.y, label.text, va="bottom", fontweight=weight, bbox=backing, zorder=2.5)
-        own = axes.transData.transform((label.x, label.y))
-        spot = _free_spot(own, text.get_window_extent().size, centres, taken, axes.get_window_extent(), figure.dpi / 72)
+        own = axes.transData.transform(np.array([label.x, label.y]))
+        size = np.array(text.get_window_extent().size)
+        spot = _free_spot(own, size, centres, taken, axes.get_window_extent(), figure.dpi / 72)
         if spot is None:
             text.remove()
             continue
         taken.append(spot.box)
-        text.set_position(to_data.transform(spot.box.p0))
+        text.set_position(tuple(to_data.transform(spot.box.p0)))
         if spot.joined:
             axes.plot(*to_data.transform([own, spot.near]).T, color=line, linewidth=0.8, zorder=2)
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from st_reba.charts import cost_figure, lengths_figure, scores_figure
 from st_reba.evaluation.figures import BLUE, GREY, ORANGE, PALE, drawing_style
+from st_reba.report.charts import cost_figure, lengths_figure, scores_figure
 from st_reba.results import Comparison, Estimate, Result, Task
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .lookup import Embed, EmbeddingStore, stand_in
-from .mteb_samples import (
+from ..lookup import Embed, EmbeddingStore, stand_in
+from ..results import Task
+from .samples import (
     Sample,
     complete_samples,
     has_predictions,
@@ -23,8 +24,7 @@ from .mteb_samples import (
     samples_from_predictions,
     write_samples,
 )
-from .mteb_tasks import PAPER_METRICS, resolve_tasks
-from .results import Task
+from .tasks import PAPER_METRICS, resolve_tasks
 
 if TYPE_CHECKING:
     from mteb import AbsTask, SentenceTransformerEncoderWrapper, TaskResult
@@ -36,8 +36,8 @@ class TaskScore:
 
     Attributes:
         value: mteb's main score, the mean over splits and languages.
-        paper: The ReBA paper's metric, see :data:`st_reba.mteb_tasks.PAPER_METRICS`; None if mteb does not give it for
-            this task.
+        paper: The ReBA paper's metric, see :data:`st_reba.benchmark.tasks.PAPER_METRICS`; None if mteb does not give it
+            for this task.
         samples: The items the main score is made of; empty where there is nothing to resample.
         result: mteb's own result, as it lies in the results folder.
     """
@@ -90,7 +90,7 @@ def run_tasks(
     Every variant meets the same random draws (training examples, clusterings), those of a plain ``mteb.evaluate``.
 
     Args:
-        tasks: As for :func:`st_reba.mteb_tasks.resolve_tasks`.
+        tasks: As for :func:`st_reba.benchmark.tasks.resolve_tasks`.
         variants: Their names, such as ``"ReBA-2, mean"``.
         embed: Embeds texts in all of them.
         model: The language model's name.

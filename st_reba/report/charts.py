@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .evaluation.figures import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable, require_matplotlib
+from ..evaluation.figures import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable, require_matplotlib
+from ..ranking import best_of, has_number, pareto_front, rank
+from ..results import Comparison, Result, Task
 from .labels import Label, place
-from .ranking import best_of, has_number, pareto_front, rank
-from .results import Comparison, Result, Task
 from .svg import TIP
 
 if TYPE_CHECKING:

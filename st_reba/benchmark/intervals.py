@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from .mteb_run import TaskScores
-from .mteb_samples import Sample
-from .results import Estimate
-from .uncertainty import Array, Statistic, estimate, mean, pearson, spearman
+from ..results import Estimate
+from ..uncertainty import Array, Statistic, estimate, mean, pearson, spearman
+from .run import TaskScores
+from .samples import Sample
 
 
 def mteb_estimates(

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.image import imread
 
-from st_reba import report
-from st_reba.report import require_report, write_csv, write_report
+from st_reba.report import page as report
+from st_reba.report.page import require_report, write_csv, write_report
 from st_reba.results import Comparison, Estimate, Result, Task
 
 from . import samples

@@ -1,0 +1,45 @@
+"""What differs between the versions of sentence-transformers and transformers that st_reba works with.
+
+The rest of the package is written for the current ones and asks here, by whether a thing is there, never by a version
+number. docs/private-names.md lists what is private upstream and used all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
+from sentence_transformers.base.modules import Module
+from torch import nn
+
+#: Whether ST tells a module that its model is complete, by ``on_model_ready`` (6.0 and later).
+MODULES_HEAR_OF_THEIR_MODEL = hasattr(Module, "on_model_ready")
+
+#: Whether ST checks a saved model's ``requirements`` before it loads anything. Came with the former.
+REQUIREMENTS_ARE_CHECKED = MODULES_HEAR_OF_THEIR_MODEL
+
+#: Whether ST refuses module classes of other packages unless it is told to trust them. Came with the former.
+FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
+
+_MODULE_CLASSES = "_module_classes"
+
+
+def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
+    """Let ST resolve these references in a modules.json, without ``trust_remote_code=True`` and for nothing else.
+
+    Adds them to the mapping that ST's model families share and consult first, a private name of 6.0 and later. ST 5
+    loads installed classes by itself. Should a later ST drop the mapping, loading asks for the flag.
+    """
+    for family in SentenceTransformer.__mro__:
+        known = vars(family).get(_MODULE_CLASSES)
+        if known is not None:
+            setattr(family, _MODULE_CLASSES, {**known, **classes})
+            break
+
+
+def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None:
+    """Have all models take this card data where their modules have no occasion to (ST 5)."""
+    if not MODULES_HEAR_OF_THEIR_MODEL:
+        family: Any = SentenceTransformer
+        family.model_card_data_class = card_data

@@ -1,0 +1,134 @@
+"""sentence-transformers' own tools, given one of our models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.util import (
+    community_detection,
+    cos_sim,
+    mine_hard_negatives,
+    paraphrase_mining,
+    quantize_embeddings,
+    semantic_search,
+)
+
+from .backbones import TEXTS
+from .conftest import PROMPTS
+
+QUERIES = ["What is language processing?", "Who chased the mouse?", "Wer jagt Viktor?"]
+
+
+@pytest.fixture(scope="module")
+def model(prompted_path):
+    return SentenceTransformer(prompted_path, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def similarities(model):
+    """(queries, documents), by the model's own two sides."""
+    return cos_sim(model.encode_query(QUERIES), model.encode_document(TEXTS))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("side", ["query", "document"])
+    def test_each_side_has_its_own(self, model, side):
+        vectors = getattr(model, f"encode_{side}")(TEXTS)
+        assert np.array_equal(vectors, model.encode(TEXTS, prompt=PROMPTS[side]))
+        assert np.array_equal(vectors, model.encode(TEXTS, prompt_name=side))
+        assert not np.allclose(vectors, model.encode(TEXTS), atol=1e-2)
+
+    def test_a_prompt_is_read_once_in_front_of_both_copies(self, model, token_ids):
+        seen = []
+        embeddings = model[0].model.get_input_embeddings()
+        handle = embeddings.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
+        try:
+            model.encode_query(QUERIES[:1])
+        finally:
+            handle.remove()
+        assert seen == [token_ids(PROMPTS["query"]) + 2 * token_ids(QUERIES[0])]
+
+    def test_a_prompt_is_not_pooled(self, model, token_ids):
+        words = model.encode_query(QUERIES, output_value="token_embeddings")
+        assert [len(vectors) for vectors in words] == [len(token_ids(query)) for query in QUERIES]
+        pooled = model.encode_query(QUERIES, convert_to_tensor=True)
+        assert torch.allclose(torch.stack([vectors.mean(dim=0) for vectors in words]), pooled, atol=1e-5)
+
+
+def test_semantic_search(model, similarities):
+    hits = semantic_search(
+        model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(TEXTS, convert_to_tensor=True)
+    )
+    for row, expected in zip(hits, similarities, strict=True):
+        assert [hit["corpus_id"] for hit in row] == expected.argsort(descending=True).tolist()
+        assert torch.allclose(torch.tensor([hit["score"] for hit in row]), expected.sort(descending=True).values)
+
+
+def test_mine_hard_negatives(model, similarities):
+    datasets = pytest.importorskip("datasets")
+    right = [0, 2, 4]
+    pairs = datasets.Dataset.from_dict({"anchor": QUERIES, "positive": [TEXTS[index] for index in right]})
+    mined = mine_hard_negatives(
+        pairs,
+        model,
+        corpus=TEXTS,
+        num_negatives=1,
+        query_prompt_name="query",
+        corpus_prompt_name="document",
+        output_format="triplet",
+        verbose=False,
+    )
+    wrong = similarities.clone()
+    wrong[range(3), right] = -1
+    hardest = {query: TEXTS[index] for query, index in zip(QUERIES, wrong.argmax(dim=1).tolist(), strict=True)}
+    assert {row["anchor"]: row["negative"] for row in mined} == hardest
+
+
+@pytest.mark.parametrize(("relevant", "accuracy"), [("argmax", 1.0), ("argmin", 0.0)])
+def test_information_retrieval_evaluator(model, similarities, relevant, accuracy):
+    """The evaluator ranks as the model's two sides do: with prompts, where there are prompts."""
+    names = [str(index) for index in getattr(similarities, relevant)(dim=1).tolist()]
+    evaluator = InformationRetrievalEvaluator(
+        queries={f"q{index}": query for index, query in enumerate(QUERIES)},
+        corpus={str(index): text for index, text in enumerate(TEXTS)},
+        relevant_docs={f"q{index}": {name} for index, name in enumerate(names)},
+        accuracy_at_k=[1],
+        write_csv=False,
+        name="tiny",
+    )
+    assert evaluator(model)["tiny_cosine_accuracy@1"] == accuracy
+
+
+class TestQuantization:
+    def test_binary(self, model):
+        vectors = model.encode(TEXTS)
+        bits = model.encode(TEXTS, precision="ubinary")
+        assert np.array_equal(bits, np.packbits(vectors > 0, axis=1))
+        assert np.array_equal(model.encode(TEXTS, precision="binary"), quantize_embeddings(vectors, "binary"))
+
+    def test_int8(self, model):
+        vectors = model.encode(TEXTS)
+        ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+        quantized = quantize_embeddings(model.encode_document(TEXTS[:2]), "int8", ranges=ranges)
+        assert quantized.shape == (2, vectors.shape[1])
+        assert quantized.dtype == np.int8
+        own = quantize_embeddings(vectors, "int8", ranges=ranges).astype(np.float32)
+        restored = (own + 128) / 255 * (ranges[1] - ranges[0]) + ranges[0]
+        assert np.abs(restored - vectors).max() <= ((ranges[1] - ranges[0]) / 255).max() * 1.01
+
+
+def test_paraphrase_mining(model):
+    texts = [*TEXTS, TEXTS[2] + "!"]
+    similarities = cos_sim(model.encode(texts), model.encode(texts)).fill_diagonal_(-1)
+    score, *pair = paraphrase_mining(model, texts)[0]
+    assert sorted(pair) == sorted(np.unravel_index(similarities.argmax().item(), similarities.shape))
+    assert score == pytest.approx(similarities.max().item(), abs=1e-5)
+
+
+def test_community_detection(model):
+    embeddings = model.encode([*TEXTS, *TEXTS], convert_to_tensor=True)
+    communities = community_detection(embeddings, threshold=0.9999, min_community_size=2)
+    assert sorted(sorted(community) for community in communities) == [[index, index + 5] for index in range(5)]
