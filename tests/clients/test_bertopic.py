@@ -43,7 +43,8 @@ def test_embeddings(own, prompted_path):
 def test_without_the_import(check_without_the_import):
     """BERTopic has no such flag: give it a loaded model."""
     check_without_the_import(
-        "from bertopic.backend import SentenceTransformerBackend\nfrom sentence_transformers import SentenceTransformer",
+        "from bertopic.backend import SentenceTransformerBackend\n"
+        "from sentence_transformers import SentenceTransformer",
         "SentenceTransformerBackend(path)",
         "SentenceTransformerBackend(SentenceTransformer(path, trust_remote_code=True))",
     )
