@@ -9,10 +9,11 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-lowest test-5.7 test-clients lint bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients lint docs bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/st-reba compare
+	rm -rf build/demo
+	$(BIN)/st-reba compare --report build/demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
@@ -21,9 +22,11 @@ test: $(INSTALLED)
 test-lowest test-5.7: test-%: .venv-%/.installed
 	.venv-$*/bin/python -m pytest
 
-# Programs that embed with sentence-transformers, each the real one.
+# Programs that embed with sentence-transformers, each the real one; a Ray cluster; quantised weights.
 test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
+	.venv-clients/bin/python -m pytest tests/encoding -m ray
+	.venv-clients/bin/python -m pytest tests/test_backbones_in_use.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
 
 lint: $(INSTALLED)
@@ -31,12 +34,15 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(INSTALLED)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs build/docs
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cost.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint,docs]"
 	touch $@
 
 # Environments beside .venv hold what requirements/ says.

@@ -1,10 +1,12 @@
-"""What the recipes cost: time and memory of ReBA-2, Echo-2, the classical embedding and the paper's own way.
+"""What the recipes cost: time and memory of ReBA, Echo, the classical embedding, all of them from one forward pass, and
+the paper's own way.
 
 All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
 round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender.
 
     python benchmarks/cost.py --batch 8             # half an hour on one core; RESULTS.md says what was run
     python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
+    python benchmarks/cost.py --table sweep --sizes small --batch 8
     python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 32
 """
 
@@ -32,7 +34,8 @@ from transformers.utils import logging
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.layout import Layout
-from st_reba.modules.base import Reading
+from st_reba.modules.base import CausalModule, Reading
+from st_reba.sweep import RecipeSweep
 
 WORDS = 1000
 SIZES = {
@@ -57,7 +60,12 @@ PASSES = (
     ("rt-8 whole last", "rt-8 last"),
     ("bidirectional last", "classical last"),
 )
-TABLES = {"repetition": REPETITION, "passes": PASSES}
+SWEEP = (
+    ("sweep", "echo-3 mean"),
+    ("sweep", "classical mean"),
+    ("recipes one by one", "sweep"),
+)
+TABLES = {"repetition": REPETITION, "passes": PASSES, "sweep": SWEEP}
 
 
 class WholePasses(RefinedThoughtModule):
@@ -99,7 +107,26 @@ class PaperReBAOneByOne(PaperReBA):
         return 1
 
 
+class OneByOne:
+    """The recipes of a sweep over three copies, each on its own."""
+
+    def __init__(self, backbone: CausalTransformer) -> None:
+        modules = []
+        for pooling, rows in (("mean", "all"), ("lasttoken", "last")):
+            modules.append((CausalTransformer(backbone), pooling))
+            modules += [(EchoModule(backbone, repetitions=k), pooling) for k in (2, 3)]
+            modules += [(ReBAModule(backbone, repetitions=k, rows=rows), pooling) for k in (1, 2, 3)]
+        self.models = [as_model(module, pooling, str(backbone.model.device)) for module, pooling in modules]
+        self.device = backbone.model.device
+
+    def encode(self, inputs: list[str], **kwargs: object) -> None:
+        for model in self.models:
+            model.encode(inputs, **kwargs)
+
+
 CONTENDERS = {
+    "classical mean": (CausalTransformer, {}, "mean"),
+    "echo-3 mean": (EchoModule, {"repetitions": 3}, "mean"),
     "classical last": (CausalTransformer, {}, "lasttoken"),
     "echo-2 last": (EchoModule, {}, "lasttoken"),
     "echo-2 mean": (EchoModule, {}, "mean"),
@@ -112,6 +139,8 @@ CONTENDERS = {
     "paper, batched": (PaperReBA, {}, "mean"),
     "paper, one by one": (PaperReBAOneByOne, {}, "mean"),
 }
+#: Those that give many embeddings of a text: Classical, Echo-2 and -3, ReBA-1 to -3, under mean and last pooling.
+SWEEPS = {"sweep": RecipeSweep, "recipes one by one": OneByOne}
 
 
 def make_backbone(size: str, directory: Path, dtype: str) -> Path:
@@ -132,9 +161,17 @@ def make_backbone(size: str, directory: Path, dtype: str) -> Path:
     return path
 
 
-def load(contender: str, path: Path, device: str, dtype: str) -> SentenceTransformer:
+Model = SentenceTransformer | RecipeSweep | OneByOne
+
+
+def load(contender: str, path: Path, device: str, dtype: str) -> Model:
+    if contender in SWEEPS:
+        return SWEEPS[contender](CausalTransformer(str(path), model_kwargs={"dtype": dtype}).to(device))
     module_class, settings, pooling = CONTENDERS[contender]
-    module = module_class(str(path), model_kwargs={"dtype": dtype}, **settings)
+    return as_model(module_class(str(path), model_kwargs={"dtype": dtype}, **settings), pooling, device)
+
+
+def as_model(module: CausalModule, pooling: str, device: str) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device=device)
 
 
@@ -144,7 +181,7 @@ def texts(length: int, count: int) -> list[str]:
     return [" ".join(f"w{word}" for word in row) for row in ids.tolist()]
 
 
-def seconds(model: SentenceTransformer, inputs: list[str]) -> float:
+def seconds(model: Model, inputs: list[str]) -> float:
     start = time.perf_counter()
     model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
     if model.device.type == "cuda":
@@ -239,7 +276,7 @@ def main() -> None:
     )
     print(f"batch {options.batch}; median of {options.rounds} interleaved rounds\n")
     ratios = TABLES[options.table]
-    names = [name for name in CONTENDERS if any(name in pair for pair in ratios)]
+    names = [name for name in (*CONTENDERS, *SWEEPS) if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.sizes:
             path = make_backbone(size, Path(directory), options.dtype)

@@ -14,6 +14,7 @@ from .modules import (
     RefinedThoughtModule,
 )
 from .version import __version__
+from .words import encode_words
 
 attention.register()
 registry.register()
@@ -27,4 +28,5 @@ __all__ = [
     "ReBAModule",
     "RefinedThoughtModule",
     "__version__",
+    "encode_words",
 ]

@@ -103,10 +103,10 @@ class Masking(Protocol):
         """Whether this layer's mask is replaced."""
         ...
 
-    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, queries, keys), True where a key is seen; None if all are.
 
-        ``keys`` is how many there are, ``window`` the layer's sliding window.
+        ``keys`` is how many there are, ``window`` the layer's sliding window, ``device`` where the layer runs.
         """
         ...
 
@@ -126,7 +126,7 @@ class BothWays:
     def applies(self, layer: int) -> bool:
         return layer in self.layers
 
-    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, N, N), True where a token is seen; None if every token sees every other.
 
         ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
@@ -134,12 +134,12 @@ class BothWays:
         """
         if causal_mask is None and bool(self.real.all()):
             return None
-        seen = self.real[:, None, None, :]
+        seen = self.real.to(device)[:, None, None, :]
         if causal_mask is not None:
             past = causal_mask if causal_mask.dtype == torch.bool else causal_mask == 0
             seen = seen & (past | past.mT)
         # Padding sees itself at least: a softmax over nothing would be NaN.
-        return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=self.real.device)
+        return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=device)
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,17 @@ class AfterPrefix:
 
     lengths: Tensor
     new: int
-    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict, repr=False)
+    _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
 
     def applies(self, layer: int) -> bool:
         return True
 
-    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None) -> Tensor | None:
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
-        if (keys, window) not in self._masks:
-            self._masks[keys, window] = self._visible(keys, window)
-        return self._masks[keys, window]
+        kind = keys, window, device
+        if kind not in self._masks:
+            self._masks[kind] = self._visible(keys, window).to(device)
+        return self._masks[kind]
 
     def _visible(self, keys: int, window: int | None) -> Tensor:
         slot = torch.arange(keys - self.new, device=self.lengths.device)
@@ -420,14 +421,17 @@ class MeanWeights:
         return layer == self.layer
 
     def observe(self, source: WeightSource) -> None:
-        """Keep (B, keys), float32. Keys behind the query are not masked where the layer needed no mask."""
+        """Keep (B, keys), float32, on the device of ``queries``.
+
+        Keys behind the query are not masked where the layer needed no mask.
+        """
         if isinstance(source, SymmetrizedSource):
             source = source.forward
         assert isinstance(source, QueryKeySource)
         query = source.at_queries(self.queries.to(source.device))
         keys = slice(0, source.key.shape[2])
         heads = [query.log_weights(slice(None), head, keys, slice(0, 1)) for head in range(source.heads)]
-        self.weights = torch.stack(heads).exp().mean(dim=0)[..., 0]
+        self.weights = torch.stack(heads).exp().mean(dim=0)[..., 0].to(self.queries.device)
 
     def result(self) -> Tensor:
         if self.weights is None:
@@ -481,7 +485,8 @@ def observable_attention(
     if masking is not None and not masking.applies(_layer_index(module)):
         masking = None
     if masking is not None:
-        attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], kwargs.get("sliding_window")), False
+        window = kwargs.get("sliding_window")
+        attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], window, key.device), False
     explicit = softcap is not None or s_aux is not None
     if isinstance(probe, LayerCensus):
         probe.explicit |= explicit
@@ -567,6 +572,10 @@ def _explicit_attention(
 
 
 def register() -> None:
-    """Make the attention function known to transformers; masks are made as for its own ``sdpa``."""
-    AttentionInterface.register(NAME, observable_attention)
+    """Make the attention function known to transformers; masks are made as for its own ``sdpa``.
+
+    torch.compile leaves the function out of its graphs: a graph would replay what it saw when it was traced, and never
+    ask again who is watching or what replaces the masks.
+    """
+    AttentionInterface.register(NAME, torch.compiler.disable(observable_attention))
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

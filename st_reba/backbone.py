@@ -38,9 +38,49 @@ def depth(model: PreTrainedModel) -> int:
 
 
 def positions(model: PreTrainedModel) -> int | None:
-    """How many positions the model has, or None if its configuration names no limit."""
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    """How many positions the model has, or None if its configuration names no limit.
+
+    Beyond the length it was first trained on, a model with long-range rotary embeddings (LongRoPE, as in Phi-3-128k)
+    reads every token of a batch otherwise as soon as one text is that long. An embedding would depend on its batch, so
+    that length is the limit.
+    """
+    config = model.config.get_text_config(decoder=True)
+    # The second is MPT's name for it.
+    found = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        found.append(rotary.get("original_max_position_embeddings"))
+    return min((limit for limit in found if isinstance(limit, int) and limit > 0), default=None)
+
+
+def device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its input.
+
+    That is where its first parameter is, unless accelerate has placed the model: what is offloaded is nowhere.
+    """
+    placed = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if placed is None else torch.device(placed)
+
+
+def is_checkpointing(model: PreTrainedModel) -> bool:
+    """Whether a backward pass through the model would run its layers a second time."""
+    return model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def check_it_can_be_saved(model: PreTrainedModel) -> None:
+    """Refuse weights that transformers would not know how to write.
+
+    Raises:
+        ValueError: For a model that torchao's ``quantize_`` changed after it was loaded. One that transformers
+            quantised on loading has a quantizer, which knows.
+    """
+    quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
+    if quantized and getattr(model, "hf_quantizer", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
+            "cannot be saved. Quantise it on loading instead: "
+            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
+        )
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -123,7 +163,7 @@ def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
     original = model.config._attn_implementation
     _set_attention(model, NAME)
     census = LayerCensus()
-    with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=model.device)):
+    with watching(census), attending_both_ways(layers, torch.ones(2, 2, dtype=torch.bool, device=device(model))):
         first, other = _trial_states(model)[:, 0]
     # Equal to the bit, because the effect of one layer may be smaller than what half precision rounds.
     if not layers <= set(census.layers) or torch.equal(first, other):
@@ -162,7 +202,7 @@ def micro_batch(model: PreTrainedModel, length: int) -> int:
 
 def _trial_output(model: PreTrainedModel, **kwargs: bool) -> Any:
     """Two rows of two tokens that differ in the second, without dropout."""
-    input_ids = torch.tensor([[0, 1], [0, 2]], device=model.device)
+    input_ids = torch.tensor([[0, 1], [0, 2]], device=device(model))
     training = model.training
     model.eval()
     try:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, model_info, try_to_load_from_cache
+from huggingface_hub.repocard_data import eval_results_to_model_index
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
+from .results import BAG, RANDOM, Comparison, Result, Task
 from .version import __version__
 
 _PACKAGED = Path(__file__).parent / "assets" / "MODEL_CARD.md"
@@ -16,9 +22,27 @@ TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parent.parent / 
 
 _ST_TEMPLATE = SentenceTransformerModelCardData().template_path
 
+# Seconds that a card waits for the Hub to say what a base model's licence is.
+_HUB_PATIENCE = 5
 
+
+class MTEBResult(Protocol):
+    """What :func:`add_mteb_results` reads off an ``mteb.results.TaskResult``."""
+
+    task_name: str
+    dataset_revision: str
+    scores: dict[str, list[dict[str, Any]]]
+
+    @property
+    def task(self) -> Any: ...
+
+
+@dataclass
 class STRebaCardData(SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
+
+    mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
+    comparison: Comparison | None = field(default=None, init=False, repr=False)
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
@@ -34,6 +58,30 @@ class STRebaCardData(SentenceTransformerModelCardData):
             # Then there is training to report, which ST's own card does.
             self.template_path = _ST_TEMPLATE
 
+    def try_to_set_base_model(self) -> None:
+        """Called by ST when it writes a card, which no error here keeps it from."""
+        super().try_to_set_base_model()
+        if self.model is None or not _is_ours(self.model):
+            return
+        module: Any = self.model[0]
+        name: str = module.model.config._name_or_path
+        if self.base_model is None and _cached(name, "config.json") is not None:
+            # The Hub cannot be asked, but that is where the backbone came from.
+            self.base_model = name
+        card = self._base_card(name)
+        self.license = self.license or card.license
+        if card.language and not self.language:
+            self.set_language(card.language)
+
+    def _base_card(self, name: str) -> ModelCardData:
+        """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
+        path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
+        if path is not None and path.is_file():
+            return ModelCard.load(path, ignore_metadata_errors=True).data
+        if self.base_model is None or self.local_files_only:
+            return ModelCardData()
+        return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
+
     def get_model_specific_metadata(self) -> dict[str, Any]:
         metadata = super().get_model_specific_metadata()
         if self.model is None or not _is_ours(self.model):
@@ -42,27 +90,137 @@ class STRebaCardData(SentenceTransformerModelCardData):
         shown = [key for key in module.config_keys if key not in Transformer.config_keys]
         return {
             **metadata,
+            **self._evaluation(),
             "method": module.method,
             "equation": module.equation,
+            "cost": module.cost,
             "method_citation": module.citation,
             "module_class": type(module).__name__,
-            "settings": {key: getattr(module, key) for key in shown},
+            "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
             "base_name": self.base_model or Path(module.model.config._name_or_path).name or None,
             "copies": module.copies,
             "st_reba_version": __version__,
+            "comparison": self._compared(),
         }
+
+    def _compared(self) -> dict[str, Any] | None:
+        """The scores of this recipe among others, as they are shown."""
+        found = self.comparison
+        if found is None:
+            return None
+        best = found.best()
+        controls = (f"{BAG}, mean", f"{RANDOM}, {best.name}")
+        shown = [best, *(other for other in found.results if other.name in controls)]
+        return {
+            "data": found.data,
+            "date": found.date,
+            "command": found.command,
+            "columns": [f"{task.name} ({task.metric})" for task in found.tasks],
+            "rows": [[other.name, *(_score(other, task) for task in found.tasks)] for other in shown],
+            "verdict": found.verdict,
+        }
+
+    def _evaluation(self) -> dict[str, Any]:
+        """mteb's scores for the front matter, together with those of ST's evaluators."""
+        if not self.mteb_results:
+            return {}
+        index = eval_results_to_model_index(self.model_name or self.get_default_model_name(), self.mteb_results)
+        if not self.eval_results_dict:
+            return {"model-index": index}
+        formatted = self.format_eval_metrics()
+        formatted["model-index"][0]["results"] += index[0]["results"]
+        return formatted
 
 
 def adopt(model: Any) -> None:
     """Give a complete model our card data, keeping all that is in the one it has."""
     if type(model.model_card_data) is not SentenceTransformerModelCardData:
         return
-    card_data = STRebaCardData.__new__(STRebaCardData)
+    card_data = STRebaCardData()
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
+
+
+def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
+    """Put the scores of a comparison's best recipe, which this model is, and of its controls onto its card."""
+    adopt(model)
+    data: Any = model.model_card_data
+    data.comparison = comparison
+
+
+def _score(result: Result, task: Task) -> str:
+    score = result.scores.get(task.name)
+    return "" if score is None else f"{task.show(score.value)} {task.show_interval(score)}".rstrip()
+
+
+def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:
+    """Put mteb's scores into the front matter of a model's card, which its next save or push writes.
+
+    Args:
+        model: Any model whose first module is ours. If it was loaded, the card that it came with is kept, with the
+            scores added; scores of the same task, split and subset are replaced.
+        results: What ``mteb.evaluate`` returned, or any ``TaskResult`` objects.
+
+    Raises:
+        ValueError: If the model's first module is not ours.
+    """
+    if not _is_ours(model):
+        raise ValueError(
+            f"{type(model[0]).__name__} is not a module of st_reba, so its card is not written here: "
+            "use mteb's or sentence-transformers' own means."
+        )
+    adopt(model)
+    added = [entry for result in results for entry in _eval_results(result)]
+    # Private in ST: the card that a model was loaded with, which ST writes again as it is.
+    if text := model._model_card_text:
+        card = ModelCard(text, ignore_metadata_errors=True)
+        card.data.model_name = card.data.model_name or type(model).__name__
+        card.data.eval_results = _replaced(card.data.eval_results or [], added)
+        model._model_card_text = str(card)
+    else:
+        data: Any = model.model_card_data
+        data.mteb_results = _replaced(data.mteb_results, added)
+
+
+def _eval_results(result: MTEBResult) -> list[EvalResult]:
+    """One for each split and subset, in the words that MTEB's leaderboard looks for."""
+    task = result.task.metadata
+    return [
+        EvalResult(
+            task_type=task.type,
+            dataset_type=task.dataset["path"],
+            dataset_name=f"MTEB {result.task_name}",
+            dataset_config=scores.get("hf_subset", "default"),
+            dataset_split=split,
+            dataset_revision=result.dataset_revision,
+            metric_type=task.main_score,
+            metric_value=scores["main_score"],
+        )
+        for split, subsets in result.scores.items()
+        for scores in subsets
+    ]
+
+
+def _replaced(old: list[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
+    again = {(result.unique_identifier, result.metric_type) for result in new}
+    return [result for result in old if (result.unique_identifier, result.metric_type) not in again] + new
+
+
+def _cached(name: str, file: str) -> Path | None:
+    """Where a file of a model on the Hub lies in the cache, if ``name`` is such a model's id and it is there."""
+    if Path(name).exists() or name.count("/") != 1:
+        return None
+    found = try_to_load_from_cache(name, file)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _code(value: object) -> str:
+    """A setting as it stands in a table: on one line, with no bar that would end its cell."""
+    text = (value if isinstance(value, str) else repr(value)).replace("\n", "\\n").replace("|", "\\|")
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def _is_ours(model: Any) -> bool:

@@ -1,216 +1,146 @@
-"""Which recipe for this model and these texts: every recipe beside two controls, in one table."""
+"""Which recipe for this model and these texts: every recipe beside its controls, with intervals.
+
+The texts are embedded once, by all recipes: those that repeat the text come out of one pass (:class:`RecipeSweep`).
+Scores are those of sentence-transformers' evaluators and of mteb; :mod:`st_reba.uncertainty` says how sure they are.
+"""
 
 from __future__ import annotations
 
-import copy
+import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Literal
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel
+from . import uncertainty
+from .benchmark import run_tasks
+from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
+from .data import DEMO_PAIRS, Pairs, read_pairs
+from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
+from .fingerprint import fingerprint
+from .lookup import EmbeddingStore
+from .reading import TIMED_ROUNDS, TIMED_TEXTS, Recipes
+from .recipes import POOLINGS
+from .results import Comparison, Result
+from .sweep import RecipeSweep
+from .verdict import verdict
 
-from .data import Pairs
-from .evaluation import OddOneOutEvaluator, Question
-from .modules import (
-    BidirectionalLastLayer,
-    CausalModule,
-    CausalTransformer,
-    EchoModule,
-    InputEmbeddings,
-    ReBAModule,
-    RefinedThoughtModule,
-)
+if TYPE_CHECKING:
+    from mteb import AbsTask
 
-#: Poolings as the papers call them, and as ST does.
-POOLINGS = {"mean": "mean", "last": "lasttoken"}
-
-_TIMED_TEXTS = 64
-_TIMED_ROUNDS = 3
+__all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One way to read the language model.
-
-    Attributes:
-        name: As the table shows it.
-        pooling: A key of :data:`POOLINGS`.
-        build: Makes the module on a backbone that is already loaded.
-        control: Whether this is there to be beaten.
-        words: Whether it has word embeddings, one a token of the text.
-    """
-
-    name: str
-    pooling: str
-    build: Callable[[CausalModule], CausalModule]
-    control: bool = False
-    words: bool = True
-
-    def model(self, backbone: CausalModule) -> SentenceTransformer:
-        """The recipe as a ready model, on the backbone's device."""
-        module = self.build(backbone)
-        pooling = Pooling(module.get_embedding_dimension(), POOLINGS[self.pooling])
-        return SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -> int:
+    """How many texts :func:`compare` will report the progress of."""
+    if isinstance(data, Pairs):
+        texts = data.texts()
+    else:
+        geometry = EmbeddingGeometryEvaluator(data)
+        texts = list(dict.fromkeys([*geometry.texts, *geometry.positives]))
+    asked = 0 if words is None else 4 * len(words.questions)
+    return len(texts) + asked + TIMED_ROUNDS * len(texts[:TIMED_TEXTS])
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one recipe gave.
-
-    Attributes:
-        recipe: Which.
-        spearman: Spearman correlation of the cosine similarities with the labels, -1 to 1.
-        odd_one_out: Accuracy on the word-sense questions, 0 to 1; None if none were asked. It does not depend on the
-            pooling.
-        seconds: Median time to embed the timed texts.
-        sentences_per_second: How many texts that is a second.
-        cost: Time as a multiple of the classical embedding's under the same pooling.
-    """
-
-    recipe: Recipe
-    spearman: float
-    odd_one_out: float | None
-    seconds: float
-    sentences_per_second: float
-    cost: float
-
-
-def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
-    """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
-    control = CausalTransformer(backbone)
-    config = copy.deepcopy(backbone.model.config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModel.from_config(config)
-    control.model = model.to(backbone.model.device, backbone.model.dtype).eval()
-    return control
-
-
-def default_recipes() -> list[Recipe]:
-    """Every training-free recipe under the poolings that make sense for it, and the two controls."""
-    recipes = [Recipe("Bag of input embeddings", "mean", InputEmbeddings, control=True)]
-    recipes += [Recipe("Random weights, Classical", pooling, random_weights, control=True) for pooling in POOLINGS]
-    for pooling in POOLINGS:
-        recipes.append(Recipe("Classical", pooling, CausalTransformer))
-        recipes += [Recipe(f"Echo-{k}", pooling, _echo(k)) for k in (2, 3)]
-        recipes += [Recipe(f"ReBA-{k}", pooling, _reba(k, pooling)) for k in (2, 3)]
-        recipes.append(Recipe("Bidirectional", pooling, _bidirectional))
-        recipes.append(Recipe("Echo-2, bidirectional", pooling, _echo(2, bidirectional_layers=1)))
-        recipes.append(Recipe("ReBA-2, bidirectional", pooling, _reba(2, pooling, bidirectional_layers=1)))
-    recipes.append(Recipe("Bidirectional, prompt", "last", BidirectionalLastLayer, words=False))
-    recipes += [Recipe(f"RT-{passes}", "last", _thought(passes), words=False) for passes in (2, 4, 8)]
-    return recipes
-
-
-def _bidirectional(backbone: CausalModule) -> CausalModule:
-    return CausalTransformer(backbone, bidirectional_layers=1)
-
-
-def _echo(repetitions: int, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
-    return lambda backbone: EchoModule(backbone, repetitions=repetitions, bidirectional_layers=bidirectional_layers)
-
-
-def _reba(repetitions: int, pooling: str, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
-    rows: Literal["all", "last"] = "last" if pooling == "last" else "all"
-    return lambda backbone: ReBAModule(
-        backbone, repetitions=repetitions, rows=rows, bidirectional_layers=bidirectional_layers
-    )
-
-
-def _thought(passes: int) -> Callable[[CausalModule], CausalModule]:
-    return lambda backbone: RefinedThoughtModule(backbone, iterations=passes)
-
-
-def compare(
-    backbone: CausalModule,
-    pairs: Pairs,
-    questions: Sequence[Question] = (),
-    *,
-    recipes: Sequence[Recipe] | None = None,
-    batch_size: int = 32,
-    on_step: Callable[[str], None] = lambda step: None,
-    on_skip: Callable[[Recipe, str], None] = lambda recipe, reason: None,
-) -> list[Result]:
-    """Score and time every recipe on one backbone.
+def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -> Comparison:
+    """Score and time every recipe.
 
     Args:
-        backbone: The loaded model; every recipe shares its weights.
-        pairs: Labelled sentence pairs.
-        questions: Word-sense questions; none are asked if empty.
-        recipes: What to compare; :func:`default_recipes` if None. A recipe "Classical" is the unit of cost where there
-            is one of the same pooling, else the first recipe.
-        batch_size: Texts at a time.
-        on_step: Called when something has been done, with its name; :func:`number_of_steps` times in all.
-        on_skip: Called with a recipe that this backbone cannot run, and why; it is left out.
+        recipes: On one model.
+        data: Labelled sentence pairs; or plain texts, and then there are only proxies.
+        words: Word-sense questions, if any are to be asked.
 
     Returns:
-        One result a recipe, in their order.
+        The comparison; what only the caller knows (the names of model and data, the command) is left empty.
+
+    Raises:
+        ValueError: If there are too few texts.
     """
-    evaluator = EmbeddingSimilarityEvaluator(
-        pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine", write_csv=False
+    with EmbeddingStore(recipes.embed) as store:
+        if isinstance(data, Pairs):
+            columns = similarity_columns(recipes, store, data)
+        else:
+            columns = geometry_columns(recipes, store, EmbeddingGeometryEvaluator(data))
+    if words is not None:
+        # After what decides, before what only adds to it.
+        columns.insert(1, word_sense_column(recipes, words))
+    return assemble(recipes, columns)
+
+
+def compare_tasks(
+    recipes: Recipes, tasks: Sequence[str | AbsTask], *, model: str, output: Path | None = None
+) -> Comparison:
+    """Score every recipe on tasks of mteb, with mteb's own evaluation, and time it.
+
+    Args:
+        recipes: On one model.
+        tasks: As for :func:`st_reba.benchmark.tasks.resolve_tasks`.
+        model: The model's name in mteb's results.
+        output: As for :func:`st_reba.benchmark.run.run_tasks`.
+
+    Returns:
+        The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are
+        among ``skipped``.
+
+    Raises:
+        ValueError: If a task is unknown, or none could be run.
+    """
+    skipped: list[tuple[str, str]] = []
+    found = run_tasks(
+        tasks,
+        [recipe.key for recipe in recipes.all],
+        recipes.embed,
+        model=model,
+        revision=fingerprint(recipes.backbone),
+        output=output,
+        batch_size=recipes.batch_size,
+        on_step=lambda what: recipes.on_progress(what, 0),
+        on_skip=lambda task, reason: skipped.append((task, reason)),
     )
-    models, spearman, ran = [], [], []
-    for recipe in default_recipes() if recipes is None else recipes:
-        try:
-            model = recipe.model(backbone)
-        except ValueError as error:
-            on_skip(recipe, str(error))
-            continue
-        models.append(model)
-        ran.append(recipe)
-        spearman.append(float(evaluator(model)["spearman_cosine"]))
-        on_step(f"{recipe.name}, {recipe.pooling}")
+    if not found:
+        raise ValueError(f"No task could be run. {' '.join(reason for _, reason in skipped)}")
+    return assemble(recipes, mteb_columns(recipes, found), skipped)
 
-    recipes = ran
-    odd_one_out: dict[str, float] = {}
-    if questions:
-        words = OddOneOutEvaluator(questions, batch_size=batch_size)
-        for recipe, model in zip(recipes, models, strict=True):
-            if recipe.words and recipe.name not in odd_one_out and getattr(model[0], "rows", "all") == "all":
-                odd_one_out[recipe.name] = words(model)["euclidean_accuracy"]
-                on_step(f"{recipe.name}, word sense")
 
-    seconds = _interleaved_seconds(models, pairs.texts()[:_TIMED_TEXTS], batch_size, on_step)
-    timed = min(_TIMED_TEXTS, len(pairs.texts()))
-    units = {
-        recipe.pooling: spent for recipe, spent in zip(recipes, seconds, strict=True) if recipe.name == "Classical"
-    }
-    return [
-        Result(
-            recipe=recipe,
-            spearman=score,
-            odd_one_out=odd_one_out.get(recipe.name),
-            seconds=spent,
-            sentences_per_second=timed / spent,
-            cost=spent / units.get(recipe.pooling, seconds[0]),
+def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = ()) -> Comparison:
+    """Put columns together, with what the recipes cost on some of the texts that were embedded for them."""
+    # Where all results were known from an earlier run, nothing was embedded.
+    texts = recipes.sample or read_pairs(DEMO_PAIRS).texts()[:TIMED_TEXTS]
+    seconds = recipes.costs(texts)
+    units = {pooling: seconds.get(f"Classical, {pooling}", next(iter(seconds.values()))) for pooling in POOLINGS}
+    results = []
+    for recipe in recipes.all:
+        spent = seconds.get(recipe.key)
+        scores = {column.task.name: column.estimates.get(recipe.key) for column in columns}
+        results.append(
+            Result(
+                recipe=recipe.name,
+                pooling=recipe.pooling,
+                control=recipe.control,
+                scores={name: score for name, score in scores.items() if score is not None},
+                sentences_per_second=None if spent is None else len(texts) / spent,
+                cost=None if spent is None else spent / units[recipe.pooling],
+            )
         )
-        for recipe, score, spent in zip(recipes, spearman, seconds, strict=True)
-    ]
-
-
-def number_of_steps(recipes: Sequence[Recipe], questions: Sequence[Question]) -> int:
-    """How often :func:`compare` calls ``on_step``."""
-    with_words = {recipe.name for recipe in recipes if recipe.words}
-    return len(recipes) + (len(with_words) if questions else 0) + _TIMED_ROUNDS
-
-
-def _interleaved_seconds(
-    models: Sequence[SentenceTransformer], texts: list[str], batch_size: int, on_step: Callable[[str], None]
-) -> list[float]:
-    """Median time of each model, all of them taking turns, so that a busy machine is busy for all."""
-    rounds: list[list[float]] = []
-    for number in range(_TIMED_ROUNDS):
-        spent = []
-        for model in models:
-            start = time.perf_counter()
-            model.encode(texts, batch_size=batch_size, show_progress_bar=False)
-            spent.append(time.perf_counter() - start)
-        rounds.append(spent)
-        on_step(f"timing, round {number + 1} of {_TIMED_ROUNDS}")
-    return [median(times) for times in zip(*rounds, strict=True)]
+    return Comparison(
+        model="",
+        data="",
+        tasks=[column.task for column in columns],
+        results=results,
+        verdict=verdict(results, columns[0].task, columns[0].statistic),
+        skipped=[*recipes.skipped, *skipped],
+        lengths=recipes.lengths,
+        settings={
+            "batch size": str(recipes.batch_size),
+            "device": str(recipes.backbone.model.device),
+            "precision": str(recipes.backbone.model.dtype).removeprefix("torch."),
+            "tokens of one copy, at most": str(recipes.backbone.max_seq_length or "no limit"),
+            "intervals": f"95%, {uncertainty.RESAMPLES} paired bootstrap resamples, seed 0",
+        },
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("st_reba", "sentence-transformers", "transformers", "torch")},
+        },
+        date=time.strftime("%Y-%m-%d"),
+    )

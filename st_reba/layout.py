@@ -95,8 +95,11 @@ class Layout:
         is_text = (self.copy_index >= 0).any(dim=0)
         return int(is_text.int().argmax())
 
-    def rows(self, texts: slice) -> Layout:
-        """The same layout for some of the texts, without the columns that only the others needed."""
+    def rows(self, texts: slice | Tensor) -> Layout:
+        """The same layout for some of the texts, without the columns that only the others needed.
+
+        ``texts`` are their indices, at least one.
+        """
         longest = max(1, int(self.attention_mask[texts].sum(dim=1).max()))
         return Layout(*(part[texts, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index)))
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+#: Names of the controls; the second stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+BAG = "Bag of input embeddings"
+RANDOM = "Random weights"
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Task:
     Attributes:
         name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
         metric: Such as ``"Spearman x 100"``: what :attr:`Estimate.value` is, after scaling.
-        scale: What a value is multiplied by where it is shown.
+        scale: What a value is multiplied by where it is shown; more than 0.
         greater_is_better: Which way is up.
         chance: What guessing gives, unscaled; None if that is not a number worth showing.
         proxy: Whether it was measured without labels, and so only hints at quality.
@@ -44,6 +49,20 @@ class Task:
     chance: float | None = None
     proxy: bool = False
     note: str = ""
+
+    def show(self, value: float, decimals: int | None = None) -> str:
+        """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
+        if math.isnan(value):
+            return "n/a"
+        if decimals is None:
+            decimals = max(0, 3 - round(math.log10(self.scale)))
+        return f"{value * self.scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+    def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
+        """The 95% interval in brackets; empty where there is none."""
+        if math.isnan(estimate.low) or math.isnan(estimate.high):
+            return ""
+        return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
 
 
 @dataclass(frozen=True)
@@ -104,8 +123,20 @@ class Comparison:
     date: str = ""
 
     def best(self) -> Result:
-        """The recipe, not a control, with the best score on the first task; the earliest of equals."""
+        """The recipe, not a control, with the best score on the first task; the earliest of equals.
+
+        Raises:
+            ValueError: If no recipe has a number there.
+        """
+        if not self.tasks:
+            raise ValueError("A comparison without tasks has no best recipe: give it at least one task.")
         task = self.tasks[0]
-        own = [result for result in self.results if not result.control and task.name in result.scores]
+        own = [
+            result
+            for result in self.results
+            if not result.control and task.name in result.scores and not math.isnan(result.scores[task.name].value)
+        ]
+        if not own:
+            raise ValueError(f"No recipe has a number for {task.name!r}, the task that decides which is best.")
         pick = max if task.greater_is_better else min
         return pick(own, key=lambda result: result.scores[task.name].value)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -206,13 +205,3 @@ def test_a_probe_is_gone_when_its_block_ends():
         raise KeyError
     observable_attention(layer(), *problem(), None)
     assert probe.seen == {}
-
-
-def test_the_maximum_follows_a_model_that_is_split_over_devices():
-    """The running maximum moves to the device of each layer (told here by what it was asked to move to)."""
-    probe = RunningMaximum(slice(0, 2), slice(0, 2))
-    moved = []
-    probe._maximum = SimpleNamespace(device="elsewhere", to=lambda device: moved.append(device) or torch.zeros(3, 2, 2))
-    with torch.no_grad():
-        probe.observe(sources(length=2)[0][0])
-    assert moved == [torch.device("cpu")]

@@ -11,7 +11,7 @@ from transformers import AutoModel
 from st_reba import EchoModule, ReBAModule, attention, backbone
 
 from .backbones import IDS, MLP, SIZE, TEXTS, config, randomize, save
-from .conftest import pipeline
+from .conftest import pipeline, relative_error
 
 
 def build(kind, **settings):
@@ -137,3 +137,29 @@ def test_micro_batches_stay_within_the_budget(monkeypatch):
     for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
         monkeypatch.setattr(backbone, "MAP_BUDGET", budget)
         assert backbone.micro_batch(model, 10) == size
+
+
+@pytest.mark.parametrize(("name", "expected"), [("llama", 256), ("gpt2", 256), ("mpt", 256), ("bloom", None)])
+def test_positions_under_any_name(name, expected):
+    assert backbone.positions(AutoModel.from_config(config(name))) == expected
+
+
+def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
+    """One text beyond the length that the model was first trained on would change how all others are read."""
+    phi3 = config("phi3")
+    phi3.original_max_position_embeddings = 32
+    half = phi3.hidden_size // phi3.num_attention_heads // 2
+    phi3.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * half,
+        "long_factor": [4.0] * half,
+    }
+    torch.manual_seed(0)
+    path = save(randomize(AutoModel.from_config(phi3).eval()), tmp_path)
+    module = ReBAModule(path)
+    assert module.max_seq_length == 16
+    model = pipeline(module)
+    assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import re
 
@@ -9,8 +10,10 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba import __version__, cli
+from st_reba.recipes import default_recipes
 
 from .backbones import TEXTS
+from .benchmark.demo import DemoSTS
 
 runner = CliRunner()
 
@@ -32,44 +35,113 @@ def test_help_names_the_commands():
 
 
 class TestCompare:
+    @pytest.fixture(autouse=True)
+    def few_recipes(self, monkeypatch):
+        def few(repetitions=3):
+            return [recipe for recipe in default_recipes(repetitions) if recipe.method in ("Classical", "ReBA-2")]
+
+        monkeypatch.setattr(cli.compare, "default_recipes", few)
+
     def test_with_no_arguments(self, monkeypatch):
         """The offline default: the demo LM, the demo texts, word sense."""
         shown = []
-        monkeypatch.setattr(cli.compare, "compare", lambda *args, **kwargs: shown.append(args) or real(*args, **kwargs))
+        real = cli.compare.compare
+        monkeypatch.setattr(cli.compare, "compare", lambda *args: shown.append(args) or real(*args))
         output = run("compare")
-        (backbone, pairs, questions), *_ = shown
-        assert backbone.model.config.hidden_size == 256
-        assert (len(pairs), len(questions)) == (130, 40)
+        ((recipes, pairs, words),) = shown
+        assert recipes.backbone.model.config.hidden_size == 256
+        assert (len(pairs), len(words.questions)) == (130, 40)
         for expected in (
-            "the demo LM on 130 pairs of demo texts",
-            "Odd one",
-            "ReBA-3",
+            "the demo LM on 130 demo pairs",
+            "Word",
+            "ReBA-2",
             "Bag of input embeddings",
             "1.00x",
+            "Best on STS: ",
+            "random weights",
+            "130 pairs of texts",
+            "With --report, also: STS, Pearson.",
         ):
             assert expected in output
-        assert "Best: " in output or "No recipe beats the control" in output
+        assert re.search(r"ReBA-2 mean -?−?\d+\.\d \[−?\d+, −?\d+\]", output)
+
+    def pairs(self, tmp_path):
+        data = tmp_path / "pairs.tsv"
+        rows = [f"a cat {number}\ta dog {number * 7}\t{number % 5}" for number in range(20)]
+        data.write_text("\n".join(rows), encoding="utf-8")
+        return data
 
     def test_on_the_users_own(self, backbone_path, tmp_path):
-        data = tmp_path / "pairs.tsv"
-        data.write_text("a cat\ta dog\t2\nthe bank\tthe river\t1\na mouse\ta mouse!\t5\n")
+        data = self.pairs(tmp_path)
         output = run("compare", "--model", backbone_path(), "--data", data, "--max-seq-length", 9, "--device", "cpu")
-        assert "on 3 pairs of" in output
-        assert "Odd one" not in output
+        assert "on 20 pairs of pairs.tsv" in output
+        assert "Word" not in output
+
+    def test_a_report_and_the_best(self, backbone_path, tmp_path):
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
+        report, best = tmp_path / "deep" / "report", tmp_path / "best"
+        output = run("compare", *options, "--report", report, "--save-best", best)
+        assert f"Report: {report / 'report.html'}" in output
+        named = re.search(r"Wrote (\S+), (mean|last) to", output)
+        rows = {row["recipe"] + row["pooling"]: row for row in csv.DictReader((report / "results.csv").open())}
+        own = {key: float(row["STS"]) for key, row in rows.items() if row["control"] == "False"}
+        assert max(own, key=own.get) == named[1] + named[2]
+        model = SentenceTransformer(str(best), device="cpu")
+        assert type(model[0]).__name__ == {"Classical": "CausalTransformer", "ReBA-2": "ReBAModule"}[named[1]]
+        assert np.allclose(np.linalg.norm(model.encode(TEXTS), axis=1), 1, atol=1e-6)
+        card = (best / "README.md").read_text(encoding="utf-8")
+        assert "## Beside other recipes" in card
+        assert f"| {named[1]}, {named[2]} | {100 * max(own.values()):.1f} [".replace("-", "−") in card
+        assert f"| Random weights, {named[1]}, {named[2]} |" in card
+        assert "| Bag of input embeddings, mean |" in card
+        again = run("compare", *options, "--save-best", best, expect=1)
+        assert "best exists and is not an empty directory: choose another --save-best" in again
+        assert "report exists and is not an empty" in run("compare", *options, "--report", report, expect=1)
+
+    def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
+        words = tmp_path / "words.csv"
+        words.write_text(
+            "问题,选项1,选项2,选项3,选项4,答案\n“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n",
+            encoding="utf-8",
+        )
+        output = run("compare", "--model", backbone_path(), "--data", self.pairs(tmp_path), "--words", words)
+        assert "2 questions" in output
+
+    def test_plain_texts(self, backbone_path, tmp_path):
+        data = tmp_path / "texts.txt"
+        data.write_text("\n".join([*TEXTS, "the last one"]), encoding="utf-8")
+        output = run("compare", "--model", backbone_path(), "--data", data)
+        assert "plain texts of texts.txt" in output
+        assert "these are proxies" in output
+        assert "Best on" not in output
+        refused = run("compare", "--model", backbone_path(), "--data", data, "--save-best", tmp_path / "m", expect=1)
+        assert "--save-best needs labels, and plain texts have none" in refused
+
+    def test_mteb(self, backbone_path, tmp_path, monkeypatch):
+        monkeypatch.setattr(cli.compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
+        options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS")
+        output = run("compare", *options)
+        assert "on 1 tasks of mteb" in output
+        assert "DemoSTS" in output
+        assert list((tmp_path / "mteb" / "results").rglob("DemoSTS.json"))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--mteb", "NoSuchTask"), "NoSuchTask"),
+            (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
+            (("--mteb-results", "out"), "--mteb-results is for --mteb"),
+            (("--data", "no.tsv"), "no.tsv"),
+            (("--model", "no/such-model"), "Error: "),
+        ],
+    )
+    def test_refusals(self, options, message):
+        assert message in run("compare", *options, expect=1)
 
     def test_malformed_data(self, tmp_path):
         data = tmp_path / "pairs.tsv"
         data.write_text("a\tb\t1\nc\td\n")
         assert "pairs.tsv, line 2: 2 fields" in run("compare", "--data", data, expect=1)
-
-    def test_a_file_that_is_not_there(self, tmp_path):
-        assert "no.tsv" in run("compare", "--data", tmp_path / "no.tsv", expect=1)
-
-    def test_a_model_that_is_not_there(self):
-        assert "Error: " in run("compare", "--model", "no/such-model", expect=1)
-
-
-real = cli.compare.compare
 
 
 class TestBuild:

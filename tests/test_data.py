@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from st_reba.data import DEMO_PAIRS, DEMO_QUESTIONS, read_pairs
+from st_reba.data import DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data, read_pairs, read_texts
 from st_reba.evaluation import OddOneOutEvaluator
 
 
@@ -54,3 +54,50 @@ def test_malformed_files(content, message, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_pairs(path)
+
+
+def test_reading_plain_texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes("\ufeff一个句子。\r\n\r\n  two words \n \nthree\nthree".encode())
+    assert read_texts(path) == ["一个句子。", "two words", "three", "three"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\nb\tc\nd\n", r"texts\.txt, line 2: has a tab\. Plain texts stand one a line, without tabs"),
+        (b"a\n\nb\nc \xff\n", r"texts\.txt, line 4: not UTF-8"),
+        (b"a\na\nb\n", r"texts\.txt: 2 different texts, one a line; at least 3 are needed"),
+        (b"", "0 different texts"),
+        ("a\nb\nc\n".encode("utf-16"), "line 1: not UTF-8"),
+    ],
+)
+def test_malformed_texts(content, message, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_texts(path)
+
+
+def test_pairs_or_texts(tmp_path):
+    path = tmp_path / "data"
+    path.write_text("\na\tb\t1\nc\td\t2\n")
+    assert read_data(path) == read_pairs(path) == Pairs(["a", "c"], ["b", "d"], [1.0, 2.0])
+    path.write_text("\na\nb\nc, d\n")
+    assert read_data(path) == read_texts(path) == ["a", "b", "c, d"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\n\nb\nc\td\t1\n", "data, line 4: has tabs, but line 1 has none. Give plain texts, one a line and without"),
+        ("a\tb\t1\nc\n", "data, line 2: 1 fields, but a line is two texts and a score, separated by tabs"),
+        ("a\tnews\nb\tsport\n", "data, line 1: 2 fields"),
+        ("", "data: 0 different texts"),
+    ],
+)
+def test_neither_pairs_nor_texts(content, message, tmp_path):
+    path = tmp_path / "data"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_data(path)

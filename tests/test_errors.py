@@ -110,6 +110,18 @@ def test_hostile_configurations_are_refused_on_loading(change, message, backbone
         SentenceTransformer(str(tmp_path), device="cpu")
 
 
+@pytest.mark.parametrize("path", ["../../x", "1/../../x", "/etc", "C:\\x", "..\\x"])
+def test_a_path_that_leads_out_of_the_model(path, backbone_path, tmp_path):
+    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=r"modules.json has the path .*: a module lies inside its model, so give a"):
+        ReBAModule.load(str(tmp_path), subfolder=path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0]["path"] = path
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="path"):
+        SentenceTransformer(str(tmp_path), device="cpu")
+
+
 @pytest.mark.parametrize("item", [3, None, ("a", "b"), {"text": "a"}, b"a"])
 def test_inputs_that_are_not_text(item, backbone_path):
     with pytest.raises(ValueError, match=f"Input 1 is a {type(item).__name__}: EchoModule embeds strings"):

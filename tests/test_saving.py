@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,70 +242,6 @@ class TestRegistry:
             print("imported")
         """
         assert "imported" in run(code)
-
-
-class TestCard:
-    def card(self, model, directory) -> str:
-        model.save_pretrained(str(directory))
-        return (Path(directory) / "README.md").read_text()
-
-    def test_says_what_the_model_is(self, backbone_path, tmp_path):
-        model = pipeline(ReBAModule(backbone_path(), repetitions=3, layers=[-1]), "lasttoken")
-        card = self.card(model, tmp_path)
-        for expected in (
-            "library_name: sentence-transformers",
-            "- st-reba",
-            "**ReBA-3**",
-            "import st_reba",
-            r"e_i = \sum_{j=i}^{kn} a_{ij} v_j",
-            "| `layers` | `[-1]` |",
-            "| `repetitions` | `3` |",
-            "| tokens per text, at most | 85 |",
-            "| dimensions | 32 |",
-            "ReBAModule → Pooling",
-            "Retrieval Backward Attention without Additional Training",
-            "## Limits",
-            "## Citation",
-            "trust_remote_code=True",
-        ):
-            assert expected in card, expected
-        assert str(Path(backbone_path()).parent) not in card
-
-    def test_classical(self, backbone_path, tmp_path):
-        card = self.card(pipeline(CausalTransformer(backbone_path())), tmp_path)
-        assert "**Classical**" in card
-        assert "{{" not in card
-
-    def test_the_backbone_does_not_run_for_it(self, backbone_path, tmp_path, monkeypatch):
-        model = pipeline(ReBAModule(backbone_path()))
-        monkeypatch.setattr(ReBAModule, "forward", lambda *args, **kwargs: pytest.fail("the backbone ran"))
-        self.card(model, tmp_path)
-
-    def test_scores_are_on_it(self, backbone_path, tmp_path):
-        from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-
-        model = pipeline(EchoModule(backbone_path()))
-        EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.0, 1.0], name="tiny")(model)
-        assert "spearman_cosine" in self.card(model, tmp_path)
-
-    def test_other_models_keep_sts_card(self, backbone_path, tmp_path):
-        from sentence_transformers.base.modules import Transformer
-
-        card = self.card(pipeline(Transformer(backbone_path("llama", "bert"))), tmp_path)
-        assert "### Model Description" in card
-        assert "st-reba" not in card
-
-    def test_what_the_user_said_is_kept(self, backbone_path, tmp_path):
-        from sentence_transformers import SentenceTransformerModelCardData
-
-        data = SentenceTransformerModelCardData(language="zh", license="mit", model_id="org/llama2-zh-reba")
-        module = ReBAModule(backbone_path())
-        model = SentenceTransformer(modules=[module, Pooling(32)], model_card_data=data, device="cpu")
-        card = self.card(model, tmp_path)
-        assert "license: mit" in card
-        if registry.MODULES_HEAR_OF_THEIR_MODEL:
-            assert 'SentenceTransformer("org/llama2-zh-reba")' in card
-            assert "licence: mit" in card
 
 
 def test_bfloat16_models_stay_so(backbone_path, tmp_path):

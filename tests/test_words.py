@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.words import encode_words
+from st_reba import CausalTransformer, EchoModule, ReBAModule, encode_words, words
+from st_reba.words import WordTokens, find_words, pool_words
 
 from . import oracles
 from .conftest import pipeline, relative_error
@@ -13,10 +13,10 @@ from .conftest import pipeline, relative_error
 
 def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids):
     sentences = ["the quick brown fox jumps", "我爱自然语言处理。", "bank bank river money", "Deich 🥊 groß"]
-    words = ["brown", "自然", "bank", "🥊"]
-    vectors = encode_words(pipeline(ReBAModule(backbone_path())), sentences, words, batch_size=3)
+    asked = ["brown", "自然", "bank", "🥊"]
+    vectors = encode_words(pipeline(ReBAModule(backbone_path())), sentences, asked, batch_size=3)
     tokenizer = CausalTransformer(backbone_path()).tokenizer
-    for sentence, word, vector in zip(sentences, words, vectors, strict=True):
+    for sentence, word, vector in zip(sentences, asked, vectors, strict=True):
         offsets = tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
         first = sentence.index(word)
         own = [i for i, (a, b) in enumerate(offsets) if a < first + len(word) and b > first]
@@ -31,6 +31,45 @@ def test_a_word_of_many_tokens_and_a_token_of_many_characters(backbone_path):
     offsets = model[0].token_offsets("the dog")
     assert len(offsets) == len(tokens)
     assert np.allclose(encode_words(model, ["the dog"], ["the dog"])[0], tokens.mean(0), atol=1e-6)
+
+
+def test_order_batches_and_groups_do_not_matter(backbone_path, monkeypatch, capsys):
+    model = pipeline(ReBAModule(backbone_path()))
+    sentences = [f"{'the dog and ' * (index % 5)}cat no. {index}" for index in range(11)]
+    asked = ["cat" if index % 2 else "no." for index in range(11)]
+    one_by_one = np.concatenate(
+        [encode_words(model, [sentence], [word]) for sentence, word in zip(sentences, asked, strict=True)]
+    )
+    monkeypatch.setattr(words, "_BATCHES", 2)
+    vectors = encode_words(model, sentences, asked, batch_size=2, show_progress_bar=True)
+    assert vectors.dtype == np.float32
+    assert relative_error(vectors, one_by_one) < 1e-5
+    assert "11/11" in capsys.readouterr().err
+
+
+def test_words_of_embeddings_that_are_there_already(backbone_path):
+    """As a padded batch from the module, or one tensor a sentence from encode."""
+    module = EchoModule(backbone_path())
+    model = pipeline(module)
+    sentences = ["the cat sat on the mat", "a cat", "cat 猫"]
+    asked = ["cat sat", "cat", "猫"]
+    expected = encode_words(model, sentences, asked)
+    found = find_words(module, sentences, asked)
+    with torch.inference_mode():
+        padded = module(module.preprocess(sentences))["token_embeddings"]
+    assert relative_error(pool_words(padded, found), expected) < 1e-5
+    listed = model.encode(sentences, output_value="token_embeddings")
+    assert relative_error(pool_words(listed, found), expected) < 1e-5
+
+
+def test_pooling_by_hand():
+    tokens = torch.arange(12.0).reshape(1, 4, 3)
+    assert pool_words(tokens, [WordTokens([1, 3], 4)]).tolist() == [[6, 7, 8]]
+    half = pool_words(tokens.bfloat16(), [WordTokens([0], 4)])
+    assert half.dtype == torch.float32
+    for wrong in (tokens, [tokens[0]]):
+        with pytest.raises(ValueError, match="hands on 4 vectors for 3 tokens of a sentence"):
+            pool_words(wrong, [WordTokens([1], 3)])
 
 
 @pytest.mark.parametrize(
@@ -58,6 +97,11 @@ def test_as_many_words_as_sentences(backbone_path):
 def test_modules_without_one_vector_a_token(module_class, settings, backbone_path):
     with pytest.raises(ValueError, match='words need pool_over="text", and pool_copies="last" or rows="all"'):
         encode_words(pipeline(module_class(backbone_path(), **settings)), ["the cat sat"], ["cat"])
+
+
+def test_no_sentences(backbone_path):
+    with pytest.raises(ValueError, match="No sentences were given"):
+        encode_words(pipeline(EchoModule(backbone_path())), [], [])
 
 
 def test_other_modules(backbone_path):

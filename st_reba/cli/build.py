@@ -10,8 +10,9 @@ import typer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
+from ..files import whole_directory
 from ..modules import CausalModule, CausalTransformer, EchoModule, ReBAModule
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load, whole_directory
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
 
 
 class Method(str, Enum):

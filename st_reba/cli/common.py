@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,25 +74,6 @@ def clear_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         Console(stderr=True).print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-@contextmanager
-def whole_directory(out: Path) -> Iterator[Path]:
-    """A directory to write in, which takes its place ``out`` when all is written, or vanishes.
-
-    Raises:
-        ValueError: If something lies there already.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty directory: choose another --out, or remove it.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        whole = Path(scratch) / "whole"
-        whole.mkdir()
-        yield whole
-        if out.exists():
-            out.rmdir()
-        shutil.move(whole, out)
 
 
 def marked(text: str, best: bool) -> str:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..compare import Result, compare, default_recipes, number_of_steps
-from ..data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, read_pairs
+from ..benchmark import resolve_tasks
+from ..best import save_best
+from ..compare import Recipes, compare, compare_tasks, work
+from ..data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data
 from ..evaluation import OddOneOutEvaluator
-from ..modules import CausalTransformer
+from ..files import check_free
+from ..modules import CausalModule, CausalTransformer
+from ..ranking import best_of
+from ..recipes import default_recipes
+from ..report import require_report, write_report
+from ..results import RANDOM, Comparison, Estimate, Task
 from .common import (
     DeviceOption,
     Dtype,
@@ -23,98 +36,186 @@ from .common import (
     clear_errors,
     console,
     load,
-    marked,
     placement,
 )
+from .several import ManyTasks
+
+# Columns that a terminal has room for; the report has them all.
+_SHOWN_TASKS = 2
 
 
-@app.command("compare")
+@app.command("compare", cls=ManyTasks)
 def compare_command(
     model: ModelOption = str(DEMO_MODEL),
     data: Annotated[
-        Path | None, typer.Option(help="Lines of two texts and a score, separated by tabs. Default: demo texts.")
+        Path | None,
+        typer.Option(
+            help="Lines of two texts and a score, separated by tabs; or plain texts, one a line, for which there are "
+            "proxies only. Default: demo texts."
+        ),
+    ] = None,
+    words: Annotated[
+        Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
+    ] = None,
+    mteb: Annotated[
+        list[str] | None,
+        typer.Option(help="Tasks of mteb instead of data, any number of names; C-MTEB for its 31."),
+    ] = None,
+    mteb_results: Annotated[
+        Path | None, typer.Option(help="Where mteb's results are kept, and found again by the next run.")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(help="Copies of the text, at most.", min=1, max=64)] = 3,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory to write report.html, its figures and results.csv to.")
+    ] = None,
+    best: Annotated[
+        Path | None, typer.Option("--save-best", help="Directory to write the best recipe to, ready to load.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
     max_seq_length: LengthOption = None,
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """Which recipe suits a model and texts: all of them beside two controls.
+    """Which recipe suits a model and texts: all of them beside their controls, with 95% intervals.
 
     Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
     """
     with clear_errors():
-        pairs = read_pairs(DEMO_PAIRS if data is None else data)
-        questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions if data is None else []
+        if mteb and (data or words):
+            raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
+        if mteb_results and not mteb:
+            raise ValueError("--mteb-results is for --mteb, which names the tasks.")
+        if report is not None:
+            require_report(report, "--report")
+        if best is not None:
+            check_free(best, "--save-best")
+        tasks = resolve_tasks(mteb) if mteb else []
+        texts = read_data(DEMO_PAIRS if data is None else data)
+        if best is not None and not tasks and not isinstance(texts, Pairs):
+            raise ValueError(
+                "--save-best needs labels, and plain texts have none: use st-reba build to choose yourself."
+            )
+        questions = None if tasks else _questions(words, default=data is None)
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
-        recipes = default_recipes()
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("Comparing", total=number_of_steps(recipes, questions))
-            skipped: list[str] = []
-            results = compare(
-                backbone,
-                pairs,
-                questions,
-                recipes=recipes,
-                batch_size=batch_size,
-                on_step=lambda step: progress.update(task, advance=1, description=step),
-                on_skip=lambda recipe, reason: skipped.append(f"{recipe.name} ({recipe.pooling}): {reason}"),
+        shown = "the demo LM" if model == str(DEMO_MODEL) else model
+        total = None if tasks else work(texts, questions)
+        with _recipes(backbone, repetitions, batch_size, total) as recipes:
+            if tasks:
+                found = compare_tasks(recipes, tasks, model=shown, output=mteb_results)
+                measured_on = f"{len(tasks)} tasks of mteb"
+            else:
+                found = compare(recipes, texts, questions)
+                measured_on = _named(texts, data)
+        found = replace(found, model=shown, data=measured_on, command=shlex.join(["st-reba", *sys.argv[1:]]))
+        console.print(_table(found))
+        for sentence in [*found.verdict, *_legend(found)]:
+            console.print(sentence, highlight=False)
+        for recipe, reason in found.skipped:
+            console.print(f"Left out {recipe}: {reason}", highlight=False)
+        if best is not None:
+            save_best(found, recipes, best)
+            console.print(
+                f'Wrote {found.best().name} to {best}. Load it with: import st_reba; SentenceTransformer("{best}")',
+                highlight=False,
+                soft_wrap=True,
             )
-    shown = "the demo LM" if model == str(DEMO_MODEL) else model
-    texts = "demo texts" if data is None else str(data)
-    console.print(_table(results, f"{shown} on {len(pairs)} pairs of {texts}"))
-    console.print(_reading(results))
-    for line in skipped:
-        console.print(f"Left out {line}", highlight=False)
+        if report is not None:
+            console.print(f"Report: {write_report(found, report)}", highlight=False, soft_wrap=True)
 
 
-def _table(results: list[Result], title: str) -> Table:
-    with_words = any(result.odd_one_out is not None for result in results)
-    table = Table(title=title, title_justify="left")
+def _questions(words: Path | None, default: bool) -> OddOneOutEvaluator | None:
+    """The word-sense questions to ask, if any."""
+    if words is not None:
+        return OddOneOutEvaluator.from_csv(words)
+    return OddOneOutEvaluator.from_csv(DEMO_QUESTIONS) if default else None
+
+
+def _named(texts: Pairs | list[str], data: Path | None) -> str:
+    """The data, in words."""
+    kind = "pairs" if isinstance(texts, Pairs) else "plain texts"
+    return f"{len(texts)} demo pairs" if data is None else f"{len(texts)} {kind} of {data.name}"
+
+
+@contextmanager
+def _recipes(backbone: CausalModule, repetitions: int, batch_size: int, total: int | None) -> Iterator[Recipes]:
+    """All recipes, with a progress bar while they run."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("Comparing", total=total)
+        yield Recipes(
+            backbone,
+            default_recipes(repetitions),
+            batch_size=batch_size,
+            on_progress=lambda what, texts: progress.update(bar, advance=texts, description=what),
+        )
+
+
+def _table(found: Comparison) -> Table:
+    """One row a recipe, its control on random weights beside it."""
+    table = Table(
+        title=f"{found.model} on {found.data}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("Recipe", no_wrap=True)
-    table.add_column("Pooling")
-    table.add_column("Spearman", justify="right")
-    if with_words:
-        table.add_column("Odd one\nout", justify="right")
-    table.add_column("Texts/s", justify="right")
-    table.add_column("Cost", justify="right")
-    own = [result for result in results if not result.recipe.control]
-    best = max(result.spearman for result in own)
-    best_words = max((result.odd_one_out or 0 for result in own), default=0)
-    for index, result in enumerate(results):
-        recipe = result.recipe
-        cells = [recipe.name, recipe.pooling, marked(f"{100 * result.spearman:.1f}", result.spearman == best)]
-        if with_words:
-            accuracy = result.odd_one_out
-            shown = "" if accuracy is None else f"{100 * accuracy:.1f}"
-            cells.append(marked(shown, not recipe.control and accuracy == best_words))
-        cells += [f"{result.sentences_per_second:.0f}", f"{result.cost:.2f}x"]
-        following = results[index + 1].recipe if index + 1 < len(results) else recipe
-        ends = (recipe.control, recipe.pooling) != (following.control, following.pooling)
-        table.add_row(*cells, style="dim" if recipe.control else None, end_section=ends and not following.control)
+    table.add_column("Pool", no_wrap=True)
+    tasks = found.tasks[:_SHOWN_TASKS]
+    for task in tasks:
+        table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
+        table.add_column("Random", justify="right", style="dim", no_wrap=True)
+    table.add_column("Text/s", justify="right", no_wrap=True)
+    table.add_column("Cost", justify="right", no_wrap=True)
+    controls = {result.name: result for result in found.results if result.control}
+    shown = [result for result in found.results if not result.recipe.startswith(f"{RANDOM}, ")]
+    for index, result in enumerate(shown):
+        control = controls.get(f"{RANDOM}, {result.name}")
+        cells = [result.recipe, result.pooling]
+        for number, task in enumerate(tasks):
+            cells.append(
+                _cell(
+                    task,
+                    result.scores.get(task.name),
+                    result is best_of(found.results, task),
+                    with_interval=number == 0,
+                )
+            )
+            score = None if control is None else control.scores.get(task.name)
+            cells.append("" if score is None else task.show(score.value))
+        cells.append("" if result.sentences_per_second is None else f"{result.sentences_per_second:.0f}")
+        cells.append("" if result.cost is None else f"{result.cost:.2f}x")
+        following = shown[index + 1] if index + 1 < len(shown) else result
+        ends = (result.control, result.pooling) != (following.control, following.pooling)
+        table.add_row(*cells, style="dim" if result.control else None, end_section=ends)
     return table
 
 
-def _reading(results: list[Result]) -> str:
-    """What the table says, and what it does not."""
-    best = max((result for result in results if not result.recipe.control), key=lambda result: result.spearman)
-    control = max((result for result in results if result.recipe.control), key=lambda result: result.spearman)
-    verdict = (
-        f"Best: {best.recipe.name} with {best.recipe.pooling} pooling. "
-        if best.spearman > control.spearman
-        else f"No recipe beats the control '{control.recipe.name}' ({control.recipe.pooling}) on these texts. "
-    )
-    words = "Odd one out: word sense, four choices (chance 25), the same under every pooling. "
-    return (
-        f"{verdict}Spearman: cosine similarity against the labels, x 100. "
-        f"{words if best.odd_one_out is not None else ''}"
-        "Cost: time beside Classical under the same pooling. Dim rows are controls."
-    )
+def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -> str:
+    """A value, marked if it is the best (bold) or cannot be told from it (=)."""
+    if score is None:
+        return ""
+    text = task.show(score.value)
+    if with_interval:
+        text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
+    mark = "=" if score.tied and not best else " "
+    return f"[bold green]{text}[/]{mark}" if best else f"{text}{mark}"
+
+
+def _legend(found: Comparison) -> list[str]:
+    """What the columns are, and where the others are."""
+    notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
+    if hidden := found.tasks[_SHOWN_TASKS:]:
+        notes.append(f"With --report, also: {', '.join(task.name for task in hidden)}.")
+    return [
+        *notes,
+        "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Random: the same recipe on random "
+        "weights. Cost: time beside Classical under the same pooling.",
+    ]

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from ..data import DEMO_MODEL, DEMO_PAIRS, read_pairs
 from ..evaluation import DependencyEvaluator, TurningPointEvaluator
 from ..evaluation.figures import require_matplotlib
+from ..files import whole_directory
 from ..layout import Template
 from ..modules import CausalTransformer, EchoModule
 from .common import (
@@ -31,7 +32,6 @@ from .common import (
     load,
     marked,
     placement,
-    whole_directory,
 )
 
 

@@ -1,7 +1,15 @@
 """Evaluators for what sentence-transformers has none for."""
 
 from .dependency import DependencyEvaluator
-from .odd_one_out import OddOneOutEvaluator, Question
+from .geometry import EmbeddingGeometryEvaluator
+from .odd_one_out import MissingWordError, OddOneOutEvaluator, Question
 from .turning_point import TurningPointEvaluator
 
-__all__ = ["DependencyEvaluator", "OddOneOutEvaluator", "Question", "TurningPointEvaluator"]
+__all__ = [
+    "DependencyEvaluator",
+    "EmbeddingGeometryEvaluator",
+    "MissingWordError",
+    "OddOneOutEvaluator",
+    "Question",
+    "TurningPointEvaluator",
+]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -11,6 +16,16 @@ if TYPE_CHECKING:
 BLUE = "#2a6fbb"
 ORANGE = "#d9661f"
 GREY = "#9a9a9a"
+PALE = "#94b8e0"
+INK = "#1f2328"
+MUTED = "#59636e"
+GRID = "#e4e4e4"
+SURFACE = "#ffffff"
+
+_FALLBACKS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
+    "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",
+)  # fmt: skip
 
 
 def require_matplotlib() -> None:
@@ -25,6 +40,87 @@ def require_matplotlib() -> None:
         raise ImportError(
             "Drawing needs matplotlib, which is not installed: pip install 'st_reba[report]', or matplotlib itself."
         ) from None
+
+
+@contextmanager
+def drawing_style(size: float = 11) -> Iterator[None]:
+    """Fonts and colours of a report's figures: text is text (no formulas), in any script there is a font for.
+
+    Args:
+        size: Of the text, in points.
+    """
+    from matplotlib import rc_context
+
+    settings: Any = {
+        "font.family": _families(),
+        "font.size": size,
+        "axes.titlesize": size + 1,
+        "axes.edgecolor": GREY,
+        "axes.labelcolor": MUTED,
+        "axes.titlecolor": INK,
+        "axes.unicode_minus": True,
+        "legend.fontsize": size - 1,
+        "legend.labelcolor": MUTED,
+        "svg.fonttype": "none",
+        # The same page each time.
+        "svg.hashsalt": "st_reba",
+        "text.color": INK,
+        "text.parse_math": False,
+        "xtick.color": GREY,
+        "xtick.labelcolor": MUTED,
+        "ytick.color": GREY,
+        "ytick.labelcolor": MUTED,
+    }
+    with rc_context(settings), warnings.catch_warnings():
+        # An SVG is set by the browser, which has other fonts; elsewhere `drawable` has its say.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def freeze(figure: Figure) -> None:
+    """Lay a figure out now, and once: what is drawn later moves nothing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+
+
+def drawable(text: str) -> str:
+    """The text with each run of characters that no installed font has as one ellipsis, instead of empty boxes."""
+    known = _characters()
+    shown = ""
+    for character in text:
+        if ord(character) in known or character == "\n":
+            shown += character
+        elif not shown.endswith("…"):
+            shown += "…"
+    return shown
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """The text as a figure has room for it: on one line, without control characters, which an SVG cannot hold.
+
+    Args:
+        text: Anything.
+        limit: Characters, at most; what is longer ends in an ellipsis.
+    """
+    clean = "".join(" " if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text)
+    line = " ".join(clean.split())
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
+@lru_cache(maxsize=1)
+def _families() -> list[str]:
+    """matplotlib's own font and those for other scripts that are installed here."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return ["DejaVu Sans", *(family for family in _FALLBACKS if family in installed)]
+
+
+@lru_cache(maxsize=1)
+def _characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(code for family in _families() for code in get_font(findfont(family)).get_charmap())
 
 
 def layer_axes(layers: int, y_label: str, title: str) -> tuple[Figure, Axes]:
@@ -45,7 +141,7 @@ def layer_axes(layers: int, y_label: str, title: str) -> tuple[Figure, Axes]:
     axes.set_xlabel("Layer (0: input embeddings)")
     axes.set_ylabel(y_label)
     axes.set_title(title, loc="left", fontsize="medium")
-    axes.grid(axis="y", color="#e4e4e4")
+    axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -7,15 +7,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
-from torch import nn
+from torch import Tensor
 
 from ..layers import LayerReader
+from ..lookup import Embed, EmbeddingStore, stand_in
 from .figures import BLUE, GREY, ORANGE, layer_axes
 
 logger = logging.getLogger(__name__)
@@ -26,7 +24,8 @@ class TurningPointEvaluator(BaseEvaluator):
 
     Layer l's embedding is that of the same model without the layers above l (see :class:`st_reba.layers.LayerReader`);
     the turning point is the layer with the best score, the lowest of equals. Each text passes through the model once:
-    its embeddings after all L + 1 layers are kept, on the CPU, until the evaluation ends, (L + 1) x D numbers a text.
+    its embeddings after all L + 1 layers are kept until the evaluation ends, (L + 1) x D numbers a text, in temporary
+    files (see :class:`st_reba.lookup.EmbeddingStore`).
 
     The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
     ``turning_point``, the index of the best. The primary metric is the last layer's: what the model gives as it is.
@@ -69,12 +68,9 @@ class TurningPointEvaluator(BaseEvaluator):
                 gives no number for any layer.
         """
         reader = LayerReader(model)
-        lookup = _Lookup(reader, self.on_step)
-        stand_in = _stand_in(model, lookup)
-        scores = []
-        for layer in range(reader.count):
-            lookup.layer = layer
-            scores.append(self._score(self.evaluator(stand_in, None, epoch, steps)))
+        with EmbeddingStore(_by_layer(reader), on_texts=self.on_step) as store:
+            models = [stand_in(store, str(layer), like=model) for layer in range(reader.count)]
+            scores = [self._score(self.evaluator(layer, None, epoch, steps)) for layer in models]
         if all(map(math.isnan, scores)):
             raise ValueError(
                 f"{type(self.evaluator).__name__} gives no number (NaN) after any layer. Look at its labels: there may "
@@ -152,44 +148,8 @@ class TurningPointEvaluator(BaseEvaluator):
         figure.savefig(path)
 
 
-class _Lookup(nn.Module):
-    """Stands for the whole pipeline: a text's embedding after ``layer``, from the one time it was embedded.
+def _by_layer(reader: LayerReader) -> Embed:
+    def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
+        return {str(layer): embeddings for layer, embeddings in enumerate(reader.embeddings(texts, prompt))}
 
-    Args:
-        reader: Embeds texts that are asked for the first time, a batch at a time.
-        on_step: Called with how many they were.
-    """
-
-    modalities = ("text",)
-
-    def __init__(self, reader: LayerReader, on_step: Callable[[int], None]) -> None:
-        super().__init__()
-        self.reader = reader
-        self.on_step = on_step
-        self.layer = 0
-        self.known: dict[tuple[str | None, str], torch.Tensor] = {}
-
-    def preprocess(self, texts: Sequence[str], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
-        """Nothing yet: which texts have to be tokenised at all, forward will know. ``task`` is ST's, as elsewhere."""
-        return {"texts": texts, "prompt": prompt}
-
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        prompt = features["prompt"]
-        keys = [(prompt, text) for text in features["texts"]]
-        if missing := [key for key in dict.fromkeys(keys) if key not in self.known]:
-            embeddings = self.reader.embeddings([text for _, text in missing], prompt)
-            self.known.update(zip(missing, embeddings.unbind(dim=1), strict=True))
-            self.on_step(len(missing))
-        return {"sentence_embedding": torch.stack([self.known[key][self.layer] for key in keys])}
-
-
-def _stand_in(model: Any, lookup: _Lookup) -> SentenceTransformer:
-    """A model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up."""
-    return SentenceTransformer(
-        modules=[lookup],
-        device="cpu",
-        prompts=model.prompts,
-        default_prompt_name=model.default_prompt_name,
-        similarity_fn_name=model.similarity_fn_name,
-        truncate_dim=model.truncate_dim,
-    )
+    return embed

@@ -6,8 +6,8 @@ import json
 import warnings
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -19,6 +19,9 @@ from .. import backbone, card
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template
 from ..version import REQUIREMENT
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PoolOver = Literal["text", "all"]
 
@@ -130,6 +133,13 @@ class CausalModule(Transformer):
         """How often the text stands in the input."""
         return self._template.copies
 
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one, in a sentence, for the model card."""
+        if self.copies == 1:
+            return "One pass over the text, as for the classical embedding."
+        return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
+
     # Text in
 
     @property
@@ -204,7 +214,7 @@ class CausalModule(Transformer):
         for index, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"Input {index} is a {type(text).__name__}: {type(self).__name__} embeds strings.")
-        max_tokens = self._limit(self._room(prompt), self._asked_length(processing_kwargs))
+        max_tokens = self.max_tokens(prompt, processing_kwargs)
         layout = self._builder().build(inputs, max_tokens=max_tokens, prompt=prompt)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
@@ -214,6 +224,10 @@ class CausalModule(Transformer):
                 stacklevel=2,
             )
         return dict(vars(layout))
+
+    def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
+        """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
+        return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded."""
@@ -256,17 +270,18 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
-        parts = even_slices(len(layout.input_ids), self._part_size(layout))
-        states, mask, ids, extra = _join([self._read(layout.rows(part), **kwargs) for part in parts])
-        empty = layout.text_length == 0
-        states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
-        mask = mask & ~empty[:, None]
-        mask[:, 0] |= empty
+        readings = [self._read(layout.rows(part), **kwargs) for part in self.parts(layout)]
+        states, mask, ids, extra = _join(readings)
+        states, mask = blank(states, mask, layout.text_length == 0)
         rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
+    def parts(self, layout: Layout) -> list[slice]:
+        """The texts of a batch that run together; the result does not depend on it."""
+        return even_slices(len(layout.input_ids), self._part_size(layout))
+
     def _part_size(self, layout: Layout) -> int:
-        """How many texts of a batch run at a time; the result does not depend on it.
+        """How many texts of a batch may run at a time.
 
         On an accelerator, the batch that was asked for. On a CPU, about as many tokens as its caches hold the
         activations of: larger batches are slower, and padded further.
@@ -285,9 +300,20 @@ class CausalModule(Transformer):
 
         No mask is needed where attention is causal, since rows are padded on the right.
         """
+        if self._both_ways:
+            self._refuse_checkpointing()
         with attending_both_ways(self._both_ways, layout.attention_mask.bool()):
             output = super().forward({"input_ids": layout.input_ids, "modality": "text"}, **kwargs)
         return output[self.module_output_name]
+
+    def _refuse_checkpointing(self) -> None:
+        """For what is set up around a forward pass only: the second run of each layer would not find it."""
+        if backbone.is_checkpointing(self.model):
+            turned = f" with bidirectional_layers={self.bidirectional_layers}" if self._both_ways else ""
+            raise ValueError(
+                f"Gradient checkpointing runs attention a second time, where {type(self).__name__}{turned} neither "
+                f"watches it nor sets its masks. Turn it off to train through {type(self).__name__}{turned}."
+            )
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
         """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
@@ -301,12 +327,33 @@ class CausalModule(Transformer):
 
     # On disk
 
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module, as ST's ``Transformer.load`` does.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            *args: As for ST's ``Transformer.load``.
+            **kwargs: As for ST's ``Transformer.load``.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
+        """
+        _check_inside(subfolder)
+        return super().load(model_name_or_path, subfolder, *args, **kwargs)
+
     def get_config_dict(self) -> dict[str, Any]:
         # Padding is not a setting here, so it is not saved as one.
         return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
+
+        Raises:
+            ValueError: If the backbone was quantised in a way that it cannot be saved in.
+        """
+        backbone.check_it_can_be_saved(self.model)
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         path = Path(output_path) / "config_sentence_transformers.json"
         if path.is_file():
@@ -344,6 +391,23 @@ def _join(parts: list[Reading]) -> Reading:
     )
 
 
+def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros wherever nothing was read.
+
+    Args:
+        states: (B, n, D).
+        mask: (B, n), boolean: which of them are real.
+        empty: (B,), boolean: which texts have no tokens.
+
+    Returns:
+        The states and the mask, in which a text without tokens has one vector of zeros.
+    """
+    states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
+    mask = mask & ~empty[:, None]
+    mask[:, 0] |= empty
+    return states, mask
+
+
 def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
     """Move the selected tokens of each row to its front and drop the columns that no row needs.
 
@@ -361,6 +425,16 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
     mask = torch.arange(length, device=states.device) < counts[:, None]
     states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
     return Reading(states, mask, ids.gather(1, order))
+
+
+def _check_inside(subfolder: str) -> None:
+    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
+    path = PureWindowsPath(subfolder)
+    if path.anchor or ".." in path.parts:
+        raise ValueError(
+            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
+            'without "..", or "" for the model\'s own directory.'
+        )
 
 
 def check_repetitions(repetitions: int, least: int) -> None:

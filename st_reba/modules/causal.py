@@ -64,5 +64,9 @@ class InputEmbeddings(CausalTransformer):
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
 
+    @property
+    def cost(self) -> str:
+        return "One look-up per token: next to nothing beside the classical embedding."
+
     def _hidden_states(self, layout: Layout, **kwargs: Any) -> Tensor:
         return self.model.get_input_embeddings()(layout.input_ids)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from .. import backbone
 from ..attention import RunningMaximum, watching
 from ..layout import Layout, Template
 from .base import CausalModule, PoolOver, Reading, check_repetitions
+
+
+class CopySums(NamedTuple):
+    """What the tokens of a text, or its last alone, are up to the end of its copy c.
+
+    Attributes:
+        states: (B, rows, D), the last hidden states of the rows' tokens in copy c: Echo-c, or Classical for c = 1.
+        sums: (B, rows, D), float32, the sums of a_ij v_j up to copy c: ReBA-c.
+        totals: (B, rows, 1), the sums of a_ij.
+        mask: (B, rows), which rows are real.
+        ids: (B, rows), the tokens they belong to.
+    """
+
+    states: Tensor
+    sums: Tensor
+    totals: Tensor
+    mask: Tensor
+    ids: Tensor
 
 
 class ReBAModule(CausalModule):
@@ -113,57 +132,75 @@ class ReBAModule(CausalModule):
         return chosen
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        if self.training and getattr(self.model, "is_gradient_checkpointing", False):
-            raise ValueError(
-                "Gradient checkpointing runs attention a second time, where ReBA does not watch. "
-                "Turn it off to train through ReBAModule."
-            )
-        sums = self._backward_sums(layout, **kwargs)
-        states = pad_sequence(sums, batch_first=True)
-        counts = layout.text_length.clamp(max=1) if self.rows == "last" else layout.text_length
-        mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-        start = layout.text_start
-        ids = layout.input_ids[:, start : start + states.shape[1]]
-        if self.rows == "last":
-            ids = layout.input_ids.gather(1, start + (layout.text_length - 1).clamp(min=0)[:, None])
-        return Reading(states, mask, ids)
+        self._refuse_checkpointing()
+        whole = deque(self.copy_sums(layout, **kwargs), maxlen=1).pop()
+        sums = whole.sums
+        if self.normalize_weights:
+            sums = sums / whole.totals.clamp(min=torch.finfo(sums.dtype).tiny)
+        return Reading(sums.to(whole.states.dtype), whole.mask, whole.ids)
+
+    def varied(self, repetitions: int, rows: Literal["all", "last"]) -> ReBAModule:
+        """The same module on the same weights, with another number of copies and other rows."""
+        twin = copy.copy(self)
+        twin._template = Template.repeat(repetitions)
+        twin.repetitions, twin.rows = repetitions, rows
+        return twin
 
     def _part_size(self, layout: Layout) -> int:
         """Besides, as many texts as the memory budget of the weights allows, at least one."""
         size = super()._part_size(layout)
         if not self._route.through_function:
             return min(size, backbone.micro_batch(self.model, layout.input_ids.shape[1]))
-        keys = 1 if self.rows == "last" else max(1, int(layout.text_length.max()))
-        return min(size, max(1, self.WEIGHT_BUDGET // (4 * keys * layout.input_ids.shape[1])))
+        longest = max(1, int(layout.text_length.max()))
+        rows = 1 if self.rows == "last" else longest
+        # The maxima of all copies, and of one copy at a time the maxima, the weights and two steps between them.
+        weights = rows * (layout.input_ids.shape[1] + 4 * longest)
+        return min(size, max(1, self.WEIGHT_BUDGET // (4 * weights)))
 
-    def _backward_sums(self, layout: Layout, **kwargs: Any) -> list[Tensor]:
-        """The rows e_i of each text, (n, D), or e_n alone, (1, D). A text without tokens has one row of zeros."""
-        start, end = layout.text_start, layout.input_ids.shape[1]
-        lengths = layout.text_length.clamp(min=1).tolist()
-        keys: slice | Tensor = slice(start, start + max(lengths))
-        first_query = start
-        if self.rows == "last":
-            keys = torch.tensor([start + length - 1 for length in lengths], device=layout.input_ids.device)
-            first_query = start + min(lengths) - 1
-        probe = RunningMaximum(keys, slice(first_query, end), self._watched)
+    def copy_sums(self, layout: Layout, **kwargs: Any) -> Iterator[CopySums]:
+        """One forward pass, read copy by copy.
+
+        As attention is causal, what the first copies give is what a pass over these copies alone would.
+
+        Args:
+            layout: B texts.
+            **kwargs: For the backbone's forward.
+
+        Yields:
+            For each copy, what the text gives up to its end; the last is ReBA-k. A text without tokens gives zeros.
+        """
+        start, length = layout.text_start, layout.text_length[:, None]
+        offset = torch.arange(max(1, int(length.max())), device=length.device)
+        rows = (length - 1).clamp(min=0) if self.rows == "last" else offset.expand(len(length), -1)
+        keys = start + rows
+        states, maximum, first_query = self._watched_pass(layout, keys, **kwargs)
+        mask, ids = rows < length, layout.input_ids.gather(1, keys)
+        sums = torch.zeros(*keys.shape, states.shape[-1], device=states.device)
+        totals = torch.zeros(*keys.shape, 1, device=states.device)
+        for number in range(self.copies):
+            position = (start + number * length + offset).clamp(max=states.shape[1] - 1)
+            values = _take(states, position)
+            column = (position - first_query).clamp(min=0)[:, None].expand(-1, keys.shape[1], -1)
+            weights = backward_weights(maximum.gather(2, column), keys, position, offset < length)
+            sums = torch.baddbmm(sums, weights, values.float())
+            totals = totals + weights.sum(dim=-1, keepdim=True)
+            yield CopySums(_take(values, rows) if self.rows == "last" else values, sums, totals, mask, ids)
+
+    def _watched_pass(self, layout: Layout, keys: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor, int]:
+        """Run the backbone and watch the attention to ``keys``, (B, rows).
+
+        Returns:
+            The last hidden states (B, N, D), the maxima of log weights (B, rows, queries), and the first query.
+        """
+        first = int(keys.min())
+        watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
+        probe = RunningMaximum(watched, slice(first, layout.input_ids.shape[1]), self._watched)
         if self._route.through_function:
             with watching(probe):
                 states = self._hidden_states(layout, **kwargs)
         else:
             states = backbone.run_and_show_maps(self.model, layout.input_ids, probe)
-        maximum = probe.result().to(states.device)
-        query = torch.arange(first_query, end, device=states.device)
-        sums = []
-        for text, length in enumerate(lengths):
-            key = torch.arange(start, start + length, device=states.device)
-            if self.rows == "last":
-                key = key[-1:]
-            is_text = layout.copy_index[text, first_query:] >= 0
-            weights = backward_weights(maximum[text, : len(key)], key, query, is_text)
-            if self.normalize_weights:
-                weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-            sums.append((weights @ states[text, first_query:].float()).to(states.dtype))
-        return sums
+        return states, probe.result().to(states.device), first
 
 
 def backward_weights(maximum: Tensor, key: Tensor, query: Tensor, is_text: Tensor) -> Tensor:
@@ -173,17 +210,22 @@ def backward_weights(maximum: Tensor, key: Tensor, query: Tensor, is_text: Tenso
     symmetrising the maximum of such maps.
 
     Args:
-        maximum: (rows, queries).
-        key: (rows,) positions i.
-        query: (queries,) positions j.
-        is_text: (queries,) whether j is a token of a copy of the text: only those are summed over.
+        maximum: (B, rows, queries).
+        key: (B, rows) positions i.
+        query: (B, queries) positions j.
+        is_text: (B, queries) whether j is a token of a copy of the text: only those are summed over.
 
     Returns:
-        (rows, queries); 0 where j < i.
+        (B, rows, queries); 0 where j < i.
     """
-    counted = (query >= key[:, None]) & is_text
-    weights = torch.where(counted, maximum, float("-inf")).exp()
-    return weights * torch.where(query == key[:, None], 1.0, 0.5)
+    key, query = key[..., None], query[:, None]
+    weights = torch.where((query >= key) & is_text[:, None], maximum, float("-inf")).exp()
+    return weights * torch.where(query == key, 1.0, 0.5)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """(B, n, D): of (B, N, D), the vectors at ``index`` (B, n)."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def _checked_layers(layers: Literal["all"] | Sequence[int]) -> Literal["all"] | list[int]:

@@ -87,6 +87,18 @@ class RefinedThoughtModule(CausalModule):
         if iterations > 1:
             self._prepare_passes()
 
+    @property
+    def cost(self) -> str:
+        if self.iterations == 1:
+            return super().cost
+        if not self._reuses_cache:
+            return f"{self.iterations} passes over the text: about {self.iterations} times the classical embedding."
+        further = "1 pass" if self.iterations == 2 else f"{self.iterations - 1} passes"
+        return (
+            f"One pass over the text and {further} of two tokens over its cached keys and values: little more than "
+            "the classical embedding."
+        )
+
     def _prepare_passes(self) -> None:
         route = backbone.attention_route(self.model)
         name = type(self.model).__name__
@@ -109,8 +121,9 @@ class RefinedThoughtModule(CausalModule):
 
     def _cache_is_sound(self) -> bool:
         """Whether the cheap passes give what whole passes do, on two texts of unequal length."""
-        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=self.model.device)
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=self.model.device)
+        device = backbone.device(self.model)
+        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=device)
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device)
         trial = Layout(ids, mask, torch.zeros_like(ids))
         training = self.model.training
         self.model.eval()
@@ -140,10 +153,10 @@ class RefinedThoughtModule(CausalModule):
         if self.iterations == 1:
             states = self._hidden_states(layout, **kwargs)
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
-        elif self._reuses_cache:
-            states, passes = self._cached_passes(layout, self.iterations)
         else:
-            states, passes = self._whole_passes(layout, self.iterations)
+            self._refuse_checkpointing()
+            take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
+            states, passes = take_passes(layout, self.iterations)
         reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
         return reading._replace(extra={"passes": passes})
 

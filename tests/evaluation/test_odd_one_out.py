@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from st_reba import ReBAModule
-from st_reba.evaluation import OddOneOutEvaluator, Question
-from st_reba.evaluation.odd_one_out import odd_one
-from st_reba.words import encode_words
+from st_reba import InputEmbeddings, ReBAModule, encode_words
+from st_reba.evaluation import MissingWordError, OddOneOutEvaluator, Question
+from st_reba.evaluation.odd_one_out import summed_distances
 
 from ..conftest import pipeline
 
@@ -35,14 +42,22 @@ def test_other_columns_do_not_matter(tmp_path):
     ("text", "message"),
     [
         ("问题,选项1\n", r"questions\.csv: the header lacks \['选项2', '选项3', '选项4', '答案'\]"),
-        (HEADER + ROW.format("E"), r"questions\.csv, line 2: the answer 'E' is neither 1 to 4 nor A to D"),
-        (HEADER + ROW.format(""), "line 2: the answer '' is neither"),
+        (
+            HEADER + ROW.format("E"),
+            r"questions\.csv, line 2 \(question 1\): the answer 'E' is neither 1 to 4 nor A to D",
+        ),
+        (HEADER + ROW.format(""), r"line 2 \(question 1\): the answer '' is neither"),
+        (HEADER + ROW.format("AB"), "the answer 'AB' is neither"),
         (
             HEADER + ROW.format("A") + "no word here,a,b,c,d,A\n",
-            "line 3: the question 'no word here' has no word in “ ”",
+            r"line 3 \(question 2\): the question 'no word here' has no word in “ ”",
         ),
-        (HEADER + "“打”,打,打,他,打,A\n", "line 2: The word '打' does not occur in '他'"),
-        (HEADER, "needs at least one question"),
+        (
+            HEADER + "“打”,打,打,他,打,A\n",
+            r"line 2 \(question 1\): The word '打' does not occur in '他'\. Mend .* on_missing_word=\"skip\"",
+        ),
+        (HEADER + '"' + "打" * 200_000, "after line 1: field larger .* A quotation mark may be missing"),
+        (HEADER, r"questions\.csv: no question is left to ask"),
     ],
 )
 def test_malformed_files(text, message, tmp_path):
@@ -50,31 +65,184 @@ def test_malformed_files(text, message, tmp_path):
         OddOneOutEvaluator.from_csv(write(tmp_path, text))
 
 
+def test_a_line_is_named_where_it_ends_and_a_question_by_its_number(tmp_path):
+    text = HEADER + ROW.format("A").replace("他打球", '"他\n打球"') + ROW.format("E")
+    with pytest.raises(ValueError, match=r"line 4 \(question 2\): the answer 'E'"):
+        OddOneOutEvaluator.from_csv(write(tmp_path, text))
+
+
+def test_not_utf_8(tmp_path):
+    path = tmp_path / "questions.csv"
+    path.write_bytes((HEADER + ROW.format("A")).encode("gb18030"))
+    with pytest.raises(ValueError, match=r"questions\.csv: not UTF-8 .* Save the file as UTF-8"):
+        OddOneOutEvaluator.from_csv(path)
+
+
+def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
+    lacking = "“精简”,精简人员,精选人物,精简,精简,B\n“打”,打,打,打,他,A\n"
+    path = write(tmp_path, HEADER + ROW.format("A") + lacking + ROW.format("B"))
+    with pytest.raises(MissingWordError, match=r"line 3 \(question 2\): The word '精简' does not occur in '精选人物'"):
+        OddOneOutEvaluator.from_csv(path)
+    with pytest.warns(UserWarning, match="2 of 4 questions") as said:
+        evaluator = OddOneOutEvaluator.from_csv(path, on_missing_word="skip", name="wsd")
+    assert [str(warning.message) for warning in said] == [
+        f"{path}: 2 of 4 questions are left out, because a sentence lacks the word: "
+        "line 3 (question 2); line 4 (question 3)."
+    ]
+    assert evaluator.skipped == [
+        "line 3 (question 2): The word '精简' does not occur in '精选人物'.",
+        "line 4 (question 3): The word '打' does not occur in '他'.",
+    ]
+    assert [question.answer for question in evaluator.questions] == [0, 1]
+    assert evaluator.name == "wsd"
+
+
+def test_skipping_is_for_missing_words_alone(tmp_path):
+    path = write(tmp_path, HEADER + ROW.format("E"))
+    with pytest.raises(ValueError, match="the answer 'E'"):
+        OddOneOutEvaluator.from_csv(path, on_missing_word="skip")
+    with pytest.raises(ValueError, match='on_missing_word=\'ignore\': use "error", or "skip"'):
+        OddOneOutEvaluator.from_csv(path, on_missing_word="ignore")
+
+
+def test_no_questions():
+    with pytest.raises(ValueError, match="needs at least one question"):
+        OddOneOutEvaluator([])
+
+
+def euclidean(a, b):
+    return np.linalg.norm(a - b)
+
+
+def cosine(a, b):
+    return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
 def naive_odd_one(vectors, distance):
     return [max(range(4), key=lambda i: sum(distance(four[i], four[j]) for j in range(4))) for four in vectors]
 
 
+def asking(answers, **kwargs):
+    return OddOneOutEvaluator([Question("a", ("a", "a", "a", "a"), answer) for answer in answers], **kwargs)
+
+
+VECTORS = np.random.default_rng(0).normal(size=(400, 4, 3))
+
+
 def test_the_answer_is_the_farthest():
-    vectors = np.random.default_rng(0).normal(size=(50, 4, 6))
-    expected = naive_odd_one(vectors, lambda a, b: np.linalg.norm(a - b))
-    assert odd_one(vectors).tolist() == expected
-    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    assert odd_one(unit, squared=True).tolist() == naive_odd_one(
-        vectors, lambda a, b: 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-    )
+    assert asking(naive_odd_one(VECTORS, euclidean)).score(VECTORS)["euclidean_accuracy"] == 1
+    assert asking(naive_odd_one(VECTORS, cosine)).score(VECTORS)["cosine_accuracy"] == 1
+    assert naive_odd_one(VECTORS, euclidean) != naive_odd_one(VECTORS, cosine)
 
 
-def test_accuracy(backbone_path):
-    sentences = [("a cat ran", "the cat sat", "my cat eats", "cat is a word"), ("a cat", "1 cat", "cat", "no cat")]
+def test_centered_as_in_the_released_code():
+    centered = VECTORS - VECTORS.mean(axis=1, keepdims=True)
+    farthest = np.linalg.norm(centered, axis=-1).argmax(axis=1)
+    assert asking(farthest, center=True).score(VECTORS)["euclidean_accuracy"] == 1
+    assert asking(naive_odd_one(centered, cosine), center=True).score(VECTORS)["cosine_accuracy"] == 1
+    # Neither is what the paper says.
+    plain = asking(farthest).score(VECTORS)
+    assert plain["euclidean_accuracy"] < 1
+    assert asking(naive_odd_one(centered, cosine)).score(VECTORS)["cosine_accuracy"] < 1
+    assert asking([0], center=True).get_config_dict() == {"center": True}
+
+
+def test_each_question_is_there_for_the_bootstrap():
+    answers = naive_odd_one(VECTORS, euclidean)
+    answers[7] = (answers[7] + 1) % 4
+    evaluator = asking(answers)
+    correct = evaluator.correct(VECTORS)["euclidean_accuracy"]
+    assert correct.tolist() == [float(index != 7) for index in range(400)]
+    assert evaluator.score(VECTORS)["euclidean_accuracy"] == pytest.approx(399 / 400)
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_equals_share(center):
+    """A model without context gives one vector to all four: chance, wherever the answer lies."""
+    same = np.ones((2, 4, 3))
+    pairs = np.array([[[0.0, 1], [0, 1], [1, 0], [1, 0]]] * 2)
+    for answers in ([0, 0], [3, 1]):
+        evaluator = asking(answers, center=center)
+        for vectors in (same, np.zeros_like(same), pairs):
+            assert evaluator.score(vectors) == {"euclidean_accuracy": 0.25, "cosine_accuracy": 0.25}
+    odd = np.array([[[0.0, 1], [0, 1], [0, 1], [1, 0]]])
+    assert asking([3], center=center).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
+
+
+@settings(max_examples=50, deadline=None)
+@given(arrays(np.float64, (3, 4, 2), elements=st.integers(-3, 3)), st.permutations(range(4)))
+def test_the_order_of_the_sentences_does_not_matter(vectors, order):
+    answers = [0, 1, 2]
+    moved = [order.index(answer) for answer in answers]
+    for first, second in zip(
+        asking(answers).correct(vectors).values(), asking(moved).correct(vectors[:, order]).values(), strict=True
+    ):
+        # Sums in another order may break a tie by a rounding error, never the other way round than shared.
+        assert ((first == second) | ((first > 0) & (first < 1)) | ((second > 0) & (second < 1))).all()
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.zeros((2, 4, 3)), r"\(1, 4, D\) word embeddings are scored, not \(2, 4, 3\)"),
+        (np.zeros((4, 3)), r"not \(4, 3\)"),
+        (np.full((1, 4, 3), np.nan), "Some word embeddings are not finite"),
+    ],
+)
+def test_vectors_that_cannot_be_scored(vectors, message):
+    with pytest.raises(ValueError, match=message):
+        asking([0]).score(vectors)
+
+
+def test_summed_distances():
+    found = summed_distances(VECTORS)
+    assert found[3, 1] == pytest.approx(sum(euclidean(VECTORS[3, 1], VECTORS[3, other]) for other in range(4)))
+    squared = summed_distances(VECTORS, squared=True)
+    assert squared[3, 1] == pytest.approx(sum(euclidean(VECTORS[3, 1], VECTORS[3, other]) ** 2 for other in range(4)))
+
+
+CATS = [("a cat ran", "the cat sat", "my cat eats", "cat is a word"), ("a cat", "1 cat", "cat", "no cat")]
+
+
+def test_accuracy(backbone_path, tmp_path):
     model = pipeline(ReBAModule(backbone_path()))
-    found = []
-    for four in sentences:
-        vectors = encode_words(model, four, ["cat"] * 4)
-        found.append(naive_odd_one([vectors], lambda a, b: np.linalg.norm(a - b))[0])
-    questions = [Question("cat", four, answer) for four, answer in zip(sentences, found, strict=True)]
+    found = [naive_odd_one([encode_words(model, four, ["cat"] * 4)], euclidean)[0] for four in CATS]
+    questions = [Question("cat", four, answer) for four, answer in zip(CATS, found, strict=True)]
     evaluator = OddOneOutEvaluator(questions, name="tiny")
-    metrics = evaluator(model)
+    metrics = evaluator(model, output_path=str(tmp_path / "eval"))
     assert set(metrics) == {"tiny_euclidean_accuracy", "tiny_cosine_accuracy"}
     assert metrics[evaluator.primary_metric] == 1.0
+    evaluator(model, output_path=str(tmp_path / "eval"), epoch=1, steps=5)
+    with (tmp_path / "eval" / "odd_one_out_tiny_results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["steps"] for row in rows] == ["-1", "5"]
+    assert rows[0]["euclidean_accuracy"] == "1.0"
     wrong = [Question(question.word, question.sentences, (question.answer + 1) % 4) for question in questions[:1]]
     assert OddOneOutEvaluator([*wrong, questions[1]])(model)["euclidean_accuracy"] == 0.5
+
+
+def test_the_bag_of_input_embeddings_answers_by_chance(backbone_path):
+    questions = [Question("cat", ("a cat", "a cat b", "a cat c", "a cat d"), 0)] * 3
+    metrics = OddOneOutEvaluator(questions)(pipeline(InputEmbeddings(backbone_path())))
+    assert metrics == {"euclidean_accuracy": 0.25, "cosine_accuracy": 0.25}
+
+
+def test_during_training(backbone_path, tmp_path):
+    model = pipeline(ReBAModule(backbone_path()))
+    evaluator = OddOneOutEvaluator([Question("cat", four, 0) for four in CATS], name="sense")
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], eval_strategy="steps",
+        eval_steps=1, save_steps=1, load_best_model_at_end=True, use_cpu=True, disable_tqdm=True,
+        metric_for_best_model="eval_sense_euclidean_accuracy",
+    )  # fmt: skip
+    rows = {"anchor": [four[0] for four in CATS], "positive": [four[1] for four in CATS]}
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_dict(rows), loss=MultipleNegativesRankingLoss(model),
+        evaluator=evaluator,
+    )  # fmt: skip
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "eval_sense_euclidean_accuracy" in entry]
+    assert [entry["step"] for entry in logged] == [1, 2]
+    assert trainer.state.best_metric == max(entry["eval_sense_euclidean_accuracy"] for entry in logged)
+    (table,) = tmp_path.rglob("odd_one_out_sense_results.csv")
+    assert len(table.read_text().splitlines()) == 3

@@ -1,0 +1,15 @@
+"""Any task of the mteb package, for many readings of one language model."""
+
+from .intervals import mteb_estimates, score_statistic
+from .run import TaskScore, TaskScores, run_tasks
+from .tasks import require_mteb, resolve_tasks
+
+__all__ = [
+    "TaskScore",
+    "TaskScores",
+    "mteb_estimates",
+    "require_mteb",
+    "resolve_tasks",
+    "run_tasks",
+    "score_statistic",
+]

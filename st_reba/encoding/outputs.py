@@ -1,0 +1,145 @@
+"""Files of vectors: ``.npy``, Parquet, or a directory of Parquet shards. Parts first, the whole at the end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .durable import durable, replace
+from .extras import require_pyarrow
+
+#: The column of the vectors in Parquet.
+EMBEDDING = "embedding"
+
+_PART = re.compile(r"part-(\d{8,})\.(npy|parquet)")
+
+
+class Output(ABC):
+    """How vectors are kept, in parts of a chunk each and as a whole. Plain data, for worker processes.
+
+    Attributes:
+        kind: Its name in a run's manifest.
+        suffix: Of a part's file name.
+    """
+
+    kind: str
+    suffix: str
+
+    def part(self, number: int) -> str:
+        """The file name of a part; names sort as the rows do."""
+        return f"part-{number:08d}{self.suffix}"
+
+    @abstractmethod
+    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+        """Write ``vectors (rows, values)`` and an Arrow table of kept columns, or None."""
+
+    @abstractmethod
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+        """Make ``target`` of all parts, in their order, in one step. Parts may be used up only by that step."""
+
+    def check_target(self, target: Path) -> None:
+        """Refuse to replace what is no output of this kind.
+
+        Raises:
+            ValueError: If ``target`` is something else.
+        """
+        if target.is_dir():
+            raise ValueError(f"{target} is a directory: choose another --out, or remove it.")
+
+
+class NpyOutput(Output):
+    """One NumPy array, (rows, values): the bytes that ``numpy.save`` would write."""
+
+    kind = suffix = ".npy"
+
+    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+        np.save(stream, vectors)
+
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+        first = np.load(parts[0], mmap_mode="r")
+        header = {
+            "descr": np.lib.format.dtype_to_descr(first.dtype),
+            "fortran_order": False,
+            "shape": (rows, *first.shape[1:]),
+        }
+        with durable(target) as stream:
+            np.lib.format.write_array_header_1_0(stream, header)
+            for path in parts:
+                with path.open("rb") as part:
+                    np.lib.format.read_magic(part)
+                    np.lib.format.read_array_header_1_0(part)
+                    shutil.copyfileobj(part, stream, 1 << 20)
+
+
+class ParquetOutput(Output):
+    """One Parquet file: the kept columns, and the vectors as fixed-size lists. A row group is a chunk."""
+
+    kind = suffix = ".parquet"
+
+    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+        arrow, parquet = require_pyarrow("Parquet")
+        column = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
+        table = arrow.table({EMBEDDING: column}) if kept is None else kept.append_column(EMBEDDING, column)
+        parquet.write_table(table, stream, **_layout(table.schema, len(vectors)))
+
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+        _, parquet = require_pyarrow("Parquet")
+        schema = parquet.read_schema(parts[0])
+        layout = _layout(schema)
+        with durable(target) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+            for path in parts:
+                writer.write_table(parquet.read_table(path, partitioning=None))
+
+
+class ShardsOutput(ParquetOutput):
+    """A directory of Parquet files, one a chunk: at the end they are moved, not copied."""
+
+    kind = "directory"
+
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+        if target.exists():
+            shutil.rmtree(target)
+        replace(parts[0].parent, target)
+
+    def check_target(self, target: Path) -> None:
+        if target.exists() and not (target.is_dir() and all(_PART.fullmatch(path.name) for path in target.iterdir())):
+            raise ValueError(f"{target} holds something other than shards: choose another --out, or remove it.")
+
+
+def output_for(out: Path) -> Output:
+    """The kind of output that a path's suffix asks for.
+
+    Raises:
+        ValueError: If it is none.
+        ImportError: If it is Parquet and pyarrow is missing.
+    """
+    if out.suffix == ".npy":
+        return NpyOutput()
+    if out.suffix not in (".parquet", ""):
+        raise ValueError(f"--out {out}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
+    require_pyarrow("Parquet")
+    return ParquetOutput() if out.suffix else ShardsOutput()
+
+
+def part_number(path: Path) -> int:
+    """Which chunk a part holds.
+
+    Raises:
+        ValueError: If the name is not a part's.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path} is not part of a run: remove it.")
+    return int(match[1])
+
+
+def _layout(schema: Any, rows: int | None = None) -> dict[str, Any]:
+    """Kept columns may repeat; vectors never do."""
+    others = [name for name in schema.names if name != EMBEDDING]
+    return {"use_dictionary": others or False, **({"row_group_size": rows} if rows else {})}

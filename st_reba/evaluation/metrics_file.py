@@ -1,0 +1,26 @@
+"""The table that an evaluator grows during training, one line an evaluation, as ST's own evaluators keep it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def append_metrics(
+    directory: str | Path, task: str, name: str, epoch: int, steps: int, metrics: Mapping[str, float]
+) -> Path:
+    """Append epoch, steps and metrics to ``<task>[_<name>]_results.csv`` in a directory; both are made if missing.
+
+    Returns:
+        The file.
+    """
+    path = Path(directory) / ("_".join(filter(None, [task, name, "results"])) + ".csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(["epoch", "steps", *metrics])
+        writer.writerow([epoch, steps, *metrics.values()])
+    return path

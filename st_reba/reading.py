@@ -1,0 +1,203 @@
+"""Texts as every recipe reads them: embedded once, by all recipes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor
+
+from .modules import CausalModule
+from .recipes import POOLINGS, Recipe, bag_of_input_embeddings, default_recipes, random_weights
+from .sweep import RecipeSweep
+from .words import encode_words, find_words, pool_words
+
+#: How many texts each recipe is timed on, and how often: enough to tell them apart, few enough not to wait for.
+TIMED_TEXTS = 32
+TIMED_ROUNDS = 3
+
+
+class RecipeReader:
+    """Texts as many recipes read them, on one backbone.
+
+    Args:
+        backbone: The loaded model, whose weights are shared.
+        recipes: What to run.
+        batch_size: Texts at a time.
+
+    Attributes:
+        recipes: Those that this backbone can run.
+        skipped: The others, and why.
+    """
+
+    def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe], batch_size: int = 32) -> None:
+        self.backbone = backbone
+        self.batch_size = batch_size
+        self.skipped: list[tuple[Recipe, str]] = []
+        self._sweep = _sweep(backbone, recipes)
+        self._alone: dict[str, _Method] = {}
+        methods: dict[str, list[Recipe]] = {}
+        for recipe in recipes:
+            methods.setdefault(recipe.name, []).append(recipe)
+        for name, group in methods.items():
+            if not self._swept(group[0]):
+                try:
+                    self._alone[name] = _Method(backbone, group)
+                except ValueError as error:
+                    self.skipped += [(recipe, str(error)) for recipe in group]
+        self.recipes = [recipe for recipe in recipes if self._swept(recipe) or recipe.name in self._alone]
+
+    def _swept(self, recipe: Recipe) -> bool:
+        return self._sweep is not None and recipe.copies is not None
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
+        """Sentence embeddings by the recipes' keys, each (B, D), float32, on the CPU."""
+        found = {}
+        if self._sweep is not None:
+            swept = self._sweep.encode(texts, prompt, self.batch_size)
+            found = {
+                recipe.key: swept[recipe.method, POOLINGS[recipe.pooling]]
+                for recipe in self.recipes
+                if self._swept(recipe)
+            }
+        for method in self._alone.values():
+            found.update(method.embed(texts, prompt, self.batch_size))
+        return {recipe.key: found[recipe.key] for recipe in self.recipes}
+
+    def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
+        """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
+        result = {
+            name: encode_words(method.model, sentences, words, batch_size=self.batch_size)
+            for name, method in self._alone.items()
+            if method.words
+        }
+        if self._sweep is not None:
+            found = find_words(self.backbone, sentences, words)
+            swept: dict[str, list[Tensor]] = {recipe: [] for recipe in self._sweep.recipes}
+            tokens = self._sweep.token_embeddings(sentences, batch_size=self.batch_size)
+            for word, readings in zip(found, tokens, strict=True):
+                for name, vectors in swept.items():
+                    vectors.append(pool_words([readings[name]], [word])[0])
+            for recipe in self.recipes:
+                if self._swept(recipe):
+                    result[recipe.name] = torch.stack(swept[recipe.method]).numpy()
+        return result
+
+
+class _Method:
+    """The recipes that differ in nothing but the pooling: one module, whose tokens are pooled in every way."""
+
+    def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe]) -> None:
+        self.recipes = recipes
+        # One that is made for the last token alone may hand on no others.
+        widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
+        module = widest.build(backbone)
+        self.words = widest.words and getattr(module, "rows", "all") == "all"
+        modes = tuple(POOLINGS[recipe.pooling] for recipe in recipes)
+        pooling = Pooling(module.get_embedding_dimension(), modes)
+        self.model = SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+
+    def embed(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> dict[str, Tensor]:
+        """By the recipes' keys, each (B, D), float32, on the CPU."""
+        vectors = self.model.encode(
+            list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+        )
+        parts = vectors.float().cpu().chunk(len(self.recipes), dim=1)
+        return {recipe.key: part for recipe, part in zip(self.recipes, parts, strict=True)}
+
+
+def _sweep(backbone: CausalModule, recipes: Sequence[Recipe]) -> RecipeSweep | None:
+    """One pass for the recipes that it serves; None where there are none, or this backbone has no attention to see."""
+    copies = [recipe.copies for recipe in recipes if recipe.copies is not None]
+    if not copies:
+        return None
+    poolings = dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes if recipe.copies is not None)
+    try:
+        return RecipeSweep(backbone, repetitions=max(copies), poolings=list(poolings))
+    except ValueError:
+        return None
+
+
+class Recipes:
+    """All recipes on one model, and their controls: the bag of input embeddings, and each recipe on random weights.
+
+    Args:
+        backbone: The loaded model; every recipe shares its weights.
+        recipes: What to compare; :func:`st_reba.recipes.default_recipes` if None.
+        batch_size: Texts at a time.
+        on_progress: Called when something has been done, with what it was and to how many texts.
+
+    Attributes:
+        all: The recipes that this backbone can run, controls among them.
+        skipped: Keys of the others, and why.
+        lengths: Tokens of each text that was embedded.
+        sample: The first texts that were embedded: what costs are measured on.
+    """
+
+    def __init__(
+        self,
+        backbone: CausalModule,
+        recipes: Sequence[Recipe] | None = None,
+        *,
+        batch_size: int = 32,
+        on_progress: Callable[[str, int], None] = lambda what, texts: None,
+    ) -> None:
+        self.backbone = backbone
+        self.batch_size = batch_size
+        self.on_progress = on_progress
+        asked = default_recipes() if recipes is None else recipes
+        trained = RecipeReader(backbone, [bag_of_input_embeddings(), *asked], batch_size)
+        able = [recipe.on_random_weights() for recipe in trained.recipes if not recipe.control]
+        self._readers = (trained, RecipeReader(random_weights(backbone), able, batch_size))
+        self.all = [recipe for reader in self._readers for recipe in reader.recipes]
+        self.skipped = [(recipe.key, reason) for reader in self._readers for recipe, reason in reader.skipped]
+        self.lengths: list[int] = []
+        self.sample: list[str] = []
+
+    @property
+    def controls(self) -> list[str]:
+        """Keys of those that are there to be beaten."""
+        return [recipe.key for recipe in self.all if recipe.control]
+
+    @property
+    def keys(self) -> list[str]:
+        """Name and pooling of each."""
+        return [recipe.key for recipe in self.all]
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
+        """Sentence embeddings by key, each (B, D); the progress of B texts."""
+        found = {key: vectors for reader in self._readers for key, vectors in reader.embed(texts, prompt).items()}
+        tokens = self.backbone.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        self.lengths += map(len, tokens)
+        self.sample += texts[: TIMED_TEXTS - len(self.sample)]
+        self.on_progress("Embedding", len(texts))
+        return found
+
+    def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
+        """Word embeddings by name, each (B, D); the progress of B texts."""
+        found: dict[str, np.ndarray] = {}
+        for reader in self._readers:
+            found.update(reader.words(sentences, words))
+        self.on_progress("Words", len(sentences))
+        return found
+
+    def costs(self, texts: Sequence[str]) -> dict[str, float]:
+        """Seconds in which each recipe embeds texts, run alone, by key: medians of rounds in which all take turns.
+
+        The controls on random weights cost what their recipes cost, and are not timed.
+        """
+        trained = self._readers[0]
+        models = {recipe.key: recipe.model(self.backbone) for recipe in trained.recipes}
+        rounds: dict[str, list[float]] = {key: [] for key in models}
+        for _ in range(TIMED_ROUNDS):
+            for key, model in models.items():
+                start = time.perf_counter()
+                model.encode(list(texts), batch_size=self.batch_size, show_progress_bar=False)
+                rounds[key].append(time.perf_counter() - start)
+            self.on_progress("Timing", len(texts))
+        return {key: median(seconds) for key, seconds in rounds.items()}

@@ -1,0 +1,128 @@
+"""The recipes that are compared: ways to read one language model, and the controls beside them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoModel
+
+from .modules import (
+    BidirectionalLastLayer,
+    CausalModule,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    ReBAModule,
+    RefinedThoughtModule,
+)
+from .results import BAG, RANDOM
+
+#: Poolings as the papers call them, and as ST does.
+POOLINGS = {"mean": "mean", "last": "lasttoken"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to read the language model.
+
+    Attributes:
+        method: Its name, such as ``"ReBA-2"``.
+        pooling: A key of :data:`POOLINGS`.
+        build: Makes the module on a backbone that is already loaded.
+        copies: How many copies of the text :class:`st_reba.sweep.RecipeSweep` needs to give it, under the name
+            ``method``; None if it has to be run on its own.
+        words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
+        bag: Whether this is the control that looks at no context.
+        random: Whether this is the control on random weights.
+    """
+
+    method: str
+    pooling: str
+    build: Callable[[CausalModule], CausalModule]
+    copies: int | None = None
+    words: bool = True
+    bag: bool = False
+    random: bool = False
+
+    @property
+    def control(self) -> bool:
+        """Whether it is there to be beaten."""
+        return self.bag or self.random
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"{RANDOM}, {self.method}" if self.random else self.method
+
+    @property
+    def key(self) -> str:
+        """Name and pooling: what tells it from all others."""
+        return f"{self.name}, {self.pooling}"
+
+    def model(self, backbone: CausalModule) -> SentenceTransformer:
+        """The recipe as a ready model, on the backbone's device."""
+        module = self.build(backbone)
+        pooling = Pooling(module.get_embedding_dimension(), POOLINGS[self.pooling])
+        return SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+
+    def on_random_weights(self) -> Recipe:
+        """Its control."""
+        return replace(self, random=True)
+
+
+def default_recipes(repetitions: int = 3) -> list[Recipe]:
+    """Every training-free recipe, with up to so many copies of the text, under the poolings that make sense for it."""
+    copies = range(2, repetitions + 1)
+    recipes = []
+    for pooling in POOLINGS:
+        recipes.append(Recipe("Classical", pooling, CausalTransformer, copies=1))
+        recipes += [Recipe(f"Echo-{k}", pooling, _echo(k), copies=k) for k in copies]
+        recipes += [Recipe(f"ReBA-{k}", pooling, _reba(k, pooling), copies=k) for k in (1, *copies)]
+        recipes.append(Recipe("Bidirectional", pooling, _bidirectional))
+        if repetitions > 1:
+            recipes.append(Recipe("Echo-2, bidirectional", pooling, _echo(2, bidirectional_layers=1)))
+            recipes.append(Recipe("ReBA-2, bidirectional", pooling, _reba(2, pooling, bidirectional_layers=1)))
+    recipes.append(Recipe("Bidirectional, prompt", "last", BidirectionalLastLayer, words=False))
+    recipes += [Recipe(f"RT-{passes}", "last", _thought(passes), words=False) for passes in (2, 4, 8)]
+    return recipes
+
+
+def bag_of_input_embeddings() -> Recipe:
+    """The control that looks at no context."""
+    return Recipe(BAG, "mean", InputEmbeddings, bag=True)
+
+
+def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
+    """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
+    control = CausalTransformer(backbone)
+    config = copy.deepcopy(backbone.model.config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModel.from_config(config)
+    control.model = model.to(backbone.model.device, backbone.model.dtype).eval()
+    return control
+
+
+def _bidirectional(backbone: CausalModule) -> CausalModule:
+    return CausalTransformer(backbone, bidirectional_layers=1)
+
+
+def _echo(repetitions: int, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
+    return lambda backbone: EchoModule(backbone, repetitions=repetitions, bidirectional_layers=bidirectional_layers)
+
+
+def _reba(repetitions: int, pooling: str, bidirectional_layers: int = 0) -> Callable[[CausalModule], CausalModule]:
+    rows: Literal["all", "last"] = "last" if pooling == "last" else "all"
+    return lambda backbone: ReBAModule(
+        backbone, repetitions=repetitions, rows=rows, bidirectional_layers=bidirectional_layers
+    )
+
+
+def _thought(passes: int) -> Callable[[CausalModule], CausalModule]:
+    return lambda backbone: RefinedThoughtModule(backbone, iterations=passes)

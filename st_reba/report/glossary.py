@@ -1,0 +1,56 @@
+"""What the recipes are, in one line each, by their names in a comparison."""
+
+from __future__ import annotations
+
+import re
+
+_RECIPES = (
+    (r"Classical", "the last hidden states of one ordinary causal pass"),
+    (r"Echo-(\d+)", "the text stands {} times, and is read in its last copy"),
+    (
+        r"ReBA-1",
+        "backward attention without repetition: each token looks back from all that follows it, "
+        "weighted by the model's own attention",
+    ),
+    (
+        r"ReBA-(\d+)",
+        "the text stands {} times, and each token of the first copy looks back from all that follows it, "
+        "weighted by the model's own attention",
+    ),
+    (r"RT-(\d+)", "the last token after {} passes, each with a memory of the one before (refined thought)"),
+    (r"Bidirectional", "one pass whose last layer attends both ways"),
+    (r"Bag of input embeddings", "the input embeddings alone, without any layer: no context at all"),
+    (r"Random weights", "the same architecture and tokenizer with weights that were never trained"),
+)
+_MODIFIERS = {
+    "bidirectional": "the last layer attends both ways",
+    "prompt": "read at the end of a prompt that asks for one representative word",
+}
+
+
+def describe(recipe: str) -> str:
+    """One sentence on a recipe.
+
+    Args:
+        recipe: Such as ``"ReBA-2, bidirectional"``.
+
+    Returns:
+        The sentence; empty for a name that is not one of the package's recipes.
+    """
+    head, *rest = recipe.split(", ")
+    says = [_head(head)]
+    if head == "Random weights" and rest:
+        # What follows is a recipe of its own, read from those weights.
+        says.append(_head(rest.pop(0)))
+    says += [_MODIFIERS.get(part, "") for part in rest]
+    if not all(says):
+        return ""
+    sentence = "; ".join(says)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _head(name: str) -> str:
+    for pattern, says in _RECIPES:
+        if match := re.fullmatch(pattern, name):
+            return says.format(*match.groups())
+    return ""

@@ -1,0 +1,109 @@
+"""What a comparison says, and what it does not, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import uncertainty
+from .results import BAG, RANDOM, Estimate, Result, Task
+from .uncertainty import Statistic
+
+
+def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None) -> list[str]:
+    """The best recipe, what is tied with it, and which recipes do not beat their controls.
+
+    Args:
+        results: All recipes and controls.
+        task: The one that decides.
+        statistic: Its scores by the results' names, for paired differences; None if nothing can be resampled.
+
+    Returns:
+        Sentences.
+    """
+    scored = {result.name: result for result in results if task.name in result.scores}
+    own = [result for result in scored.values() if not result.control and _number(result, task)]
+    if not own:
+        return [f"No recipe has a number on {task.name}."]
+    best = _best(own, task)
+    says = []
+    if task.proxy:
+        says.append(
+            "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
+            "meaning. Do not choose a recipe by them alone."
+        )
+    says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
+    says.append(_tied(own, best, task))
+    for control, what in _controls(best, scored):
+        says.append(_against(best, control, what, task, statistic))
+    says += _beaten(own, scored, task)
+    return [sentence for sentence in says if sentence]
+
+
+def _number(result: Result, task: Task) -> bool:
+    return not np.isnan(result.scores[task.name].value)
+
+
+def _best(results: Sequence[Result], task: Task) -> Result:
+    pick = max if task.greater_is_better else min
+    return pick(results, key=lambda result: result.scores[task.name].value)
+
+
+def _shown(result: Result, task: Task) -> str:
+    estimate = result.scores[task.name]
+    return f"{task.show(estimate.value)} {task.show_interval(estimate)}".rstrip()
+
+
+def _tied(own: Sequence[Result], best: Result, task: Task) -> str:
+    others = [result for result in own if result is not best]
+    tied = sum(result.scores[task.name].tied for result in others)
+    if not tied:
+        return "Every other recipe is told apart from it on this data." if others else ""
+    return (
+        f"On this data, {tied} of the {len(others)} other recipes cannot be told from it: the 95% interval of their "
+        "paired difference holds 0. More labelled texts would tell more."
+    )
+
+
+def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str]]:
+    """The controls of one recipe, and what to call them."""
+    named = ((f"{BAG}, mean", "the bag of input embeddings"), (f"{RANDOM}, {best.name}", "itself on random weights"))
+    return [(scored[key], what) for key, what in named if key in scored and scored[key].control]
+
+
+def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
+    difference = _difference(best, control, task, statistic)
+    ahead = difference.value if task.greater_is_better else -difference.value
+    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
+    if ahead <= 0:
+        return f"It does not beat {what} ({_shown(control, task)}): the difference is {shown}."
+    if not difference.tied:
+        return f"It beats {what} ({_shown(control, task)}) by {shown}."
+    return f"It is ahead of {what} ({_shown(control, task)}), but the difference, {shown}, cannot be told from 0 here."
+
+
+def _difference(first: Result, second: Result, task: Task, statistic: Statistic | None) -> Estimate:
+    """First less second; tied if that cannot be told from 0."""
+    value = first.scores[task.name].value - second.scores[task.name].value
+    if statistic is None:
+        return Estimate(value, float("nan"), float("nan"), tied=True)
+    replicates = uncertainty.bootstrap(statistic)
+    rows = [statistic.recipes.index(result.name) for result in (first, second)]
+    low, high = uncertainty.interval(replicates[rows[0]] - replicates[rows[1]])
+    return Estimate(value, float(low), float(high), tied=not (low > 0 or high < 0))
+
+
+def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> list[str]:
+    """Which recipes are no better than a control."""
+    bag = {result.name: scored.get(f"{BAG}, mean") for result in own}
+    random = {result.name: scored.get(f"{RANDOM}, {result.name}") for result in own}
+    says = []
+    for controls, what in ((bag, "the bag of input embeddings"), (random, "themselves on random weights")):
+        with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
+        below = [result.name for result, control in with_control if _best([control, result], task) is control]
+        if with_control and len(below) == len(with_control):
+            says.append(f"No recipe beats {what.replace('themselves', 'itself')}.")
+        elif below:
+            says.append(f"Not ahead of {what}: {'; '.join(below)}.")
+    return says

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from st_reba import CausalTransformer, encode_words
+from st_reba.reading import TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes
+from st_reba.recipes import default_recipes, random_weights
+
+from .backbones import TEXTS
+from .conftest import relative_error
+
+SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_path):
+    return CausalTransformer(backbone_path())
+
+
+@pytest.fixture(scope="module")
+def recipes(backbone):
+    done = []
+    made = Recipes(backbone, batch_size=2, on_progress=lambda what, texts: done.append((what, texts)))
+    return made, done
+
+
+def test_every_recipe_as_it_is_alone(recipes, backbone):
+    made, done = recipes
+    found = made.embed(TEXTS, "query: ")
+    assert done[-1] == ("Embedding", len(TEXTS))
+    assert list(found) == [recipe.key for recipe in made.all]
+    random = random_weights(backbone)
+    for recipe in made.all:
+        alone = recipe.model(random if recipe.random else backbone)
+        assert relative_error(found[recipe.key], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.key
+
+
+def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
+    made, done = recipes
+    found = made.words(SENTENCES, WORDS)
+    assert done[-1] == ("Words", 3)
+    assert set(found) == {recipe.name for recipe in made.all if recipe.words}
+    random = random_weights(backbone)
+    for recipe in made.all:
+        if recipe.words and recipe.pooling == "mean":
+            alone = recipe.model(random if recipe.random else backbone)
+            assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.key
+
+
+def test_each_recipe_has_its_control(recipes):
+    made, _ = recipes
+    own = [recipe.key for recipe in made.all if not recipe.control]
+    assert own == [recipe.key for recipe in default_recipes()]
+    assert made.controls == ["Bag of input embeddings, mean", *(f"Random weights, {key}" for key in own)]
+
+
+def test_costs_are_of_what_is_trained(recipes):
+    made, done = recipes
+    before = len(done)
+    seconds = made.costs(TEXTS)
+    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
+    assert set(seconds) == {recipe.key for recipe in made.all if not recipe.random}
+    assert all(spent > 0 for spent in seconds.values())
+
+
+def test_what_was_embedded_is_noted(backbone, token_ids):
+    made = Recipes(backbone, default_recipes()[:1])
+    made.embed(TEXTS[:2])
+    made.embed(TEXTS[2:] * 30)
+    assert made.lengths == [len(token_ids(text)) for text in [*TEXTS[:2], *TEXTS[2:] * 30]]
+    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30][:TIMED_TEXTS]
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
+    made = Recipes(CausalTransformer(backbone_path("bloom")))
+    names = {recipe.method for recipe in made.all}
+    assert {"Classical", "Echo-3", "ReBA-3"} <= names
+    skipped = dict(made.skipped)
+    assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
+    assert "RT-2, last" in skipped
+    found = made.embed(TEXTS)
+    assert set(found) == {recipe.key for recipe in made.all}
+
+
+def test_a_backbone_without_attention(backbone_path, monkeypatch):
+    """Then no sweep can be made, and what needs no attention still runs, on its own."""
+
+    def refuse(*args, **kwargs):
+        raise ValueError("no attention")
+
+    monkeypatch.setattr("st_reba.reading.RecipeSweep", refuse)
+    backbone = CausalTransformer(backbone_path())
+    recipes = [recipe for recipe in default_recipes() if recipe.method in ("Classical", "Echo-2")]
+    reader = RecipeReader(backbone, recipes)
+    found = reader.embed(TEXTS)
+    for recipe in recipes:
+        assert np.array_equal(found[recipe.key], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
+    assert set(reader.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}

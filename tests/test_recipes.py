@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from st_reba import CausalTransformer
+from st_reba.recipes import bag_of_input_embeddings, default_recipes, random_weights
+
+from .backbones import TEXTS
+from .conftest import pipeline
+
+
+def test_the_recipes():
+    methods = ["Classical", "Echo-2", "Echo-3", "ReBA-1", "ReBA-2", "ReBA-3"]
+    methods += ["Bidirectional", "Echo-2, bidirectional", "ReBA-2, bidirectional"]
+    expected = {f"{method}, {pooling}" for method in methods for pooling in ("mean", "last")}
+    expected |= {f"{method}, last" for method in ("Bidirectional, prompt", "RT-2", "RT-4", "RT-8")}
+    recipes = default_recipes()
+    assert {recipe.key for recipe in recipes} == expected
+    assert len(recipes) == len(expected)
+    assert not any(recipe.control for recipe in recipes)
+    assert {recipe.method for recipe in recipes if not recipe.words} == {
+        "Bidirectional, prompt", "RT-2", "RT-4", "RT-8",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("repetitions", [1, 2, 5])
+def test_no_more_copies_than_asked(repetitions, backbone_path):
+    backbone = CausalTransformer(backbone_path())
+    modules = [recipe.build(backbone) for recipe in default_recipes(repetitions)]
+    assert max(module.copies for module in modules) == repetitions
+    swept = [(recipe, module) for recipe, module in zip(default_recipes(repetitions), modules, strict=True)
+             if recipe.copies is not None]  # fmt: skip
+    assert [recipe.copies for recipe, _ in swept] == [module.copies for _, module in swept]
+
+
+def test_controls_have_names_of_their_own():
+    recipe = default_recipes()[0]
+    control = recipe.on_random_weights()
+    assert (control.name, control.key, control.control) == (
+        "Random weights, Classical", "Random weights, Classical, mean", True,
+    )  # fmt: skip
+    assert control.build is recipe.build
+    assert bag_of_input_embeddings().control
+
+
+def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
+    backbone = CausalTransformer(backbone_path())
+    control = random_weights(backbone)
+    assert control.tokenizer is backbone.tokenizer
+    own, others = backbone.model.state_dict(), control.model.state_dict()
+    assert {name: value.shape for name, value in own.items()} == {name: value.shape for name, value in others.items()}
+    assert not torch.equal(own["embed_tokens.weight"], others["embed_tokens.weight"])
+    before = torch.random.get_rng_state()
+    vectors = [pipeline(random_weights(backbone)).encode(TEXTS) for _ in range(2)]
+    assert np.array_equal(*vectors)
+    assert torch.equal(torch.random.get_rng_state(), before)

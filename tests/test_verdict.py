@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from math import nan
+
+import numpy as np
+import pytest
+
+from st_reba import uncertainty
+from st_reba.results import Result, Task
+from st_reba.verdict import verdict
+
+TASK = Task("STS", "accuracy x 100")
+BAG, RANDOM_A, RANDOM_B = "Bag of input embeddings", "Random weights, A", "Random weights, B"
+CONTROLS = (BAG, RANDOM_A, RANDOM_B)
+
+
+def says(right: dict[str, float], task: Task = TASK, items: int = 200, resampled: bool = True) -> str:
+    """The verdict on recipes with such shares of the items, the first ones, right."""
+    scores = {f"{name}, mean": (np.arange(items) < share * items).astype(float) for name, share in right.items()}
+    statistic = uncertainty.mean(scores)
+    controls = [f"{name}, mean" for name in CONTROLS if name in right]
+    found = uncertainty.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
+    results = [Result(name, "mean", name in CONTROLS, {task.name: found[f"{name}, mean"]}) for name in right]
+    return " ".join(verdict(results, task, statistic if resampled else None))
+
+
+def test_a_clear_winner():
+    text = says({BAG: 0.2, RANDOM_A: 0.1, RANDOM_B: 0.3, "A": 0.9, "B": 0.5})
+    assert "Best on STS: A, mean, 90.0 [" in text
+    assert "Every other recipe is told apart from it on this data." in text
+    assert "It beats the bag of input embeddings (20.0 [" in text
+    assert "It beats itself on random weights (10.0 [" in text
+    assert "Not ahead" not in text
+    assert "No recipe" not in text
+
+
+def test_what_is_tied_and_what_cannot_be_told():
+    text = says({BAG: 0.585, RANDOM_A: 0.585, RANDOM_B: 0.7, "A": 0.59, "B": 0.585})
+    assert "1 of the 1 other recipes cannot be told from it" in text
+    assert "It is ahead of the bag of input embeddings" in text
+    assert "cannot be told from 0 here." in text
+    assert "Not ahead of the bag of input embeddings: B, mean." not in text or "B, mean" in text
+    assert "Not ahead of themselves on random weights: B, mean." in text
+
+
+def test_when_no_recipe_beats_a_control():
+    text = says({BAG: 0.9, RANDOM_A: 0.8, RANDOM_B: 0.2, "A": 0.5, "B": 0.4})
+    assert "It does not beat the bag of input embeddings (90.0 [" in text
+    assert "No recipe beats the bag of input embeddings." in text
+    assert "It does not beat itself on random weights (80.0 [" in text
+    assert "Not ahead of themselves on random weights: A, mean." in text
+
+
+def test_equal_to_a_control_is_not_ahead_of_it():
+    assert "Not ahead of the bag of input embeddings: B, mean." in says({BAG: 0.5, "A": 0.6, "B": 0.5})
+
+
+def test_less_is_better():
+    task = Task("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+    text = says({BAG: 0.1, "A": 0.6, "B": 0.4}, task)
+    assert "There are no labels here, so these are proxies" in text
+    assert "Lowest on Loss: B, mean, 0.400 [" in text
+    assert "No recipe beats the bag of input embeddings." in text
+
+
+def test_without_anything_to_resample():
+    text = says({BAG: 0.2, "A": 0.9}, resampled=False)
+    assert "It is ahead of the bag of input embeddings" in text
+    assert "cannot be told from 0 here." in text
+
+
+@pytest.mark.parametrize("value", [nan])
+def test_no_number_at_all(value):
+    results = [Result("A", "mean", False, {"STS": uncertainty.Estimate(value, value, value)})]
+    assert verdict(results, TASK, None) == ["No recipe has a number on STS."]
