@@ -172,8 +172,7 @@ class Recipes:
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """Sentence embeddings by key, each (B, D); the progress of B texts."""
         found = {key: vectors for reader in self._readers for key, vectors in reader.embed(texts, prompt).items()}
-        tokens = self.backbone.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        self.lengths += map(len, tokens)
+        self.lengths += map(len, self.backbone.token_ids(texts))
         self.sample += texts[: TIMED_TEXTS - len(self.sample)]
         self.on_progress("Embedding", len(texts))
         return found

@@ -229,6 +229,10 @@ class CausalModule(Transformer):
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
         return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
 
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, whole, without special tokens."""
+        return self._builder().tokenize(texts, None)
+
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded."""
         if not self._tokenizer.is_fast:

@@ -268,15 +268,16 @@ class _PrefixCache(Cache):
     """The cache of a batch of texts, whose prefixes are computed in parts."""
 
     def __init__(self, depth: int, batch: int, length: int) -> None:
-        super().__init__(layers=[_PrefixLayer(batch, length) for _ in range(depth)])
+        self._prefixes = [_PrefixLayer(batch, length) for _ in range(depth)]
+        super().__init__(layers=list(self._prefixes))
 
     @contextlib.contextmanager
     def filling(self, rows: slice) -> Iterator[None]:
         """In this block, a pass computes the prefixes of these texts."""
-        for layer in self.layers:
+        for layer in self._prefixes:
             layer.filled_rows = rows
         yield
-        for layer in self.layers:
+        for layer in self._prefixes:
             layer.filled_rows = None
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from st_reba.compare import default_recipes
+from st_reba.recipes import default_recipes
 from st_reba.report.glossary import describe
 
 
