@@ -12,6 +12,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .backbone import device
 from .modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
@@ -124,7 +125,7 @@ def _trial(model: PreTrainedModel) -> tuple[Callable[[Tensor], Tensor], int]:
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
     try:
         with torch.inference_mode():
-            input_ids = torch.tensor([[0, 1]], device=model.device)
+            input_ids = torch.tensor([[0, 1]], device=device(model))
             output = model(input_ids=input_ids, output_hidden_states=True, return_dict=True)
     finally:
         for hook in hooks:

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from .backbone import device
 from .layout import Layout
 from .modules import ReBAModule
 from .modules.base import blank
@@ -78,7 +79,7 @@ class RecipeSweep:
     @property
     def device(self) -> torch.device:
         """Where the backbone is."""
-        return self._modules[0].model.device
+        return device(self._modules[0].model)
 
     @torch.inference_mode()
     def encode(

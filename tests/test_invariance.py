@@ -292,8 +292,8 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     monkeypatch.setattr(type(module), "_read", counted)
     longest = module.preprocess(TEXTS)["input_ids"].shape[1]
     cases = [("CPU_TOKENS", 4 * longest / torch.get_num_threads(), [3, 3]), ("CPU_TOKENS", 0, [1] * 6)]
-    if isinstance(module, RefinedThoughtModule) and module.iterations > 1 and not module.bidirectional_layers:
-        # The cheap passes run for the whole batch; only those over the whole text run in parts.
+    if isinstance(module, RefinedThoughtModule) and module._reuses_cache:
+        # Its passes of two tokens take the whole batch; the first one runs in parts of its own.
         cases = [("CPU_TOKENS", 0, [6])]
     if isinstance(module, ReBAModule):
         cases.append(("WEIGHT_BUDGET", 1, [1] * 6))

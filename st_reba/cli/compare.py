@@ -163,8 +163,8 @@ def _table(found: Comparison) -> Table:
         title=f"{found.model} on {found.data}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+        padding=0,
+        show_edge=False,
     )
     table.add_column("Recipe", no_wrap=True)
     table.add_column("Pool", no_wrap=True)
@@ -205,7 +205,8 @@ def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -
     text = task.show(score.value)
     if with_interval:
         text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
-    mark = "=" if score.tied and not best else " "
+    # Not a space, which would be trimmed.
+    mark = "=" if score.tied and not best else "\N{NO-BREAK SPACE}"
     return f"[bold green]{text}[/]{mark}" if best else f"{text}{mark}"
 
 
