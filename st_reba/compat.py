@@ -1,4 +1,4 @@
-"""What differs between the versions of sentence-transformers and transformers that st_reba works with.
+"""What differs between the versions of sentence-transformers that st_reba works with.
 
 The rest of the package is written for the current ones and asks here. docs/private-names.md lists what is private
 upstream and used all the same.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import sentence_transformers
-import transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
 from sentence_transformers.base.modules import Module
@@ -27,10 +26,6 @@ FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
 
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
-
-#: Whether a directory that holds an adapter is loaded with the adapter's weights (transformers 5.6 and later). Before,
-#: they are left random, and a report in the log is all that says so.
-ADAPTERS_HAVE_THEIR_WEIGHTS = Version(transformers.__version__) >= Version("5.6")
 
 _MODULE_CLASSES = "_module_classes"
 
@@ -53,19 +48,6 @@ def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None
     if not MODULES_HEAR_OF_THEIR_MODEL:
         family: Any = SentenceTransformer
         family.model_card_data_class = card_data
-
-
-def check_adapter(backbone: nn.Module) -> None:
-    """Refuse a backbone that was loaded with an adapter whose weights were lost on the way.
-
-    Raises:
-        ValueError: If it has an adapter and transformers is too old.
-    """
-    if getattr(backbone, "peft_config", None) and not ADAPTERS_HAVE_THEIR_WEIGHTS:
-        raise ValueError(
-            f"The backbone has an adapter, and transformers {transformers.__version__} loads it without its weights. "
-            "Use transformers 5.6 or later."
-        )
 
 
 def check_placement(backbone: nn.Module) -> None:

@@ -7,16 +7,6 @@ import pytest
 from st_reba import CausalTransformer, compat
 
 
-def test_an_adapter_without_its_weights(backbone_path, tmp_path, monkeypatch):
-    peft = pytest.importorskip("peft")
-    module = CausalTransformer(backbone_path())
-    module.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
-    module.save(str(tmp_path))
-    monkeypatch.setattr(compat, "ADAPTERS_HAVE_THEIR_WEIGHTS", False)
-    with pytest.raises(ValueError, match=r"has an adapter, .* without its weights\. Use transformers 5\.6 or later"):
-        CausalTransformer(str(tmp_path))
-
-
 def test_a_backbone_on_several_devices(backbone_path, monkeypatch):
     module = CausalTransformer(backbone_path())
     module.model.hf_device_map = {"layers.0": 0, "layers.1": "disk"}

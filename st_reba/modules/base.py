@@ -101,7 +101,6 @@ class CausalModule(Transformer):
         else:
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
             super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
-            compat.check_adapter(self.model)
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
