@@ -1,7 +1,7 @@
-"""What differs between the versions of sentence-transformers and transformers that st_reba works with.
+"""What differs between the versions of sentence-transformers that st_reba works with.
 
-The rest of the package is written for the current ones and asks here, by whether a thing is there, never by a version
-number. docs/private-names.md lists what is private upstream and used all the same.
+The rest of the package is written for the current ones and asks here. docs/private-names.md lists what is private
+upstream and used all the same.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import sentence_transformers
+from packaging.version import Version
 from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
 from sentence_transformers.base.modules import Module
 from torch import nn
@@ -21,6 +23,9 @@ REQUIREMENTS_ARE_CHECKED = MODULES_HEAR_OF_THEIR_MODEL
 
 #: Whether ST refuses module classes of other packages unless it is told to trust them. Came with the former.
 FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
+
+#: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
+PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
 _MODULE_CLASSES = "_module_classes"
 
@@ -43,3 +48,18 @@ def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None
     if not MODULES_HEAR_OF_THEIR_MODEL:
         family: Any = SentenceTransformer
         family.model_card_data_class = card_data
+
+
+def check_placement(backbone: nn.Module) -> None:
+    """Refuse a backbone on several devices, or offloaded, where ST would move it to one.
+
+    Raises:
+        ValueError: If it is placed so, and ST is too old.
+    """
+    places = {str(place) for place in (getattr(backbone, "hf_device_map", None) or {}).values()}
+    if len(places) > 1 and not PLACEMENT_IS_KEPT:
+        raise ValueError(
+            f"The backbone was placed on {', '.join(sorted(places))} (device_map), and sentence-transformers "
+            f"{sentence_transformers.__version__} moves a model to one device. Use sentence-transformers 6.2 or later, "
+            "or a device_map that names one device."
+        )

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 from transformers import AutoModel
 
 from st_reba import EchoModule, ReBAModule, attention, backbone
@@ -31,7 +30,6 @@ class TestPrepare:
         with pytest.raises(ValueError, match=r"In BertModel the first token.*it is an encoder\..*decoder-only"):
             backbone.prepare(build("BertConfig", **BERT))
 
-    @pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="has no such setting yet")
     def test_a_decoder_made_bidirectional(self):
         settings = {**config("llama").to_dict(), "is_causal": False}
         with pytest.raises(ValueError, match="In LlamaModel the first token's state changes"):

@@ -20,7 +20,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 from transformers import AutoModel
 
-from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule, backbone
+from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule, backbone, compat
 
 from . import backbones, oracles
 from .backbones import TEXTS
@@ -36,6 +36,7 @@ RECIPES = {
     "thought": (RefinedThoughtModule, {"iterations": 3}),
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+needs_placement = pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="refused before sentence-transformers 6.2")
 EXACT = 1e-5
 
 PARTS = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm")
@@ -95,18 +96,20 @@ WAYS = {
     "float16": ({"dtype": torch.float16}, 0.005),
     "eager attention": ({"attn_implementation": "eager"}, EXACT),
     "device_map auto": ({"device_map": "auto"}, EXACT),
+}
+OFFLOADED_WAYS = {
     "offloaded": ({"device_map": ON_DISK}, EXACT),
     "partly offloaded": ({"device_map": HALF_ON_DISK}, EXACT),
 }
 
 
 @every_recipe
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=needs_placement) for way in OFFLOADED_WAYS)])
 def test_ways_to_load(way, recipe, backbone_path, tmp_path):
-    model_kwargs, tolerance = WAYS[way]
+    model_kwargs, tolerance = {**WAYS, **OFFLOADED_WAYS}[way]
     model = make(recipe, backbone_path(), model_kwargs={**model_kwargs, "offload_folder": str(tmp_path)})
     offloaded = {parameter.device.type for parameter in model[0].model.parameters()} != {"cpu"}
-    assert offloaded == ("offloaded" in way)
+    assert offloaded == (way in OFFLOADED_WAYS)
     assert relative_error(words(model), expected(recipe, model[0])) < tolerance
 
 
@@ -133,10 +136,11 @@ def test_a_static_cache_in_the_configuration(recipe, backbone_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="FlashAttention is installed")
 def test_flash_attention_that_is_not_there(backbone_path):
-    with pytest.raises(ImportError, match="FlashAttention2 .* doesn't seem to be installed"):
+    with pytest.raises(ImportError, match="FlashAttention2 .* installed"):
         CausalTransformer(backbone_path(), model_kwargs={"attn_implementation": "flash_attention_2"})
 
 
+@needs_placement
 class TestOffloaded:
     def load(self, path, tmp_path, **kwargs):
         model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
@@ -189,6 +193,7 @@ class TestSplit:
                 here + there
             assert (here + there.to(FIRST)).tolist() == [2, 2]
 
+    @needs_placement
     @every_recipe
     @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
     def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
@@ -206,6 +211,8 @@ class TestQuantized:
 
     @pytest.fixture(scope="class")
     def torchao(self):
+        if not compat.PLACEMENT_IS_KEPT:
+            pytest.skip("sentence-transformers before 6.2 moves the model, which int8 weights refuse")
         return pytest.importorskip("torchao.quantization")
 
     def config(self, torchao, kind):

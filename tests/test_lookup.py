@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.lookup import EmbeddingStore, stand_in
 
-WIDTHS = {"narrow": 3, "wide": 8}
+WIDTHS = {"narrow": 3, "wide": 12}
 
 
 def vector(variant: str, text: str, prompt: str | None, dtype=torch.float32) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_forgetting_and_the_files(tmp_path):
     with EmbeddingStore(embedder, on_texts=steps.append, directory=tmp_path) as store:
         store.look_up("wide", ["a", "b", "a"])
         (directory,) = tmp_path.iterdir()
-        assert sorted(path.stat().st_size for path in directory.iterdir()) == [2 * 4 * width for width in (3, 8)]
+        assert sorted(path.stat().st_size for path in directory.iterdir()) == [2 * 4 * width for width in WIDTHS.values()]
         store.forget()
         assert not list(directory.iterdir())
         assert len(store) == 0
@@ -102,13 +102,13 @@ def test_a_stand_in_encodes_as_st_does():
         device="cpu",
         prompts={"query": "ask: ", "document": "read: "},
         similarity_fn_name="dot",
-        truncate_dim=5,
+        truncate_dim=8,
     )
     texts = ["a long text", "b", "a longer text still"]
     with EmbeddingStore(embedder) as store:
         wide, narrow = (stand_in(store, variant, like=like) for variant in ("wide", "narrow"))
         queries = wide.encode_query(texts, batch_size=2)
-        assert np.allclose(queries, [vector("wide", text, "ask: ")[:5] for text in texts])
+        assert np.allclose(queries, [vector("wide", text, "ask: ")[:8] for text in texts])
         # Longest first, as ST batches them.
         assert [text for _, text in embedder.asked] == [texts[2], texts[0], texts[1]]
         assert np.allclose(narrow.encode_query(texts), [vector("narrow", text, "ask: ") for text in texts])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
-from .. import backbone, card
+from .. import backbone, card, compat
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template
 from ..version import REQUIREMENT
@@ -101,6 +101,7 @@ class CausalModule(Transformer):
         else:
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
             super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+        compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         if hasattr(self.model.config, "use_cache"):
