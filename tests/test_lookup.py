@@ -62,7 +62,9 @@ def test_forgetting_and_the_files(tmp_path):
     with EmbeddingStore(embedder, on_texts=steps.append, directory=tmp_path) as store:
         store.look_up("wide", ["a", "b", "a"])
         (directory,) = tmp_path.iterdir()
-        assert sorted(path.stat().st_size for path in directory.iterdir()) == [2 * 4 * width for width in WIDTHS.values()]
+        assert sorted(path.stat().st_size for path in directory.iterdir()) == [
+            2 * 4 * width for width in WIDTHS.values()
+        ]
         store.forget()
         assert not list(directory.iterdir())
         assert len(store) == 0
