@@ -1,111 +1,329 @@
-"""Train the demo LM on the output of prepare.py for a given time.
+"""Train the demo LM on the output of prepare.py, for a stated number of tokens.
 
-    OMP_WAIT_POLICY=PASSIVE python train.py --data DIR --out DIR --seconds N [--seed N]
+    OMP_WAIT_POLICY=PASSIVE python scripts/demo_lm/train.py --data DIR --out DIR --tokens N
 
---out becomes a model directory: bfloat16 weights, configuration and tokenizer. The learning rate follows the share of
---seconds that has passed, so the number of steps, and with it the result, depends on the machine's speed.
+``--out`` becomes a model directory: bfloat16 weights, configuration and tokenizer. A run that was stopped goes on from
+its last checkpoint, which lies beside ``--out``, and ends with the same weights as one that was not: batch and learning
+rate are functions of seed and step, never of time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
 import shutil
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-LENGTH, BATCH, VOCAB = 256, 24, 8192
-PEAK_LR, WARMUP_STEPS = 2.5e-3, 200
-DECAY_FROM, LOWEST = 0.6, 0.05  # share of the time, share of the peak rate
+from muon import Muon
+from prepare import MAX_LENGTH
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+WARMUP_STEPS = 100
+DECAY_FROM = 0.4  # share of the steps after which the rate falls, linearly, to 0
+SAVE_EVERY_S = 300.0
+HEAD_WIDTH = 64
 
 
-def build_model() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
+@dataclass(frozen=True)
+class Size:
+    """A shape of Llama: 8 layers of a width, with tied embeddings."""
+
+    width: int
+    inner_width: int
+    layers: int = 8
+
+
+#: "8M" for a CPU; "16M" is the largest of at most 32 MB in bfloat16, for an accelerator; "tiny" for the test.
+SIZES = {"8M": Size(256, 688), "16M": Size(384, 880), "tiny": Size(64, 96, layers=2)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the weights depend on, beside the text and the device.
+
+    Attributes:
+        tokens: The budget: tokens of training text to read, repeats included.
+        batch: Windows in a step.
+        length: Tokens in a window.
+        matrix_lr: Peak rate of Muon, for the matrices inside the layers.
+        other_lr: Peak rate of AdamW, for the embeddings and norms.
+        precision: Of the matrix products: ``"float32"`` or ``"bfloat16"``.
+    """
+
+    tokens: int
+    size: str = "8M"
+    batch: int = 16
+    length: int = 256
+    matrix_lr: float = 0.02
+    other_lr: float = 3e-3
+    precision: str = "float32"
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.tokens / (self.batch * self.length))
+
+
+def build_model(settings: Settings, vocabulary: int) -> LlamaForCausalLM:
+    """A Llama whose blocks begin as the identity, so that the first steps are those of a shallow model."""
+    size = SIZES[settings.size]
+    torch.manual_seed(settings.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=size.width,
+            intermediate_size=size.inner_width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.width // HEAD_WIDTH,
+            num_key_value_heads=size.width // HEAD_WIDTH,
+            max_position_embeddings=MAX_LENGTH,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
     )
-    return LlamaForCausalLM(config).train()
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model.train()
 
 
-def build_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
-    """AdamW with weight decay on the matrices only."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.95), fused=True)
+def build_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest."""
+    matrices = [p for p in model.model.layers.parameters() if p.dim() == 2]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    return [
+        Muon(matrices, lr=settings.matrix_lr, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=settings.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
 
 
-def learning_rate(step: int, spent: float) -> float:
-    """Warm-up by steps, then constant, then linear decay by the share of the time that is ``spent``."""
-    decay = 1 if spent < DECAY_FROM else max(LOWEST, 1 - (spent - DECAY_FROM) / (1 - DECAY_FROM))
-    return PEAK_LR * min(1, (step + 1) / WARMUP_STEPS) * decay
+def rate(step: int, steps: int) -> float:
+    """Share of the peak rate: a linear rise, a plateau, a linear fall to 0."""
+    rise = min(1.0, (step + 1) / min(WARMUP_STEPS, steps))
+    return min(rise, (1 - step / steps) / (1 - DECAY_FROM))
 
 
-def batch_loss(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Next-token loss on random windows of the stream."""
-    starts = torch.randint(0, len(tokens) - LENGTH - 1, (BATCH,))
-    x = torch.stack([tokens[i : i + LENGTH + 1] for i in starts])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = model.model(input_ids=x[:, :-1], use_cache=False).last_hidden_state
-        logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
-    return torch.nn.functional.cross_entropy(logits.float().view(-1, VOCAB), x[:, 1:].reshape(-1))
+def windows(stream: Tensor, settings: Settings, step: int) -> Tensor:
+    """The batch of a step, (batch, length + 1): every epoch reads all of the stream, in an order and at an offset of
+    its own."""
+    count = (len(stream) - 1) // settings.length - 1
+    first = step * settings.batch
+    rows = []
+    for position in range(first, first + settings.batch):
+        epoch, place = divmod(position, count)
+        offset, order = _epoch(settings.seed, epoch, count, settings.length)
+        start = offset + int(order[place]) * settings.length
+        rows.append(stream[start : start + settings.length + 1])
+    return torch.stack(rows)
 
 
-def train(model: LlamaForCausalLM, tokens: torch.Tensor, seconds: float) -> None:
-    optimizer = build_optimizer(model)
-    start, step, smooth = time.time(), 0, None
-    while (spent := (time.time() - start) / seconds) < 1:
-        rate = learning_rate(step, spent)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss = batch_loss(model, tokens)
+_EPOCHS: dict[tuple[int, int, int, int], tuple[int, np.ndarray]] = {}
+
+
+def _epoch(seed: int, epoch: int, count: int, length: int) -> tuple[int, np.ndarray]:
+    key = (seed, epoch, count, length)
+    if key not in _EPOCHS:
+        rng = np.random.default_rng((seed, epoch))
+        _EPOCHS[key] = (int(rng.integers(length)), rng.permutation(count))
+    return _EPOCHS[key]
+
+
+def batch_loss(model: LlamaForCausalLM, batch: Tensor, precision: str) -> Tensor:
+    """Mean next-token loss, in nats."""
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        logits = linear(hidden, model.lm_head.weight)
+    return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+class Progress(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        step: Steps made.
+        loss: Smoothed, in nats per token.
+        seconds: Spent in training, over all starts.
+    """
+
+    step: int = 0
+    loss: float = math.nan
+    seconds: float = 0.0
+
+
+class Checkpoint:
+    """Where a run that was stopped goes on: weights, optimizers and step, written whole or not at all.
+
+    Raises:
+        ValueError: If the file is of a run with other settings or on another device or text.
+    """
+
+    def __init__(self, path: Path, run: dict[str, object]) -> None:
+        self.path = path
+        self._run = run
+
+    def save(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        found = {"run": self._run, "model": model.state_dict(), "optimizers": states, "progress": tuple(progress)}
+        torch.save(found, new)
+        os.replace(new, self.path)
+
+    def load(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Progress:
+        """Where to go on; the beginning, where there is no checkpoint."""
+        if not self.path.is_file():
+            return Progress()
+        found = torch.load(self.path, map_location="cpu", weights_only=True)
+        for name, now in self._run.items():
+            if (then := found["run"].get(name)) != now:
+                raise ValueError(
+                    f"{self.path} is of a run with {name} = {then}, but now it is {now}. Give what was given then to "
+                    "go on with it, or remove it."
+                )
+        model.load_state_dict(found["model"])
+        for optimizer, state in zip(optimizers, found["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        return Progress(*found["progress"])
+
+
+def train(
+    settings: Settings,
+    stream: Tensor,
+    vocabulary: int,
+    checkpoint: Path,
+    device: str = "cpu",
+    on_step: Callable[[int], None] = lambda step: None,
+) -> tuple[LlamaForCausalLM, Progress]:
+    """Train to the end of the budget.
+
+    Args:
+        settings: What to train, and how.
+        stream: Token ids, (n,).
+        vocabulary: Number of tokens.
+        checkpoint: The file to go on from, if it exists, and to write every five minutes.
+        device: Where to train.
+        on_step: Called after each step.
+
+    Raises:
+        ValueError: If the stream is too short for a window, or the checkpoint is another run's.
+        FloatingPointError: If the loss is no longer finite.
+    """
+    if len(stream) < 3 * settings.length:
+        raise ValueError(
+            f"the stream has {len(stream)} tokens; at least {3 * settings.length} are needed for windows of "
+            f"{settings.length}. Give more text."
+        )
+    model = build_model(settings, vocabulary).to(device)
+    optimizers = build_optimizers(model, settings)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    text = {"stream length": len(stream), "stream sum": int(stream.sum())}
+    saved = Checkpoint(checkpoint, {**asdict(settings), "vocabulary": vocabulary, "device": device, **text})
+    progress = begun = saved.load(model, optimizers)
+    start = last_save = time.monotonic()
+    for step in range(begun.step, settings.steps):
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * rate(step, settings.steps)
+        loss = batch_loss(model, windows(stream, settings, step).to(device), settings.precision)
+        smooth = _smoothed(progress.loss, loss.item())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
-        if step % 20 == 0:
-            speed = step * BATCH * LENGTH / (time.time() - start)
-            print(f"step {step}  loss {smooth:.3f}  {speed:.0f} tokens/s", flush=True)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        now = time.monotonic()
+        progress = Progress(step + 1, smooth, begun.seconds + now - start)
+        if progress.step % 20 == 0:
+            speed = (progress.step - begun.step) * settings.batch * settings.length / (now - start)
+            print(f"step {progress.step} of {settings.steps}  loss {smooth:.3f}  {speed:.0f} tokens/s", flush=True)
+        if now - last_save > SAVE_EVERY_S:
+            saved.save(model, optimizers, progress)
+            last_save = now
+        on_step(progress.step)
+    saved.save(model, optimizers, progress)
+    return model, progress
+
+
+def _smoothed(before: float, now: float) -> float:
+    if not math.isfinite(now):
+        raise FloatingPointError(f"the loss is {now}: lower the learning rates; the last checkpoint is kept.")
+    return now if math.isnan(before) else 0.98 * before + 0.02 * now
+
+
+def faster_precision(device: str) -> str:
+    """Which of float32 and bfloat16 multiplies this model's matrices faster here, measured."""
+    took = {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        left, right = (torch.ones(2048, 256, dtype=dtype, device=device) for _ in range(2))
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            (left @ right.T)[0, 0].item()
+            times.append(time.perf_counter() - start)
+        took[name] = min(times)
+    return min(took, key=lambda name: took[name])
+
+
+def save_model(model: LlamaForCausalLM, data: Path, out: Path, settings: Settings) -> None:
+    """The model directory: bfloat16 weights in files of at most 16 MiB, tokenizer, and what it was trained with."""
+    model.to("cpu", torch.bfloat16).save_pretrained(out, max_shard_size="15MB" if settings.size == "16M" else "5GB")
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(data / name, out / name)
+    (out / "training.json").write_text(json.dumps(asdict(settings), indent=1), encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this script and make.py ask of a user."""
+    parser.add_argument("--tokens", type=int, required=True, help="training tokens, the budget")
+    parser.add_argument("--size", choices=SIZES, default="8M", help="8M for a CPU, 16M for an accelerator")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="default: the one that is faster here")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(options: argparse.Namespace, data: Path, out: Path) -> tuple[Settings, Progress]:
+    """Train as asked on the command line, and write the model.
+
+    Raises:
+        ValueError: If the options, the data or a checkpoint do not fit.
+    """
+    if options.tokens < 1:
+        raise ValueError(f"--tokens {options.tokens}: give a positive number of training tokens.")
+    if missing := [name for name in ("train.npy", *TOKENIZER_FILES) if not (data / name).is_file()]:
+        raise ValueError(f"no {', '.join(missing)} in {data}: run prepare.py --out {data} first.")
+    precision = options.precision or faster_precision(options.device)
+    settings = Settings(tokens=options.tokens, size=options.size, precision=precision, seed=options.seed)
+    stream = torch.from_numpy(np.load(data / "train.npy").astype(np.int64))
+    vocabulary = len(json.loads((data / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    checkpoint = out.with_name(f"{out.name}.checkpoint.pt")
+    model, progress = train(settings, stream, vocabulary, checkpoint, options.device)
+    save_model(model, data, out, settings)
+    return settings, progress
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo LM on the output of prepare.py.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="output directory of prepare.py")
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
-    parser.add_argument("--seconds", type=float, required=True, help="training time (the demo LM: 80 minutes)")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if not args.seconds > 0:
-        parser.error("--seconds must be positive")
-    missing = [name for name in ("train.npy", *TOKENIZER_FILES) if not (args.data / name).is_file()]
-    if missing:
-        parser.error(f"no {', '.join(missing)} in {args.data}; run prepare.py --out {args.data} first")
-
-    torch.manual_seed(args.seed)
-    tokens = torch.from_numpy(np.load(args.data / "train.npy").astype(np.int64))
-    if len(tokens) < LENGTH + 2:
-        parser.error(f"train.npy has only {len(tokens)} tokens; at least {LENGTH + 2} are needed")
-    model = build_model()
-    train(model, tokens, args.seconds)
-
-    model.to(torch.bfloat16).save_pretrained(args.out)
-    for name in TOKENIZER_FILES:
-        if args.data.resolve() != args.out.resolve():
-            shutil.copyfile(args.data / name, args.out / name)
+    add_arguments(parser)
+    options = parser.parse_args()
+    try:
+        run(options, options.data, options.out)
+    except (ValueError, FloatingPointError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""From raw text to a model directory: a smoke run of the demo LM's scripts on a few made-up documents."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SCRIPTS = Path(__file__).parent.parent / "scripts" / "demo_lm"
+sys.path.insert(0, str(SCRIPTS))
+
+import held_out  # noqa: E402
+import muon  # noqa: E402
+import overlap  # noqa: E402
+import prepare  # noqa: E402
+import train  # noqa: E402
+
+ENGLISH = ("the", "a", "fox", "river", "old", "house", "who", "sees", "walks", "never", "on", "in", "under", "green")
+CHINESE = "我们在系统中安装软件包的时候需要先检查内核版本和网络配置是否正确"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of the shape that the real ones have."""
+    directory = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(0)
+
+    def english(words: int) -> str:
+        return " ".join(rng.choices(ENGLISH, k=words))
+
+    def chinese(characters: int) -> str:
+        return "".join(rng.choices(CHINESE, k=characters))
+
+    texts = {
+        "zh_lctt.txt.xz": "\n\n".join(chinese(80) for _ in range(150)),
+        "zh_cmrc2018_ctx.txt.xz": "\n".join(chinese(60) for _ in range(150)),
+        "tatoeba_zh_en.tsv.xz": "\n".join(f"{chinese(8)}\t{english(6)}" for _ in range(1500)),
+        "tinystories_4MB_lower.txt.xz": "\n\n".join(english(30) for _ in range(150)),
+        "en_novels_sample.txt.xz": "\n\n".join(english(40) for _ in range(300)),
+    }
+    for name, text in texts.items():
+        with lzma.open(directory / name, "wt", encoding="utf-8") as file:
+            file.write(text)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the one command writes."""
+    out = tmp_path_factory.mktemp("made") / "lm"
+    asked = ["--tokens", "8192", "--size", "tiny", "--vocabulary", "400"]
+    command = [sys.executable, str(SCRIPTS / "make.py"), "--corpus", str(corpus), "--out", str(out), *asked]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stream(made: Path) -> torch.Tensor:
+    return torch.from_numpy(np.load(made.with_name("lm.data") / "train.npy").astype(np.int64))
+
+
+def test_one_command_makes_a_model_that_transformers_loads(made: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(made)
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    assert model.dtype == torch.bfloat16
+    assert model.config.vocab_size == len(tokenizer)
+    assert tokenizer.decode(tokenizer("the old fox 软件包")["input_ids"]) == "the old fox 软件包"
+
+
+def test_the_card_has_the_figures_of_this_model(made: Path) -> None:
+    card = (made / "README.md").read_text(encoding="utf-8")
+    assert "$" not in card
+    assert "2 steps of 16 x 256 tokens" in card
+    scores = held_out.held_out_scores(made, made.with_name("lm.data") / "held_out.json")
+    for language in ("zh", "en"):
+        assert f"| {language} | {scores[language].characters:,} | {scores[language].per_character:.3f} |" in card
+
+
+def test_held_out_documents_are_in_neither_stream_nor_tokenizer_text(corpus: Path) -> None:
+    found = prepare.read_corpus(corpus)
+    aside = [text for texts in found.held_out.values() for text in texts]
+    kept = {text for texts in found.training.values() for text in texts}
+    assert 0 < len(aside) < 0.05 * len(kept)
+    assert not kept & set(aside)
+
+
+def test_some_short_documents_stand_twice() -> None:
+    texts = [f"document {number}" for number in range(2000)]
+    twice = [text for text in texts if prepare.repeated(text) == f"{text}\n{text}"]
+    assert all(prepare.repeated(text) == text for text in set(texts) - set(twice))
+    assert 0.03 < len(twice) / len(texts) < 0.07
+    assert prepare.repeated(long := "x" * 401) == long
+
+
+def test_a_stopped_run_ends_with_the_same_weights(
+    stream: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = train.Settings(tokens=5 * 512, size="tiny", batch=4, length=128)
+    monkeypatch.setattr(train, "SAVE_EVERY_S", 0.0)
+    whole, progress = train.train(settings, stream, 400, tmp_path / "whole.pt")
+    assert progress.step == settings.steps == 5
+
+    def stop(step: int) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(settings, stream, 400, tmp_path / "stopped.pt", on_step=stop)
+    again, progress = train.train(settings, stream, 400, tmp_path / "stopped.pt")
+    assert progress.step == 5
+    for name, weights in whole.state_dict().items():
+        assert torch.equal(weights, again.state_dict()[name]), name
+
+
+def test_another_run_s_checkpoint_is_refused(stream: torch.Tensor, tmp_path: Path) -> None:
+    settings = train.Settings(tokens=512, size="tiny", batch=4, length=128)
+    train.train(settings, stream, 400, tmp_path / "run.pt")
+    other = train.Settings(tokens=512, size="tiny", batch=4, length=128, seed=1)
+    with pytest.raises(ValueError, match="is of a run with seed = 0, but now it is 1"):
+        train.train(other, stream, 400, tmp_path / "run.pt")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(
+    stream: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "cross_entropy", lambda logits, targets: logits.sum() * float("nan"))
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        train.train(train.Settings(tokens=512, size="tiny", batch=4, length=128), stream, 400, tmp_path / "run.pt")
+    assert not (tmp_path / "run.pt").exists()
+
+
+def test_training_lowers_the_loss(stream: torch.Tensor, tmp_path: Path) -> None:
+    settings = train.Settings(tokens=40 * 512, size="tiny", batch=4, length=128)
+    model, _ = train.train(settings, stream, 400, tmp_path / "run.pt")
+    batch = train.windows(stream, settings, 0)
+    with torch.no_grad():
+        before = train.batch_loss(train.build_model(settings, 400), batch, "float32")
+        after = train.batch_loss(model, batch, "float32")
+    assert after < before - 1
+
+
+def test_an_epoch_reads_every_window_once(stream: torch.Tensor) -> None:
+    settings = train.Settings(tokens=1, batch=1, length=256)
+    count = (len(stream) - 1) // 256 - 1
+    numbered = torch.arange(len(stream))
+    starts = [int(train.windows(numbered, settings, step)[0, 0]) for step in range(count)]
+    assert sorted(starts) == list(range(min(starts), min(starts) + count * 256, 256))
+    following = [int(train.windows(numbered, settings, step)[0, 0]) for step in range(count, 2 * count)]
+    assert following != starts
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 24), (2, 24, 8)])
+def test_muon_turns_singular_values_into_ones(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(shape)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    inside = left.mT @ muon.orthogonalised(matrices) @ right.mT
+    values = inside.diagonal(dim1=-2, dim2=-1)
+    assert bool(((values > 0.6) & (values < 1.3)).all())
+    assert torch.allclose(inside, torch.diag_embed(values), atol=1e-3)
+
+
+def test_bits_per_character_are_those_of_the_model_s_own_loss(made: Path) -> None:
+    model, tokenizer = held_out.load(made)
+    text = "the old fox never sees the river"
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]])
+    nats = float(model(input_ids=ids, labels=ids).loss.detach()) * (ids.shape[1] - 1)
+    alone = held_out.score(model, tokenizer, [text])
+    assert alone.per_character == pytest.approx(nats / held_out.LN2 / len(text), rel=1e-4)
+    both = held_out.score(model, tokenizer, ["我们", text])
+    assert both.bits - held_out.score(model, tokenizer, ["我们"]).bits == pytest.approx(alone.bits, rel=1e-4)
+
+
+def test_overlap_is_a_run_of_thirteen_words_or_a_whole_shorter_text() -> None:
+    run = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    training = [f"before {run.upper()}, behind", "我们在系统中安装软件"]
+    found, checked = overlap.overlapping(
+        [f"{run} fourteen", run.replace("seven", "7"), "在系统中安装", "在系统中装", "too short"], training
+    )
+    assert found == {f"{run} fourteen", "在系统中安装"}
+    assert checked == 4
+
+
+def test_missing_text_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "prepare.py"), "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "has no zh_lctt.txt.xz, zh_cmrc2018_ctx.txt.xz" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_held_out_text_is_written_with_its_language(made: Path) -> None:
+    found = json.loads((made.with_name("lm.data") / "held_out.json").read_text(encoding="utf-8"))
+    assert [entry["language"] for entry in found.values()] == ["zh", "zh", "zh-en", "en", "en"]
