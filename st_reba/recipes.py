@@ -35,7 +35,12 @@ from .results import BAG, RANDOM
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
 
 #: Prompts that are read at their end, by the names of their recipes, and their templates.
-PROMPTS = {"PromptEOL": "prompteol", "Pretended CoT": "pretended-cot", "Knowledge": "knowledge"}
+PROMPTS = {
+    "PromptEOL": "prompteol",
+    "PromptEOL, Chinese": "prompteol-zh",
+    "Pretended CoT": "pretended-cot",
+    "Knowledge": "knowledge",
+}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def test_the_recipes():
     methods = ["Classical", "Echo-2", "Echo-3", "ReBA-1", "ReBA-2", "ReBA-3"]
     methods += ["Bidirectional", "Echo-2, bidirectional", "ReBA-2, bidirectional"]
     expected = {f"{method}, {pooling}" for method in methods for pooling in ("mean", "last")}
-    prompted = ["PromptEOL", "Pretended CoT", "Knowledge"]
+    prompted = ["PromptEOL", "PromptEOL, Chinese", "Pretended CoT", "Knowledge"]
     wordless = ["Bidirectional, prompt", "RT-2", "RT-4", "RT-8", *prompted, "MetaEOL", "KV re-routing"]
     wordless += ["Token prepending", "Value aggregation", "Contrastive prompting"]
     expected |= {f"{method}, last" for method in wordless if method != "MetaEOL"}

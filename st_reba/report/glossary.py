@@ -46,6 +46,7 @@ _MODIFIERS = {
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
     "blocks": "each block of the text has two slots of its own, and every token is read",
     "bidirectional": "the last layer attends both ways",
+    "Chinese": "in Chinese words",
     "prompt": "read at the end of a prompt that asks for one representative word",
 }
 

@@ -20,6 +20,10 @@ def test_every_recipe_of_a_comparison_is_described():
         ("ReBA-1", "Backward attention without repetition: each token looks back"),
         ("ReBA-2, bidirectional", "weighted by the model's own attention; the last layer attends both ways."),
         ("PromptEOL", "The last token of a prompt that asks what the text means in one word."),
+        (
+            "PromptEOL, Chinese",
+            "The last token of a prompt that asks what the text means in one word; in Chinese words.",
+        ),
         ("Random weights, Echo-2", "weights that were never trained; the text stands 2 times"),
     ],
 )
