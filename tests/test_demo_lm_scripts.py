@@ -182,11 +182,10 @@ def test_bits_per_character_are_those_of_the_model_s_own_loss(made: Path) -> Non
 def test_overlap_is_a_run_of_thirteen_words_or_a_whole_shorter_text() -> None:
     run = "one two three four five six seven eight nine ten eleven twelve thirteen"
     training = [f"before {run.upper()}, behind", "我们在系统中安装软件"]
-    found, checked = overlap.overlapping(
-        [f"{run} fourteen", run.replace("seven", "7"), "在系统中安装", "在系统中装", "too short"], training
-    )
-    assert found == {f"{run} fourteen", "在系统中安装"}
-    assert checked == 4
+    texts = [f"{run} fourteen", run.replace("seven", "7"), "在系统中安装", "在系统中装", "too short"]
+    found = overlap.overlapping({"whole": texts, "half": texts[1:3], "none": texts[3:]}, training)
+    assert found == {"whole": {texts[0], texts[2]}, "half": {texts[2]}, "none": set()}
+    assert overlap.comparable(texts) == set(texts[:4])
 
 
 def test_missing_text_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prepare import read_corpus
@@ -26,35 +27,40 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def runs(found: list[str], length: int) -> Iterator[tuple[str, ...]]:
+def runs(found: list[str], length: int) -> set[str]:
     """All runs of this length."""
-    return (tuple(found[i : i + length]) for i in range(len(found) - length + 1))
+    return {" ".join(found[i : i + length]) for i in range(len(found) - length + 1)}
 
 
-def overlapping(texts: Iterable[str], training: Iterable[str]) -> tuple[set[str], int]:
+def overlapping(sets: Mapping[str, Iterable[str]], training: Iterable[str]) -> dict[str, set[str]]:
     """The texts that share a run of 13 words (or all of theirs, if they have fewer) with the training text.
 
-    Returns:
-        Those texts, and how many there were that could overlap at all.
+    Args:
+        sets: Texts by the name of their set.
+        training: Documents, read once.
     """
-    owners: dict[tuple[str, ...], set[str]] = {}
-    checked = 0
-    for text in set(texts):
-        found = words(text)
-        if len(found) < SHORTEST:
-            continue
-        checked += 1
-        for run in runs(found, min(N, len(found))):
-            owners.setdefault(run, set()).add(text)
-    lengths = sorted({len(run) for run in owners})
-    shared: set[str] = set()
+    owners: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    lengths = set()
+    for name, texts in sets.items():
+        for text in comparable(texts):
+            found = words(text)
+            length = min(N, len(found))
+            lengths.add(length)
+            for run in runs(found, length):
+                owners[run].add((name, text))
+    shared: dict[str, set[str]] = {name: set() for name in sets}
     for document in training:
         found = words(document)
         for length in lengths:
-            for run in runs(found, length):
-                if run in owners:
-                    shared |= owners[run]
-    return shared, checked
+            for run in owners.keys() & runs(found, length):
+                for name, text in owners[run]:
+                    shared[name].add(text)
+    return shared
+
+
+def comparable(texts: Iterable[str]) -> set[str]:
+    """Those that are long enough to tell anything."""
+    return {text for text in texts if len(words(text)) >= SHORTEST}
 
 
 def texts_of(path: Path) -> list[str]:
@@ -76,10 +82,11 @@ def main() -> None:
     except FileNotFoundError as error:
         parser.error(str(error))
     training = [text for texts in corpus.training.values() for text in texts]
+    sets = {path.name: texts_of(path) for path in options.files}
+    shared = overlapping(sets, training)
     print("| file | texts | that share 13 words with the training text |\n|---|---|---|")
-    for path in options.files:
-        shared, checked = overlapping(texts_of(path), training)
-        print(f"| {path.name} | {checked:,} | {len(shared):,} |", flush=True)
+    for name, texts in sets.items():
+        print(f"| {name} | {len(comparable(texts)):,} | {len(shared[name]):,} |")
 
 
 if __name__ == "__main__":
