@@ -118,13 +118,8 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
         ValueError: If it has no attention at all (a state-space model).
     """
     expected = _trial_states(model)
-    # A name in the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
-    _set_attention(model, NAME)
-    census = LayerCensus()
-    with watching(census):
-        states = _trial_states(model)
-    if census.layers and (not census.unknown or close(states, expected)):
-        return AttentionRoute(tuple(census.layers), through_function=True)
+    if layers := _through_function(model, expected):
+        return AttentionRoute(layers, through_function=True)
 
     _set_attention(model, "eager")
     # Falcon reads this name at every call, yet does not let the public method set it.
@@ -144,6 +139,25 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
             "ReBA cannot run on it. Use EchoModule, or another version of transformers."
         )
     return AttentionRoute(layers, through_function=False)
+
+
+def _through_function(model: PreTrainedModel, expected: Tensor) -> tuple[int, ...]:
+    """Give a model our attention function: the layers that call it; none where its states then differ."""
+    # A name in the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
+    _set_attention(model, NAME)
+    census = LayerCensus()
+    with watching(census):
+        states = _trial_states(model)
+    return tuple(census.layers) if not census.unknown or close(states, expected) else ()
+
+
+def make_maskable(model: PreTrainedModel) -> bool:
+    """Set a model up for all layers' masks to be replaced; False, and the model as it was, where they cannot be."""
+    original = model.config._attn_implementation
+    if len(_through_function(model, _trial_states(model))) == depth(model):
+        return True
+    _set_attention(model, original)
+    return False
 
 
 def attention_layers(model: PreTrainedModel) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from st_reba import META_TASKS, TEMPLATES, MetaEOLModule, encode_words
+from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, encode_words
 
 from . import oracles
 from .backbones import ARCHITECTURES, TEXTS
@@ -45,13 +45,14 @@ def test_a_prompt_stands_before_each(backbone_path, eager, token_ids):
 
 
 def test_one_batch(backbone_path, monkeypatch):
-    """All prompts of all texts, in one call of the backbone where that is fastest."""
+    """What stands before the texts once, then all prompts of all texts in one call where that is fastest."""
     module = MetaEOLModule(backbone_path(), templates=TASKS)
     monkeypatch.setattr(MetaEOLModule, "CPU_TOKENS", 10**6)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
     features = module(module.preprocess(TEXTS))
-    [(rows, _)] = shapes
+    [(prompts, _), (rows, _)] = shapes
+    assert prompts == len(TASKS)
     assert rows == len(TASKS) * len(TEXTS)
     assert features["token_embeddings"].shape == (len(TEXTS), len(TASKS), 32)
     assert features["attention_mask"].tolist() == [[1] * len(TASKS)] * len(TEXTS)
@@ -64,7 +65,46 @@ def test_the_last_layer_computes_the_last_tokens(backbone_path):
     seen = []
     feed_forward.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     pipeline(module).encode(TEXTS, batch_size=len(TEXTS))
-    assert sum(seen) == len(TASKS) * len(TEXTS)
+    # After what stands before the texts.
+    assert sum(seen[1:]) == len(TASKS) * len(TEXTS)
+
+
+def test_what_stands_before_the_texts_runs_once(backbone_path, token_ids):
+    module = MetaEOLModule(backbone_path(), templates=TASKS)
+    shapes = []
+    module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
+    model = pipeline(module)
+    model.encode(["a", "a", "a"])
+    before = [token_ids(TEMPLATES.get(task, task).split("{text}")[0]) for task in TASKS[::2]]
+    after = [token_ids(TEMPLATES.get(task, task).split("{text}")[1]) for task in TASKS]
+    assert shapes[0] == (len(TASKS), max(map(len, [*before, token_ids('This sentence : "')])))
+    assert {columns for _, columns in shapes[1:]} == {len(token_ids("a")) + max(map(len, after))}
+    shapes.clear()
+    model.encode(["a"])
+    assert [rows for rows, _ in shapes] == [len(TASKS)]
+
+
+@pytest.mark.parametrize("settings", [{"bidirectional_layers": 1}, {"templates": ["{text} sounds", "{text}:"]}])
+def test_whole_prompts_run_where_they_must(settings, backbone_path):
+    """Where what stands before a text sees it, or nothing does."""
+    module = MetaEOLModule(backbone_path(), **{"templates": TASKS, **settings})
+    shapes = []
+    module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
+    vectors = pipeline(module).encode(TEXTS[:2], batch_size=2)
+    whole = module.preprocess(TEXTS[:2])["input_ids"].shape[1]
+    assert max(columns for _, columns in shapes) == whole
+    for text, vector in zip(TEXTS[:2], vectors, strict=True):
+        assert relative_error(pipeline(module).encode(text), vector) < TOLERANCE
+
+
+def test_a_model_whose_masks_are_its_own_is_left_as_it_was(backbone_path):
+    module = MetaEOLModule(backbone_path("bloom"), templates=TASKS)
+    assert not module._shares_prefixes
+    assert (
+        module.model.config._attn_implementation
+        == CausalTransformer(backbone_path("bloom")).model.config._attn_implementation
+    )
+    assert "each over the text and a prompt around it" in module.cost
 
 
 def test_empty_texts(backbone_path):

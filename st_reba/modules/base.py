@@ -355,11 +355,14 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = self._layout(features)
-        readings = [self._read(layout.rows(part), **kwargs) for part in self.parts(layout)]
-        states, mask, ids, extra = _join(readings)
+        states, mask, ids, extra = _join(self._readings(layout, **kwargs))
         states, mask = blank(states, mask, layout.text_length == 0)
         rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+
+    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        """What the method reads, part by part."""
+        return [self._read(layout.rows(part), **kwargs) for part in self.parts(layout)]
 
     def _layout(self, features: dict[str, Any]) -> Layout:
         return Layout(features["input_ids"], features["attention_mask"], features["copy_index"])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from sentence_transformers.base.modules import Transformer
+from torch import Tensor
 
-from ..layout import Layout, LayoutBuilder, Template
+from .. import backbone
+from ..attention import AfterPrefix, masked_by
+from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template
+from ..prefixes import Prefixes
 from .base import CausalModule, PoolOver, Reading, compact, last_of
 
 #: The eight prompts of Lei et al. (ACL 2024), as released: two for each of four meta-tasks, text classification,
@@ -89,14 +95,20 @@ class MetaEOLModule(CausalModule):
         self.templates = [str(template) for template in self._parsed]
         super().__init__(model_name_or_path, template=self._parsed[0], pool_over=pool_over, **transformer_kwargs)
         self._set_rows("last")
+        self._shares_prefixes = self._prefixes_are_sound()
 
     @property
     def cost(self) -> str:
         """What an embedding costs beside the classical one."""
         count = len(self.templates)
+        if not self._shares_prefixes:
+            return (
+                f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
+                "embedding of a text as long as text and prompt."
+            )
         return (
-            f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
-            "embedding of a text as long as text and prompt."
+            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once a batch "
+            f"over what stands before it: {count} times the classical embedding of a text so much longer."
         )
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
@@ -117,6 +129,64 @@ class MetaEOLModule(CausalModule):
         builders = self._builders()
         ids = builders[0].tokenize(texts, max_tokens)
         return Layout.interleaved([builder.arrange(ids, prompt) for builder in builders])
+
+    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
+        if prefixes is None:
+            return super()._readings(layout, **kwargs)
+        rest = prefixes.rest_of(layout)
+        rows = torch.arange(len(rest.input_ids))
+        return [
+            self._read_behind(prefixes, rows[part] % len(self.templates), rest.rows(part), **kwargs)
+            for part in self.parts(rest)
+        ]
+
+    def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
+        """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
+        if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
+            return None
+        return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
+
+    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
+        """Read what follows the prefixes of these prompts, (B,)."""
+        last = last_of(layout.attention_mask.bool())
+        lengths = prefixes.lengths[prompts]
+        new = layout.input_ids.shape[1]
+        spare = contextlib.nullcontext() if self._last_layer_parts is None else self._last_layer_parts.at(last)
+        with spare, masked_by(AfterPrefix(lengths, new)):
+            states = self.model(
+                input_ids=layout.input_ids,
+                position_ids=lengths[:, None] + torch.arange(new, device=lengths.device),
+                past_key_values=prefixes.cache(prompts),
+                use_cache=True,
+                **kwargs,
+            ).last_hidden_state
+        return compact(states, layout.input_ids, last)
+
+    def _prefixes_are_sound(self) -> bool:
+        """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
+        if self.bidirectional_layers or not backbone.make_maskable(self.model):
+            # Where layers attend both ways, what stands before a text changes with it.
+            return False
+        before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
+        ids = torch.tensor([[0, 1, 2, 0, 1, 2]]).repeat(4, 1)
+        place = torch.arange(6) - before.repeat(2)[:, None]
+        length = text.repeat_interleave(2)[:, None]
+        mask = (place <= length).long()
+        copy_index = torch.where((place >= 0) & (place < length), 0, NOT_TEXT)
+        trial = Layout(*(part.to(backbone.device(self.model)) for part in (ids * mask, mask, copy_index)))
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                expected = self._read(trial)
+                prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
+                found = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
+            return False
+        finally:
+            self.model.train(training)
+        return backbone.close(found.states, expected.states)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.attention_mask.bool())
