@@ -67,7 +67,7 @@ SAYS = {
     MetaEOLModule: (
         "**MetaEOL**",
         "v^{(p)}_{N_p}",
-        "8 passes, in one batch, each over the text and a prompt",
+        "8 passes, in one batch, each over the text and what stands behind it",
     ),
     TokenPrependingModule: (
         "**Token prepending**",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, encode_words
+from st_reba.prefixes import Prefixes
 
 from . import oracles
 from .backbones import ARCHITECTURES, TEXTS
@@ -95,6 +96,18 @@ def test_whole_prompts_run_where_they_must(settings, backbone_path):
     assert max(columns for _, columns in shapes) == whole
     for text, vector in zip(TEXTS[:2], vectors, strict=True):
         assert relative_error(pipeline(module).encode(text), vector) < TOLERANCE
+
+
+def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
+    class Wrong(Prefixes):
+        def cache(self, prefixes):
+            return super().cache(prefixes.flip(0))
+
+    expected = pipeline(MetaEOLModule(backbone_path(), templates=TASKS)).encode(TEXTS)
+    monkeypatch.setattr("st_reba.modules.meta_eol.Prefixes", Wrong)
+    module = MetaEOLModule(backbone_path(), templates=TASKS)
+    assert not module._shares_prefixes
+    assert relative_error(pipeline(module).encode(TEXTS), expected) < TOLERANCE
 
 
 def test_a_model_whose_masks_are_its_own_is_left_as_it_was(backbone_path):

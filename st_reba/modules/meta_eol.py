@@ -169,7 +169,7 @@ class MetaEOLModule(CausalModule):
             # Where layers attend both ways, what stands before a text changes with it.
             return False
         before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
-        ids = torch.tensor([[0, 1, 2, 0, 1, 2]]).repeat(4, 1)
+        ids = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 1, 0, 2, 1, 0]]).repeat(2, 1)
         place = torch.arange(6) - before.repeat(2)[:, None]
         length = text.repeat_interleave(2)[:, None]
         mask = (place <= length).long()
