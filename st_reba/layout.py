@@ -305,8 +305,8 @@ def _not_text(ids: Sequence[int]) -> list[Marked]:
 def truncated(tokens: list[_Token], max_tokens: int | None, tokenizer: PreTrainedTokenizerBase) -> list[_Token]:
     """At most so many tokens, from the side that the tokenizer leaves whole.
 
-    A fast tokenizer that truncates by itself is changed by each call that asks for it, and fails in any other thread
-    that it is tokenising for.
+    A fast tokenizer that is asked to truncate keeps that as its state, and another thread may change it before it is
+    used: a text is then cut as that thread's are, or not at all.
     """
     if max_tokens is None or len(tokens) <= max_tokens:
         return tokens

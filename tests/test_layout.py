@@ -204,7 +204,7 @@ def test_truncation_side_is_the_tokenizers(monkeypatch):
 
 @pytest.mark.parametrize("max_tokens", [2, None])
 def test_the_tokenizer_is_left_as_it_is(max_tokens):
-    """A fast tokenizer that is told to truncate is changed, and another thread that reads it then fails."""
+    """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
     inner = tokenizer("bytes")
     LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=max_tokens)
     assert inner.backend_tokenizer.truncation is None
