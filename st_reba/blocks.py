@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from .layout import PREPENDED, Layout, LayoutBuilder, Marked, Template
+from .layout import PREPENDED, Layout, LayoutBuilder, Marked, Template, truncated
 
 # What closes a sentence may stand behind its end; of the Chinese marks no space need follow.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s|$)|[。！？]+[”’」』）]*|\n+""")
@@ -54,15 +54,17 @@ class BlockLayoutBuilder(LayoutBuilder):
         encoded = self.tokenizer(
             list(texts),
             add_special_tokens=False,
-            truncation=max_tokens is not None,
-            max_length=max_tokens,
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=True,
             verbose=False,
         )
         return [
-            _cut(ids, _ends_sentence(text, offsets), self.block_length)
+            _cut(
+                truncated(ids, max_tokens, self.tokenizer),
+                _ends_sentence(text, truncated(offsets, max_tokens, self.tokenizer)),
+                self.block_length,
+            )
             for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 

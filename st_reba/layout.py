@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -214,6 +215,8 @@ def _padded(layouts: Sequence[Layout]) -> Iterator[list[Tensor]]:
 #: A token's id and what :attr:`Layout.copy_index` says of it.
 Marked = tuple[int, int]
 
+_Token = TypeVar("_Token")
+
 
 class LayoutBuilder:
     """Turns texts into layouts, for one template and one tokenizer.
@@ -252,13 +255,11 @@ class LayoutBuilder:
         encoded = self.tokenizer(
             list(texts),
             add_special_tokens=False,
-            truncation=max_tokens is not None,
-            max_length=max_tokens,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
-        return encoded["input_ids"]
+        return [truncated(ids, max_tokens, self.tokenizer) for ids in encoded["input_ids"]]
 
     def build(self, texts: Sequence[str], *, max_tokens: int | None, prompt: str | None = None) -> Layout:
         """Lay out a batch of texts.
@@ -299,6 +300,17 @@ class LayoutBuilder:
 
 def _not_text(ids: Sequence[int]) -> list[Marked]:
     return [(token, NOT_TEXT) for token in ids]
+
+
+def truncated(tokens: list[_Token], max_tokens: int | None, tokenizer: PreTrainedTokenizerBase) -> list[_Token]:
+    """At most so many tokens, from the side that the tokenizer leaves whole.
+
+    A fast tokenizer that is asked to truncate keeps that as its state, and another thread may change it before it is
+    used: a text is then cut as that thread's are, or not at all.
+    """
+    if max_tokens is None or len(tokens) <= max_tokens:
+        return tokens
+    return tokens[len(tokens) - max_tokens :] if tokenizer.truncation_side == "left" else tokens[:max_tokens]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -50,7 +50,7 @@ def push(
             ``private``.
         ConnectionError: If the Hub cannot be reached.
         PermissionError: If it refuses the token.
-        OSError: If it refuses anything else.
+        OSError: If it refuses anything else, such as a large file.
     """
     root = Path(directory)
     check_saved_model(root)
@@ -65,6 +65,10 @@ def push(
         raise _refusal(error, repo_id) from None
     except _NO_ANSWER as error:
         raise ConnectionError(f"{api.endpoint} gives no answer ({error}). What was there is unchanged.") from None
+    except RuntimeError as error:
+        # The client's word for a large file that did not arrive; what happened is the cause.
+        said = _said(error.__cause__ or error)
+        raise OSError(f"A large file was not taken ({said}). What was in {repo_id} is unchanged: push again.") from None
 
 
 def _push(
@@ -180,10 +184,15 @@ def _operation(root: Path, path: Path, repo_id: str) -> CommitOperationAdd:
     return CommitOperationAdd(path_in_repo=name, path_or_fileobj=card.encode())
 
 
+def _said(error: BaseException) -> str:
+    """What the Hub says of an error, or else its last line, or its name where it has none."""
+    return getattr(error, "server_message", None) or (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
 def _refusal(error: HfHubHTTPError, repo_id: str) -> OSError:
     """What the Hub has refused, in a sentence."""
     status = error.response.status_code
-    said = error.server_message or str(error).strip().splitlines()[-1]
+    said = _said(error)
     if status == 401:
         return PermissionError(
             f"The Hub does not accept the token ({said}). Log in with `hf auth login`, or set HF_TOKEN to one that may "

@@ -170,12 +170,20 @@ def refusal(status: int) -> HfHubHTTPError:
         (refusal(401), "The Hub does not accept the token (Nope.). Log in with `hf auth login`"),
         (refusal(403), "The token may not write to org/name (Nope.)."),
         (refusal(500), "The Hub refuses to take org/name (500: Nope.)."),
+        (RuntimeError("Data processing error: closed"), "A large file was not taken (Data processing error: closed)."),
         (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set, so nothing is sent"),
     ],
 )
 def test_what_the_hub_refuses(error, message, directory, hub):
     hub["raise"] = error
     assert message in run(directory, "org/name", expect=1)
+
+
+def test_a_large_file_that_did_not_arrive(directory, hub):
+    """The client says which; why is the cause of that."""
+    hub["raise"] = RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
+    hub["raise"].__cause__ = TimeoutError()
+    assert "A large file was not taken (TimeoutError)." in run(directory, "org/name", expect=1)
 
 
 def test_no_network(directory, monkeypatch):

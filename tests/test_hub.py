@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "hub"
 
 REPO, PRIVATE, GATED = "org/llama2-zh-reba", "org/secret", "org/gated"
+BUILT = "org/built"
 OWNER, STRANGER = "hf_owner", "hf_stranger"
 BASE_CARD = b"---\nlicense: llama2\nlanguage:\n- zh\n---\n\n# A tiny llama\n"
 
@@ -64,6 +65,7 @@ def hub(backbone_path):
     backbone = {path.name: path.read_bytes() for path in Path(backbone_path()).iterdir()}
     storage.put("base/tiny-llama", {**backbone, "README.md": BASE_CARD})
     storage.create("somebody/theirs")
+    storage.create("org/full", full=True)
     running = RunningHub(storage)
     running.start()
     yield running
@@ -72,24 +74,29 @@ def hub(backbone_path):
 
 @pytest.fixture(scope="module")
 def pushed(hub, workplace):
-    """What the pushes gave; the Hub breaks down in the middle of one, and comes back."""
+    """What the pushes gave; the Hub breaks down in the middle of two of them, and comes back."""
     log = workplace / "push.log"
-    hub.break_at("POST", "/api/models/org/half-way/commit/main")
+    interrupted = ("org/half-way", "org/built-half-way")
+    hub.break_at("POST", f"/api/models/{interrupted[0]}/commit/main")
     process = subprocess.Popen(
         [sys.executable, str(SCRIPTS / "push.py"), str(workplace)],
         env=environment(hub, workplace / "pusher", HF_TOKEN=OWNER), stdout=log.open("w"), stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        while hub.running and process.poll() is None:
-            time.sleep(0.05)
-        assert process.poll() is None, log.read_text()
-        repository = hub.storage.repositories["org/half-way"]
-        left = {
-            "commits": len(repository.commits),
-            "files": sorted(repository.files()),
-            "objects": len(repository.objects),
-        }
-        hub.start()
+        left = {}
+        for repo_id, following in zip(interrupted, (*interrupted[1:], None), strict=True):
+            while hub.running and process.poll() is None:
+                time.sleep(0.05)
+            assert process.poll() is None, log.read_text()
+            repository = hub.storage.repositories[repo_id]
+            left[repo_id] = {
+                "commits": len(repository.commits),
+                "files": sorted(repository.files()),
+                "objects": len(repository.objects),
+            }
+            if following is not None:
+                hub.break_at("POST", f"/api/models/{following}/commit/main")
+            hub.start()
         assert process.wait(timeout=180) == 0, log.read_text()
     finally:
         process.kill()
@@ -167,6 +174,11 @@ def loaded(hub, workplace, home, pushed, hostile):
         "pushed after the breakdown": {"model_name_or_path": "org/half-way"},
         "gated, without a token": {"model_name_or_path": GATED},
         "gated, a stranger": {"model_name_or_path": GATED, "token": STRANGER},
+        "by command": {"model_name_or_path": BUILT},
+        "by command, branch": {"model_name_or_path": BUILT, "revision": "three-copies"},
+        "by command, pull request": {"model_name_or_path": BUILT, "revision": "refs/pr/1"},
+        "by command, private": {"model_name_or_path": "org/built-secret", "token": OWNER},
+        "by command, after the breakdown": {"model_name_or_path": "org/built-half-way"},
         "no such repository": {"model_name_or_path": "org/no-such", "token": OWNER},
         **{name: {"model_name_or_path": repo_id} for name, repo_id in hostile.items()},
     }
@@ -189,6 +201,10 @@ def offline(hub, workplace, home, loaded):
 def same(outcome: dict, workplace: Path, name: str) -> bool:
     expected = np.load(workplace / f"{name}.npy")
     return np.array_equal(np.array(outcome["embeddings"], dtype=expected.dtype), expected)
+
+
+#: The weights are there, and nothing refers to them: no repository with half a model.
+LEFT_HALF_WAY = {"commits": 1, "files": [".gitattributes"], "objects": 1}
 
 
 class TestPush:
@@ -250,8 +266,7 @@ class TestPush:
         assert list(hub.storage.repositories["somebody/theirs"].files()) == [".gitattributes"]
 
     def test_the_hub_breaks_down_half_way(self, pushed, hub):
-        """The weights are there, and nothing refers to them: no repository with half a model."""
-        assert pushed["left half way"] == {"commits": 1, "files": [".gitattributes"], "objects": 1}
+        assert pushed["left half way"]["org/half-way"] == LEFT_HALF_WAY
         assert pushed["half way"]["error"] == "RemoteProtocolError"
         assert pushed["half way"]["message"] == "Server disconnected without sending a response."
         assert "url" in pushed["half way, again"]
@@ -271,6 +286,76 @@ class TestPush:
         assert seen["bytes 8 to 12"] == '{"__'
 
 
+class TestPushCommand:
+    """`st-reba push`, of what `st-reba build` made."""
+
+    @pytest.mark.parametrize(
+        ("case", "revision", "output"),
+        [
+            ("command", "main", 'Load it with: import st_reba; SentenceTransformer("org/built")'),
+            ("command, again", "main", "Pushed "),
+            ("command, branch", "three-copies", 'SentenceTransformer("org/built", revision="three-copies")'),
+            ("command, pull request", "refs/pr/1", "/org/built/discussions/1"),
+        ],
+    )
+    def test_where_it_goes(self, case, revision, output, pushed, hub, workplace):
+        assert pushed[case]["code"] == 0, pushed[case]
+        assert output in pushed[case]["output"]
+        assert f"{hub.endpoint}/{BUILT}/" in pushed[case]["output"]
+        name = {"three-copies": "built-three", "refs/pr/1": "built-echo"}.get(revision, "built-two")
+        directory = workplace / "built" / name
+        there = hub.storage.repositories[BUILT].files(revision)
+        local = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+        assert set(there) - {".gitattributes"} == set(local)
+        for path in set(local) - {"README.md"}:
+            assert there[path].content == local[path].read_bytes(), path
+        assert there["model.safetensors"].lfs
+        assert f'SentenceTransformer("{BUILT}")' in there["README.md"].content.decode()
+
+    def test_a_push_is_one_commit(self, pushed, hub):
+        """And none, where nothing has changed."""
+        repository = hub.storage.repositories[BUILT]
+        main, branch = (repository.commits[repository.resolve(name)] for name in ("main", "three-copies"))
+        assert repository.commits[main.parent].message == "initial commit"
+        assert branch.parent == main.sha
+        assert [main.message, branch.message] == ["Add built, a SentenceTransformer", "Three copies"]
+
+    def test_private(self, pushed, hub):
+        assert pushed["command, private"]["code"] == 0, pushed["command, private"]
+        assert hub.storage.repositories["org/built-secret"].private
+        assert not hub.storage.repositories[BUILT].private
+
+    @pytest.mark.parametrize(
+        ("case", "message"),
+        [
+            ("private over public", "org/built is there and public. Make it private on the Hub first,"),
+            ("wrong token", "does not accept the token (Invalid credentials in Authorization header). Log in with"),
+            ("no token", "does not accept the token (Invalid username or password.). Log in with `hf auth login`"),
+            ("a stranger", "The token may not write to org/built (You don't have write access to org/built)."),
+            ("no namespace of ours", "The token may not write to somebody/new (You don't have the rights to create"),
+            ("no repository of ours", "The token may not write to somebody/theirs (You don't have write access to"),
+            (
+                "large files refused",
+                "A large file was not taken (Storage limit reached). What was in org/full is unchanged",
+            ),
+            ("half way", "gives no answer (Server disconnected without sending a response.)."),
+        ],
+    )
+    def test_is_refused_in_a_sentence(self, case, message, pushed):
+        outcome = pushed[f"command, {case}"]
+        assert (outcome["code"], outcome["trace"]) == (1, None), outcome
+        assert outcome["output"].count("Error: ") == 1
+        assert message in outcome["output"]
+
+    def test_nothing_is_half_written(self, pushed, hub):
+        repositories = hub.storage.repositories
+        assert {"org/built-other", "somebody/new"}.isdisjoint(repositories)
+        for untouched in ("somebody/theirs", "org/full"):
+            assert list(repositories[untouched].files()) == [".gitattributes"]
+        assert pushed["left half way"]["org/built-half-way"] == LEFT_HALF_WAY
+        assert pushed["command, half way, again"]["code"] == 0, pushed["command, half way, again"]
+
+
 class TestLoad:
     @pytest.mark.parametrize(
         ("case", "module", "model"),
@@ -282,6 +367,11 @@ class TestLoad:
             ("pull request", "EchoModule", "echo"),
             ("private", "CausalTransformer", "classical"),
             ("pushed after the breakdown", "ReBAModule", "two"),
+            ("by command", "ReBAModule", "built-two"),
+            ("by command, branch", "ReBAModule", "built-three"),
+            ("by command, pull request", "EchoModule", "built-echo"),
+            ("by command, private", "ReBAModule", "built-two"),
+            ("by command, after the breakdown", "ReBAModule", "built-two"),
         ],
     )
     def test_bit_for_bit(self, case, module, model, loaded, workplace):
@@ -345,4 +435,5 @@ class TestHostile:
         assert {path.name for path in workplace.iterdir()} <= {
             "texts.json", "push.log", "pushed.json", "loaded.json", "pusher", "loader",
             "two.npy", "three.npy", "echo.npy", "classical.npy",
+            "built", "built-two.npy", "built-three.npy", "built-echo.npy",
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -386,12 +387,8 @@ def test_two_threads_with_two_models(backbone_path):
 def test_two_threads_with_one_model(backbone_path):
     model = pipeline(ReBAModule(backbone_path()))
     expected = model.encode(TEXTS)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(model.encode(TEXTS))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda _: model.encode(TEXTS), range(40))
     assert all(np.array_equal(result, expected) for result in results)
 
 

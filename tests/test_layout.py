@@ -202,6 +202,14 @@ def test_truncation_side_is_the_tokenizers(monkeypatch):
     assert layout.input_ids.tolist() == [last + last]
 
 
+@pytest.mark.parametrize("max_tokens", [2, None])
+def test_the_tokenizer_is_left_as_it_is(max_tokens):
+    """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
+    inner = tokenizer("bytes")
+    LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=max_tokens)
+    assert inner.backend_tokenizer.truncation is None
+
+
 def test_texts_with_braces_are_texts():
     builder = LayoutBuilder(Template.repeat(2), TOKENIZERS["bytes"])
     text = "{text} {0} {text.__class__}"

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import backbone, card, compat, decoder
 from ..attention import attending_both_ways
-from ..layout import Layout, LayoutBuilder, Template, normalized
+from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
 from ..version import REQUIREMENT
 
 if TYPE_CHECKING:
@@ -320,16 +320,10 @@ class CausalModule(Transformer):
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
-        limit = self.max_seq_length
         encoded = self._tokenizer(
-            self._texts([text])[0],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            truncation=limit is not None,
-            max_length=limit,
-            verbose=False,
+            self._texts([text])[0], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        return encoded["offset_mapping"]
+        return truncated(encoded["offset_mapping"], self.max_seq_length, self._tokenizer)
 
     def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
         own: dict[str, Any] = dict(self.processing_kwargs)

@@ -354,6 +354,8 @@ def _add_large_files(app: FastAPI, storage: Storage, files_endpoint: str) -> Non
     async def upload(request: Request, namespace: str, name: str, oid: str, signature: str) -> Any:
         repository = signed_for(namespace, name, oid, signature)
         content = await request.body()
+        if repository.full:
+            raise RefusedError(403, "Storage limit reached")
         if hashlib.sha256(content).hexdigest() != oid:
             raise RefusedError(400, "The content is not what its hash says")
         repository.objects[oid] = content

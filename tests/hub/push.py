@@ -14,8 +14,9 @@ import numpy as np
 from huggingface_hub import HfApi, HfFileSystem
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, cli
 
 workplace = Path(sys.argv[1])
 texts = json.loads((workplace / "texts.json").read_text())
@@ -35,6 +36,46 @@ def attempt(name: str, push: Callable[[], str]) -> None:
     except Exception as error:
         outcomes[name] = {"error": type(error).__name__, "message": str(error)}
     (workplace / "pushed.json").write_text(json.dumps(outcomes))
+
+
+def command(name: str, *arguments: str, token: str | None = None) -> None:
+    """``st-reba``, as a shell runs it; without another token, the one that this process was given."""
+    environment = {"COLUMNS": "300", **({"HF_TOKEN": token} if token is not None else {})}
+    result = CliRunner().invoke(cli.app, arguments, env=environment)
+    # What typer itself did not turn into an exit code would be a trace.
+    trace = None if isinstance(result.exception, SystemExit | None) else repr(result.exception)
+    outcomes[name] = {"code": result.exit_code, "output": " ".join(result.output.split()), "trace": trace}
+    (workplace / "pushed.json").write_text(json.dumps(outcomes))
+
+
+def build_by_command(name: str, *options: str) -> str:
+    directory = str(workplace / "built" / name)
+    command(f"build {name}", "build", "--model", "base/tiny-llama", *options, "--out", directory)
+    np.save(workplace / f"{name}.npy", SentenceTransformer(directory, device="cpu").encode(texts))
+    return directory
+
+
+def push_by_command() -> None:
+    two = build_by_command("built-two")
+    command("command", "push", two, "org/built")
+    command("command, again", "push", two, "org/built")
+    three = build_by_command("built-three", "--repetitions", "3")
+    command("command, branch", "push", three, "org/built", "--revision", "three-copies", "--message", "Three copies")
+    echo = build_by_command("built-echo", "--method", "echo")
+    command("command, pull request", "push", echo, "org/built", "--create-pr")
+    command("command, private", "push", two, "org/built-secret", "--private")
+    command("command, private over public", "push", two, "org/built", "--private")
+
+    command("command, wrong token", "push", two, "org/built-other", token="hf_wrong")
+    command("command, no token", "push", two, "org/built-other", token="")
+    command("command, a stranger", "push", two, "org/built", token="hf_stranger")
+    command("command, no namespace of ours", "push", two, "somebody/new")
+    command("command, no repository of ours", "push", two, "somebody/theirs")
+    command("command, large files refused", "push", two, "org/full")
+
+    command("command, half way", "push", two, "org/built-half-way")
+    wait_for_the_hub()
+    command("command, half way, again", "push", two, "org/built-half-way")
 
 
 def wait_for_the_hub(seconds: float = 60) -> None:
@@ -93,3 +134,5 @@ if __name__ == "__main__":
     attempt("half way", lambda: two.push_to_hub("org/half-way"))
     wait_for_the_hub()
     attempt("half way, again", lambda: two.push_to_hub("org/half-way", exist_ok=True))
+
+    push_by_command()

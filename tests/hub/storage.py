@@ -72,6 +72,8 @@ class Repository:
     id: str
     private: bool = False
     gated: bool = False
+    #: Whether large file storage takes no more.
+    full: bool = False
     commits: dict[str, Commit] = field(default_factory=dict)
     references: dict[str, str] = field(default_factory=dict)
     #: Uploaded content by SHA-256, whether or not a commit refers to it.
@@ -127,8 +129,8 @@ class Storage:
     #: What the URLs of large files are signed with: whoever has one needs no token.
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
-    def create(self, repo_id: str, *, private: bool = False, gated: bool = False) -> Repository:
-        self.repositories[repo_id] = Repository(repo_id, private, gated)
+    def create(self, repo_id: str, **settings: bool) -> Repository:
+        self.repositories[repo_id] = Repository(repo_id, **settings)
         return self.repositories[repo_id]
 
     def put(self, repo_id: str, files: dict[str, bytes], **settings: bool) -> Repository:
