@@ -193,7 +193,7 @@ def masked_by(masking: Masking | None) -> Iterator[None]:
 
 def attending_both_ways(layers: Collection[int], real: Tensor) -> contextlib.AbstractContextManager[None]:
     """Let these layers attend both ways among the real tokens, (B, N)."""
-    return masked_by(BothWays(layers, real)) if layers else contextlib.nullcontext()
+    return masked_by(BothWays(layers, real) if layers else None)
 
 
 @dataclass(frozen=True)

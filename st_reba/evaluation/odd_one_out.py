@@ -196,7 +196,7 @@ class OddOneOutEvaluator(BaseEvaluator):
         Raises:
             ValueError: If the embeddings have another shape, or are not finite.
         """
-        vectors = np.asarray(vectors, dtype=np.float32)
+        vectors = np.asarray(vectors, dtype=np.float64)
         if vectors.ndim != 3 or vectors.shape[:2] != (len(self.questions), 4):
             raise ValueError(f"({len(self.questions)}, 4, D) word embeddings are scored, not {vectors.shape}.")
         if not np.isfinite(vectors).all():
@@ -233,8 +233,11 @@ def summed_distances(vectors: np.ndarray, squared: bool = False) -> np.ndarray:
 
 
 def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """(Q,): 1 where the answer is the farthest, shared among equals."""
-    farthest = distances == distances.max(axis=1, keepdims=True)
+    """(Q,): 1 where the answer is the farthest, shared among equals.
+
+    What differs by rounding alone is equal: sums in another order would choose another.
+    """
+    farthest = np.isclose(distances, distances.max(axis=1, keepdims=True), rtol=1e-9, atol=1e-12)
     return farthest[np.arange(len(answers)), answers] / farthest.sum(axis=1)
 
 
