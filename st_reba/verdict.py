@@ -10,6 +10,8 @@ from . import uncertainty
 from .results import BAG, RANDOM, Estimate, Result, Task, controls_of
 from .uncertainty import Statistic
 
+_BAG_IN_WORDS = "the bag of input embeddings"
+
 
 def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None) -> list[str]:
     """The best recipe, what is tied with it, and which recipes do not beat their controls.
@@ -103,9 +105,11 @@ def _bag(result: Result, scored: dict[str, Result]) -> Result | None:
 def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> list[str]:
     """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
     bag = {result.name: _bag(result, scored) for result in own}
+    filtered = any(control is not None and control.recipe != BAG for control in bag.values())
+    of_bag = f"{_BAG_IN_WORDS} behind the same filter" if filtered else _BAG_IN_WORDS
     random = {result.name: scored.get(f"{RANDOM}, {result.name}") for result in own}
     says = []
-    for controls, what in ((bag, "the bag of input embeddings"), (random, "themselves on random weights")):
+    for controls, what in ((bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
         below = [result.name for result, control in with_control if _best([control, result], task) is control]
         if with_control and len(below) == len(with_control):

@@ -60,7 +60,13 @@ def test_a_filtered_recipe_is_held_against_the_filtered_bag():
     text = says({BAG: 0.2, BAG_WHITENED: 0.95, "A, whitened": 0.9, "A": 0.5})
     assert "It beats the bag of input embeddings (20.0 [" in text
     assert "It does not beat the bag of input embeddings, whitened as well (95.0 [" in text
-    assert "Not ahead of the bag of input embeddings: A, whitened, mean." in text
+    assert "Not ahead of the bag of input embeddings behind the same filter: A, whitened, mean." in text
+
+
+def test_one_that_beats_the_plain_bag_is_not_said_to_beat_none():
+    text = says({BAG: 0.2, BAG_WHITENED: 0.95, "A, whitened": 0.9, "A": 0.1})
+    assert "It beats the bag of input embeddings (20.0 [" in text
+    assert "No recipe beats the bag of input embeddings behind the same filter." in text
 
 
 def test_less_is_better():
