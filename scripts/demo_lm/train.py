@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,15 +132,11 @@ def windows(stream: Tensor, settings: Settings, step: int) -> Tensor:
     return torch.stack(rows)
 
 
-_EPOCHS: dict[tuple[int, int, int, int], tuple[int, np.ndarray]] = {}
-
-
+@lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, count: int, length: int) -> tuple[int, np.ndarray]:
-    key = (seed, epoch, count, length)
-    if key not in _EPOCHS:
-        rng = np.random.default_rng((seed, epoch))
-        _EPOCHS[key] = (int(rng.integers(length)), rng.permutation(count))
-    return _EPOCHS[key]
+    """Where an epoch's first window begins, and the order of its windows."""
+    rng = np.random.default_rng((seed, epoch))
+    return int(rng.integers(length)), rng.permutation(count)
 
 
 def batch_loss(model: LlamaForCausalLM, batch: Tensor, precision: str) -> Tensor:
