@@ -175,18 +175,13 @@ class MetaEOLModule(CausalModule):
         mask = (place <= length).long()
         copy_index = torch.where((place >= 0) & (place < length), 0, NOT_TEXT)
         trial = Layout(*(part.to(backbone.device(self.model)) for part in (ids * mask, mask, copy_index)))
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.inference_mode():
-                expected = self._read(trial)
-                prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
-                found = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
-            return False
-        finally:
-            self.model.train(training)
-        return backbone.close(found.states, expected.states)
+
+        def readings() -> tuple[Tensor, Tensor]:
+            prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
+            behind = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
+            return behind.states, self._read(trial).states
+
+        return backbone.gives_the_same(self.model, readings)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.attention_mask.bool())
