@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import random
@@ -131,7 +132,7 @@ def test_another_run_s_checkpoint_is_refused(stream: torch.Tensor, tmp_path: Pat
 def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(
     stream: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "cross_entropy", lambda logits, targets: logits.sum() * float("nan"))
+    monkeypatch.setattr(train, "cross_entropy", lambda logits, targets, reduction: logits.sum() * float("nan"))
     with pytest.raises(FloatingPointError, match="the loss is nan"):
         train.train(train.Settings(tokens=512, size="tiny", batch=4, length=128), stream, 400, tmp_path / "run.pt")
     assert not (tmp_path / "run.pt").exists()
@@ -144,7 +145,46 @@ def test_training_lowers_the_loss(stream: torch.Tensor, tmp_path: Path) -> None:
     with torch.no_grad():
         before = train.batch_loss(train.build_model(settings, 400), batch, "float32")
         after = train.batch_loss(model, batch, "float32")
-    assert after < before - 1
+    assert after < before - batch[:, 1:].numel()
+
+
+def test_workers_share_a_batch(stream: torch.Tensor) -> None:
+    gradients = []
+    for count in (1, 2, 4):
+        settings = train.Settings(tokens=512, size="tiny", batch=4, length=128, workers=count)
+        model = train.build_model(settings, 400)
+        batch = train.windows(stream, settings, 0)
+        loss = train.Workers(settings).gradient(model, batch)
+        assert loss * batch[:, 1:].numel() == pytest.approx(train.batch_loss(model, batch, "float32").item(), rel=1e-5)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for other in gradients[1:]:
+        for one, grad in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(one, grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [0, -1, 3])
+def test_workers_that_cannot_share_a_batch_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} workers cannot share a batch of 16: give a divisor of it"):
+        train.Workers(train.Settings(tokens=512, workers=count))
+
+
+def test_a_run_goes_on_from_trained_weights(made: Path, stream: torch.Tensor, tmp_path: Path) -> None:
+    still = train.Settings(tokens=512, batch=4, length=128, rate=0.0, start=train.digest(made))
+    model, _ = train.train(still, stream, 400, tmp_path / "still.pt", start=made)
+    for name, weights in AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32).state_dict().items():
+        assert torch.equal(weights, model.state_dict()[name]), name
+
+
+def test_a_start_keeps_its_tokenizer_and_size(corpus: Path, made: Path, tmp_path: Path) -> None:
+    prepare.prepare(corpus, tmp_path / "data", start=made)
+    assert (tmp_path / "data" / "tokenizer.json").read_bytes() == (made / "tokenizer.json").read_bytes()
+    options = argparse.Namespace(tokens=1, start=made, size="8M")
+    with pytest.raises(ValueError, match="--size is that of the model that --start names"):
+        train.run(options, tmp_path / "data", tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="has no tokenizer.json"):
+        prepare.prepare(corpus, tmp_path / "other", start=tmp_path)
+    with pytest.raises(ValueError, match="has no safetensors"):
+        train.digest(tmp_path)
 
 
 def test_an_epoch_reads_every_window_once(stream: torch.Tensor) -> None:

@@ -23,17 +23,19 @@ import train
 CARD = Path(__file__).with_name("CARD.md")
 
 
-def write_card(out: Path, settings: train.Settings, held_out_file: Path, progress: train.Progress) -> None:
+def write_card(
+    out: Path, settings: train.Settings, held_out_file: Path, progress: train.Progress, start: Path | None
+) -> None:
     """The data card, with the figures of this model."""
-    size = train.SIZES[settings.size]
-    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(out).parameters())
+    model = AutoModelForCausalLM.from_pretrained(out)
     device = platform.processor() or platform.machine()
     found = string.Template(CARD.read_text(encoding="utf-8")).substitute(
-        parameters=f"{parameters / 1e6:.1f}M",
+        parameters=f"{model.num_parameters() / 1e6:.1f}M",
         megabytes=f"{sum(path.stat().st_size for path in out.glob('*.safetensors')) / 1e6:.1f} MB",
-        layers=size.layers,
-        heads=size.width // train.HEAD_WIDTH,
-        width=size.width,
+        layers=model.config.num_hidden_layers,
+        heads=model.config.num_attention_heads,
+        width=model.config.hidden_size,
+        start=_origin(start),
         tokens=f"{settings.tokens / 1e6:.1f}M",
         steps=f"{settings.steps:,}",
         batch=settings.batch,
@@ -42,10 +44,17 @@ def write_card(out: Path, settings: train.Settings, held_out_file: Path, progres
         seed=settings.seed,
         minutes=f"{progress.seconds / 60:.0f}",
         loss=f"{progress.loss:.2f}",
-        machine=f"{device}, {torch.get_num_threads()} threads",
+        machine=f"{device}, {max(settings.workers, torch.get_num_threads())} threads",
         held_out=held_out.table([out], held_out_file),
     )
     (out / "README.md").write_text(found, encoding="utf-8")
+
+
+def _origin(start: Path | None) -> str:
+    """Which weights training began with."""
+    if start is None:
+        return "from random weights"
+    return f"from trained weights, `{start.name}` (sha256 {train.digest(start)[:16]}), whose tokenizer it keeps"
 
 
 def main() -> None:
@@ -58,9 +67,9 @@ def main() -> None:
     data = options.out.with_name(f"{options.out.name}.data")
     try:
         if not (data / "train.npy").is_file():
-            prepare.prepare(options.corpus, data, options.vocabulary)
+            prepare.prepare(options.corpus, data, options.vocabulary, options.start)
         settings, progress = train.run(options, data, options.out)
-        write_card(options.out, settings, data / "held_out.json", progress)
+        write_card(options.out, settings, data / "held_out.json", progress, options.start)
     except (FileNotFoundError, ValueError, FloatingPointError) as error:
         parser.error(str(error))
     print((options.out / "README.md").read_text(encoding="utf-8"))

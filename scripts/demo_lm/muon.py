@@ -31,7 +31,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     found = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(_STEPS):
         gram = found @ found.mT
-        found = _LINEAR * found + (_CUBIC * gram + _QUINTIC * gram @ gram) @ found
+        quartic = torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC)
+        found = torch.baddbmm(found, quartic, found, beta=_LINEAR)
     return found if wide is matrices else found.mT
 
 

@@ -157,14 +157,25 @@ def token_stream(tokenizer: Tokenizer, corpus: Corpus) -> np.ndarray:
     return np.concatenate(stream)
 
 
-def prepare(corpus_directory: Path, out: Path, vocabulary: int = VOCAB) -> None:
+def prepare(corpus_directory: Path, out: Path, vocabulary: int = VOCAB, start: Path | None = None) -> None:
     """Write tokenizer, stream and held-out text.
 
+    Args:
+        corpus_directory: Where the files of :data:`SOURCES` are.
+        out: The directory to write.
+        vocabulary: Tokens of a new tokenizer.
+        start: A directory whose tokenizer.json is used instead of a new one.
+
     Raises:
-        FileNotFoundError: If a file of the training text is missing.
+        FileNotFoundError: If a file of the training text, or the tokenizer, is missing.
     """
+    if start is not None and not (start / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{start} has no tokenizer.json: give the directory of the model to start from.")
     corpus = read_corpus(corpus_directory)
-    tokenizer = train_tokenizer(corpus, vocabulary)
+    if start is None:
+        tokenizer = train_tokenizer(corpus, vocabulary)
+    else:
+        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
     out.mkdir(parents=True, exist_ok=True)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -188,9 +199,10 @@ def main() -> None:
         "--corpus", type=Path, required=True, help=f"directory with {', '.join(s.file for s in SOURCES)}"
     )
     parser.add_argument("--out", type=Path, required=True, help="directory for the tokenizer, train.npy, held_out.json")
+    parser.add_argument("--start", type=Path, help="model directory whose tokenizer is used instead of a new one")
     options = parser.parse_args()
     try:
-        prepare(options.corpus, options.out)
+        prepare(options.corpus, options.out, start=options.start)
     except FileNotFoundError as error:
         parser.error(str(error))
 
