@@ -6,7 +6,6 @@ import argparse
 import json
 import lzma
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts" / "demo_lm"
 sys.path.insert(0, str(SCRIPTS))
 
 import held_out  # noqa: E402
+import make  # noqa: E402
 import muon  # noqa: E402
 import overlap  # noqa: E402
 import prepare  # noqa: E402
@@ -58,8 +58,7 @@ def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the one command writes."""
     out = tmp_path_factory.mktemp("made") / "lm"
     asked = ["--tokens", "8192", "--size", "tiny", "--vocabulary", "400"]
-    command = [sys.executable, str(SCRIPTS / "make.py"), "--corpus", str(corpus), "--out", str(out), *asked]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    make.main(["--corpus", str(corpus), "--out", str(out), *asked])
     return out
 
 
@@ -228,12 +227,11 @@ def test_overlap_is_a_run_of_thirteen_words_or_a_whole_shorter_text() -> None:
     assert overlap.comparable(texts) == set(texts[:4])
 
 
-def test_missing_text_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "prepare.py"), "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "has no zh_lctt.txt.xz, zh_cmrc2018_ctx.txt.xz" in ended.stderr
-    assert not (tmp_path / "out").exists()
+def test_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        make.main(["--corpus", str(tmp_path), "--out", str(tmp_path / "out"), "--tokens", "1"])
+    assert "has no zh_lctt.txt.xz, zh_cmrc2018_ctx.txt.xz" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_held_out_text_is_written_with_its_language(made: Path) -> None:

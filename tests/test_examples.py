@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
@@ -27,16 +29,19 @@ def test_llama2_zh_reba(tmp_path):
     assert isinstance(SentenceTransformer(str(out))[0], ReBAModule)
 
 
-def run(script: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """What an example prints, run in this process: most of what a process of its own would take is imports."""
+
+    def shown(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return shown
 
 
-def test_train_bellm(tmp_path, backbone_path):
+def test_train_bellm(tmp_path, backbone_path, run):
     triplets = tmp_path / "nli.tsv"
     triplets.write_text("a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n")
     out = tmp_path / "model"
@@ -48,7 +53,7 @@ def test_train_bellm(tmp_path, backbone_path):
     assert (out / "adapter_model.safetensors").is_file()
 
 
-def test_train_csts(tmp_path, backbone_path):
+def test_train_csts(tmp_path, backbone_path, run):
     rows = tmp_path / "csts.csv"
     rows.write_text(
         "sentence1,sentence2,condition,label\na man sits,two men stand,the number of people,1\n"
@@ -62,7 +67,7 @@ def test_train_csts(tmp_path, backbone_path):
     assert "After: {'pearson_cosine': " in shown
 
 
-def test_train_freeze(tmp_path, backbone_path):
+def test_train_freeze(tmp_path, backbone_path, run):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a man\ta person\t4.5\nice\twater\t3\nup\tdown\t0.5\n")
     out = tmp_path / "model"
@@ -75,7 +80,7 @@ def test_train_freeze(tmp_path, backbone_path):
     assert isinstance(SentenceTransformer(str(out))[1], LayerwiseAutoencoder)
 
 
-def test_train_and_distill_jtcse(tmp_path, encoder_paths):
+def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
     base, second = encoder_paths()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import platform
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -57,13 +58,13 @@ def _origin(start: Path | None) -> str:
     return f"from trained weights, `{start.name}` (sha256 {train.digest(start)[:16]}), whose tokenizer it keeps"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="directory with the training text")
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
     parser.add_argument("--vocabulary", type=int, default=prepare.VOCAB, help="tokens of the tokenizer")
     train.add_arguments(parser)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     data = options.out.with_name(f"{options.out.name}.data")
     try:
         if not (data / "train.npy").is_file():
