@@ -180,7 +180,7 @@ def batch_loss(model: LlamaForCausalLM, batch: Tensor, precision: str) -> Tensor
 class Workers:
     """Threads that share the work of a step, each with a core of its own.
 
-    Products of this model are too small to be shared well by two cores: two threads with half a batch each made 1.7
+    Products of this model are too small to be shared well by two cores: two threads with half a batch each made 1.6
     times as many tokens a second as one thread whose products ran on both.
     """
 
