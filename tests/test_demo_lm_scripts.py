@@ -180,6 +180,10 @@ def test_a_start_keeps_its_tokenizer_and_size(corpus: Path, made: Path, tmp_path
     options = argparse.Namespace(tokens=1, start=made, size="8M")
     with pytest.raises(ValueError, match="--size is that of the model that --start names"):
         train.run(options, tmp_path / "data", tmp_path / "out")
+    tokenizer = tmp_path / "data" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace("<|endoftext|>", "<|end|>"), encoding="utf-8")
+    with pytest.raises(ValueError, match="was made with another tokenizer than that of"):
+        train.run(argparse.Namespace(tokens=1, start=made, size=None), tmp_path / "data", tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="has no tokenizer.json"):
         prepare.prepare(corpus, tmp_path / "other", start=tmp_path)
     with pytest.raises(ValueError, match="has no safetensors"):

@@ -36,7 +36,7 @@ def write_card(
         layers=model.config.num_hidden_layers,
         heads=model.config.num_attention_heads,
         width=model.config.hidden_size,
-        start=_origin(start),
+        start=_origin(start, settings),
         tokens=f"{settings.tokens / 1e6:.1f}M",
         steps=f"{settings.steps:,}",
         batch=settings.batch,
@@ -51,11 +51,11 @@ def write_card(
     (out / "README.md").write_text(found, encoding="utf-8")
 
 
-def _origin(start: Path | None) -> str:
+def _origin(start: Path | None, settings: train.Settings) -> str:
     """Which weights training began with."""
     if start is None:
         return "from random weights"
-    return f"from trained weights, `{start.name}` (sha256 {train.digest(start)[:16]}), whose tokenizer it keeps"
+    return f"from trained weights, `{start.name}` (sha256 {settings.start[:16]}), whose tokenizer it keeps"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

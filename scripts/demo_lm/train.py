@@ -63,7 +63,7 @@ class Settings:
         matrix_lr: Peak rate of Muon, for the matrices inside the layers.
         other_lr: Peak rate of AdamW, for the embeddings and norms.
         precision: Of the matrix products: ``"float32"`` or ``"bfloat16"``.
-        workers: Threads that share a batch, each with one core. More rounds differently, so it belongs to the run.
+        workers: Threads that share a batch and the cores. More rounds differently, so it belongs to the run.
         rate: Share of the peak rates; less than 1 where the weights are trained already.
         start: Digest of the weights to start from; empty where they are random.
     """
@@ -178,7 +178,7 @@ def batch_loss(model: LlamaForCausalLM, batch: Tensor, precision: str) -> Tensor
 
 
 class Workers:
-    """Threads that share the work of a step, each with a core of its own.
+    """Threads that share the work of a step, and the cores.
 
     Products of this model are too small to be shared well by two cores: two threads with half a batch each made 1.6
     times as many tokens a second as one thread whose products ran on both.
@@ -191,7 +191,8 @@ class Workers:
             )
         self._precision = settings.precision
         self._count = settings.workers
-        self._pool = ThreadPoolExecutor(settings.workers, initializer=torch.set_num_threads, initargs=(1,))
+        threads = max(1, torch.get_num_threads() // settings.workers)
+        self._pool = ThreadPoolExecutor(settings.workers, initializer=torch.set_num_threads, initargs=(threads,))
 
     def gradient(self, model: LlamaForCausalLM, batch: Tensor) -> Tensor:
         """The mean loss, whose gradient is left in the parameters' ``grad``."""
@@ -354,8 +355,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="share of the peak learning rates, for --start")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="default: the one that is faster here")
-    parser.add_argument("--workers", type=int, default=1, help="threads that share a batch, one core each")
+    parser.add_argument("--workers", type=int, default=1, help="threads that share a batch and the cores")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def _tokenizer(directory: Path) -> str:
+    return (directory / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def run(options: argparse.Namespace, data: Path, out: Path) -> tuple[Settings, Progress]:
@@ -370,6 +375,10 @@ def run(options: argparse.Namespace, data: Path, out: Path) -> tuple[Settings, P
         raise ValueError(f"no {', '.join(missing)} in {data}: run prepare.py --out {data} first.")
     if options.start is not None and options.size is not None:
         raise ValueError("--size is that of the model that --start names: give one of them.")
+    if options.start is not None and _tokenizer(data) != _tokenizer(options.start):
+        raise ValueError(
+            f"{data} was made with another tokenizer than that of {options.start}: give prepare.py the same --start."
+        )
     settings = Settings(
         tokens=options.tokens,
         size=options.size or Settings.size,
