@@ -190,6 +190,21 @@ def test_a_start_keeps_its_tokenizer_and_size(corpus: Path, made: Path, tmp_path
         train.digest(tmp_path)
 
 
+def test_the_record_names_the_size_of_the_start(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}), encoding="utf-8")
+    assert train.size_of(made) == "tiny"
+    assert train.size_of(other) == "other"
+    options = argparse.Namespace(
+        tokens=1, size=None, start=made, device="cpu", precision="float32", workers=1, rate=0.0, seed=0
+    )
+    settings, _ = train.run(options, made.with_name("lm.data"), tmp_path / "out")
+    assert settings.size == "tiny"
+    assert json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))["size"] == "tiny"
+
+
 def test_an_epoch_reads_every_window_once(stream: torch.Tensor) -> None:
     settings = train.Settings(tokens=1, batch=1, length=256)
     count = (len(stream) - 1) // 256 - 1

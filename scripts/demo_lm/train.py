@@ -58,6 +58,7 @@ class Settings:
 
     Attributes:
         tokens: The budget: tokens of training text to read, repeats included.
+        size: Name in SIZES; where training starts from another shape of model, "other".
         batch: Windows in a step.
         length: Tokens in a window.
         matrix_lr: Peak rate of Muon, for the matrices inside the layers.
@@ -113,6 +114,13 @@ def started_model(start: Path) -> LlamaForCausalLM:
     """A trained model, to go on with."""
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
     return model.train()
+
+
+def size_of(start: Path) -> str:
+    """The name in SIZES of a model directory's shape; "other" if it has none there."""
+    config = LlamaConfig.from_pretrained(start)
+    shape = Size(config.hidden_size, config.intermediate_size, config.num_hidden_layers)
+    return next((name for name, size in SIZES.items() if size == shape), "other")
 
 
 def digest(start: Path) -> str:
@@ -381,7 +389,7 @@ def run(options: argparse.Namespace, data: Path, out: Path) -> tuple[Settings, P
         )
     settings = Settings(
         tokens=options.tokens,
-        size=options.size or Settings.size,
+        size=options.size or (Settings.size if options.start is None else size_of(options.start)),
         precision=options.precision or faster_precision(options.device),
         workers=options.workers,
         rate=options.rate,
