@@ -68,6 +68,11 @@ RECIPES = {
 }
 KINDS = ("bytes", "bert", "sentencepiece")
 
+#: Relative. What a batch changes is rounding, and every further pass of refined thought multiplies it: on these random
+#: weights 1e-6 after two passes, 2e-5 after four. (With everything in float64 nothing is left of it.)
+TOLERANCES = {"thought-4": 1e-4}
+TOLERANCE = 1e-5
+
 words = st.sampled_from(
     [
         "",
@@ -98,17 +103,18 @@ anything = st.one_of(
 
 @pytest.fixture(scope="module")
 def model(backbone_path):
+    """``model(recipe, kind, pooling, architecture)``; pipelines share the module, which takes time to make."""
     made = {}
 
     def get(recipe, kind="bytes", pooling="mean", architecture="llama"):
-        key = (recipe, kind, pooling, architecture)
+        key = (recipe, kind, architecture)
         if key not in made:
             module_class, arguments = RECIPES[recipe]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                made[key] = pipeline(module_class(backbone_path(architecture, kind), **arguments), pooling)
-            made[key][0]._warned_empty = True
-        return made[key]
+                made[key] = module_class(backbone_path(architecture, kind), **arguments)
+            made[key]._warned_empty = True
+        return pipeline(made[key], pooling)
 
     return get
 
@@ -127,9 +133,9 @@ class TestBatches:
         shuffled = encode([batch[index] for index in order], batch_size=data.draw(st.integers(1, 5)))
         for row, index in enumerate(order):
             alone = encode([batch[index]])[0]
-            scale = max(np.linalg.norm(alone), 1e-6)
-            assert np.linalg.norm(together[index] - alone) < 1e-5 * scale
-            assert np.linalg.norm(shuffled[row] - alone) < 1e-5 * scale
+            allowed = TOLERANCES.get(recipe, TOLERANCE) * max(np.linalg.norm(alone), 1e-6)
+            assert np.linalg.norm(together[index] - alone) < allowed
+            assert np.linalg.norm(shuffled[row] - alone) < allowed
 
     @pytest.mark.parametrize("pooling", ["mean", "lasttoken", "max", "cls", "weightedmean", "mean_sqrt_len_tokens"])
     def test_an_empty_text_is_a_zero_vector(self, recipe, kind, pooling, model):
