@@ -17,13 +17,13 @@ demo: $(INSTALLED)
 	rm -rf build/demo
 	$(BIN)/st-reba compare --report build/demo
 
-# One worker a core.
+# One worker a core; a file stays with one, because what its tests share takes time to make.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 # The same suite on other versions of what st_reba plugs into: the lowest that it allows, and the last before 6.
 test-lowest test-5.7: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest --numprocesses auto --dist worksteal
+	.venv-$*/bin/python -m pytest --numprocesses auto --dist loadfile
 
 # Programs that embed with sentence-transformers, each the real one; a Ray cluster; quantised weights.
 test-clients: .venv-clients/.installed .venv-langchain/.installed
