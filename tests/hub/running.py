@@ -59,6 +59,9 @@ class RunningHub:
     async def _serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (scope["method"], scope["path"]) == self._breaking_point:
             self._breaking_point = None
+            # A connection that is closed before all was read is reset, which the client sees as another error.
+            while (await receive()).get("more_body", False):
+                pass
             self._server.should_exit = self._server.force_exit = True
             for server in self._server.servers:
                 server.close()
