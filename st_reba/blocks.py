@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from .layout import PREPENDED, Layout, LayoutBuilder, Marked, Template, truncated
+from .layout import PREPENDED, LayoutBuilder, Marked, Row, Template, Tokenization
+from .tokens import Extent, Tokens
 
 # What closes a sentence may stand behind its end; of the Chinese marks no space need follow.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s|$)|[。！？]+[”’」』）]*|\n+""")
@@ -24,15 +26,22 @@ class BlockLayoutBuilder(LayoutBuilder):
         tokenizer: Any Hugging Face tokenizer; a fast one for whole sentences.
         block_length: Tokens of a block; the last may have fewer.
         whole_sentences: Whether a block goes on to the end of a sentence.
+        tokenization: As for :class:`LayoutBuilder`. Blocks are cut of the text's tokens in either case.
 
     Raises:
         ValueError: If the tokenizer does not say where its tokens lie, and sentences are asked for.
     """
 
     def __init__(
-        self, template: Template, tokenizer: PreTrainedTokenizerBase, *, block_length: int, whole_sentences: bool
+        self,
+        template: Template,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        block_length: int,
+        whole_sentences: bool,
+        tokenization: Tokenization = "whole",
     ) -> None:
-        super().__init__(template, tokenizer)
+        super().__init__(template, tokenizer, tokenization=tokenization)
         if whole_sentences and not tokenizer.is_fast:
             raise ValueError(
                 f"{type(tokenizer).__name__} does not say where its tokens lie, so sentences are not found among them: "
@@ -47,50 +56,47 @@ class BlockLayoutBuilder(LayoutBuilder):
         blocks, rest = divmod(available, self.block_length + 2)
         return blocks * self.block_length + max(0, rest - 2)
 
-    def blocks(self, texts: Sequence[str], max_tokens: int | None) -> list[list[list[int]]]:
-        """The token ids of each text, block by block."""
-        if not self.whole_sentences:
-            return [_cut(ids, [True] * len(ids), self.block_length) for ids in self.tokenize(texts, max_tokens)]
-        encoded = self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        return [
-            _cut(
-                truncated(ids, max_tokens, self.tokenizer),
-                _ends_sentence(text, truncated(offsets, max_tokens, self.tokenizer)),
-                self.block_length,
-            )
-            for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        ]
+    def in_pieces(self, text: str, tokens: Tokens, prompt: Sequence[int]) -> Row:
+        return self._in_blocks(text, super().in_pieces(text, tokens, prompt))
 
-    def build(self, texts: Sequence[str], *, max_tokens: int | None, prompt: str | None = None) -> Layout:
-        """Lay out a batch of texts, block by block."""
-        return self._framed([self._in_blocks(blocks) for blocks in self.blocks(texts, max_tokens)], prompt)
+    def as_wholes(
+        self, texts: Sequence[str], kept: Sequence[Extent], prompt: str, known: dict[str, Tokens]
+    ) -> list[Row | None]:
+        rows = super().as_wholes(texts, kept, prompt, known)
+        return [row and self._in_blocks(text, row) for text, row in zip(texts, rows, strict=True)]
 
-    def _in_blocks(self, blocks: Sequence[Sequence[int]]) -> list[Marked]:
-        before, after = self.literals
-        slots = [(0, PREPENDED - block) for block in range(len(blocks))]
-        body = [item for mark in before for item in (slots if mark[1] == PREPENDED else [mark])]
-        for slot, ids in zip(slots, blocks, strict=True):
-            body += [slot, *((token, 0) for token in ids)]
-        return [*body, *after]
+    def _in_blocks(self, text: str, row: Row) -> Row:
+        """The row with a slot a block where one slot stands, and one right before each block."""
+        may_end = [True] * row.text_length
+        if self.whole_sentences:
+            assert row.extents is not None
+            may_end = _ends_sentence(text, row.extents)
+        # Tokens of the text before each block.
+        lengths = _block_lengths(may_end, self.block_length)
+        starts = dict(zip(accumulate([0, *lengths]), range(len(lengths)), strict=False))
+        marked: list[Marked] = []
+        passed = 0
+        for token, mark in row.marked:
+            if mark == PREPENDED:
+                marked += [(0, PREPENDED - block) for block in range(len(lengths))]
+                continue
+            if mark == 0:
+                if passed in starts:
+                    marked.append((0, PREPENDED - starts[passed]))
+                passed += 1
+            marked.append((token, mark))
+        return Row(marked, row.extents)
 
 
-def _cut(ids: Sequence[int], may_end: Sequence[bool], length: int) -> list[list[int]]:
+def _block_lengths(may_end: Sequence[bool], length: int) -> list[int]:
     """Blocks of at least so many tokens that end where one may; the last ends with the text."""
-    blocks: list[list[int]] = []
-    block: list[int] = []
-    for token, ends in zip(ids, may_end, strict=True):
-        block.append(token)
-        if ends and len(block) >= length:
-            blocks.append(block)
-            block = []
-    return [*blocks, block] if block else blocks
+    lengths, block = [], 0
+    for ends in may_end:
+        block += 1
+        if ends and block >= length:
+            lengths.append(block)
+            block = 0
+    return [*lengths, block] if block else lengths
 
 
 def _ends_sentence(text: str, offsets: Sequence[tuple[int, int]]) -> list[bool]:

@@ -34,22 +34,29 @@ class Prefixes:
 
         Args:
             model: Causal.
-            layout: B * P rows, those of a text together; row p of a text begins as row p of all others.
+            layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token
+                or more before it: which tokens stand right before a text may depend on it.
             count: P.
             **kwargs: For the model's forward.
 
         Returns:
             None where nothing stands before any text, or there is no text.
         """
-        lengths = layout.text_starts.unflatten(0, (-1, count)).amax(dim=0)
+        # An empty text does not say where it stands, and nothing is read of it.
+        real = (layout.text_length > 0).unflatten(0, (-1, count))[:, 0]
+        if not real.any():
+            return None
+        starts = layout.text_starts.unflatten(0, (-1, count))[real]
+        ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
+        alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
+        lengths = torch.minimum(alike, starts.amin(dim=0))
         longest = int(lengths.max())
         if longest == 0:
             return None
         layers = [DynamicLayer() for _ in range(backbone.depth(model))]
-        # An empty text does not say where it stands, but begins like all others. What is shorter ends in other tokens,
-        # which none of its own sees.
+        # What is shorter ends in other tokens, which none of its own sees.
         model(
-            input_ids=layout.input_ids[:count, :longest],
+            input_ids=ids[0, :, :longest],
             past_key_values=Cache(layers=list(layers)),
             use_cache=True,
             **kwargs,
@@ -61,7 +68,7 @@ class Prefixes:
     def rest_of(self, layout: Layout) -> Layout:
         """The same rows without their prefixes, at the front again."""
         start = self.lengths.repeat(len(layout.input_ids) // len(self.lengths))
-        lengths = layout.attention_mask.sum(dim=1) - start
+        lengths = (layout.attention_mask.sum(dim=1) - start).clamp(min=0)
         place = torch.arange(max(1, int(lengths.max())), device=start.device)
         mask = place < lengths[:, None]
         taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)

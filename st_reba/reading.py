@@ -100,12 +100,13 @@ class RecipeReader:
             if method.words
         }
         if self._sweep is not None:
-            found = find_words(self.backbone, sentences, words)
+            # Each recipe truncates a long sentence in its own way.
+            found = {name: find_words(self._sweep.module(name), sentences, words) for name in self._sweep.recipes}
             swept: dict[str, list[Tensor]] = {recipe: [] for recipe in self._sweep.recipes}
             tokens = self._sweep.token_embeddings(sentences, batch_size=self.batch_size)
-            for word, readings in zip(found, tokens, strict=True):
+            for number, readings in enumerate(tokens):
                 for name, vectors in swept.items():
-                    vectors.append(pool_words([readings[name]], [word])[0])
+                    vectors.append(pool_words([readings[name]], [found[name][number]])[0])
             for recipe in self.recipes:
                 if self._swept(recipe) and recipe.words:
                     result[recipe.name] = torch.stack(swept[recipe.method]).numpy()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .backbone import device
 from .layout import Layout
-from .modules import ReBAModule
+from .modules import CausalModule, CausalTransformer, ReBAModule
 from .modules.base import blank
 
 
@@ -42,7 +42,8 @@ class RecipeSweep:
 
     up to copy j, of the same weights. Each equals its own module (``CausalTransformer``, ``EchoModule``,
     ``ReBAModule``) in a pipeline with ST's ``Pooling``, truncation included: a text that is too long for k copies is
-    read by fewer copies where those have room for more of it, in a pass of its own.
+    read by fewer copies where those have room for more of it, in a pass of its own; and so is one that Classical
+    tokenises otherwise, as a whole with a prompt or cut at a character's end.
 
     Args:
         backbone: The loaded model (any module of st_reba, or an ST ``Transformer``), whose weights are shared; or its
@@ -71,6 +72,7 @@ class RecipeSweep:
             raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
         module = ReBAModule(backbone, repetitions=repetitions)
         self._modules = [module.varied(copies, "all") for copies in range(1, repetitions + 1)]
+        self._classical = CausalTransformer(module)
         self._dimension = module.get_embedding_dimension()
         self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in _names(copies))
         self.poolings = tuple(dict.fromkeys(poolings))
@@ -80,6 +82,10 @@ class RecipeSweep:
     def device(self) -> torch.device:
         """Where the backbone is."""
         return device(self._modules[0].model)
+
+    def module(self, recipe: str) -> CausalModule:
+        """A module that truncates texts as a recipe does."""
+        return self._classical if recipe == _names(1)[0] else self._modules[int(recipe.split("-")[1]) - 1]
 
     @torch.inference_mode()
     def encode(
@@ -177,15 +183,33 @@ class RecipeSweep:
             lengths = layout.text_length.tolist()
             more = [row for row, length in enumerate(lengths) if length > shorter]
             if not more:
-                return
+                break
             layout = Layout(**batch_to_device(dict(vars(layout.rows(torch.tensor(more)))), self.device))
             reader = module.varied(module.repetitions, rows)
             for part in reader.parts(layout):
                 yield [pending[row] for row in more[part]], _readings(reader, layout.rows(part))
             pending = [pending[row] for row in more if lengths[row] == limit]
             if not pending or limit is None:
-                return
+                break
             shorter = limit
+        yield from self._classical_passes(texts, prompt)
+
+    def _classical_passes(
+        self, texts: Sequence[str], prompt: str | None
+    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
+        """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
+        modules = (self._classical.eval(), self._modules[0])
+        layouts = [Layout(**module.preprocess(texts, prompt=prompt)) for module in modules]
+        # (3, T, 2, N)
+        both = torch.stack(list(vars(Layout.interleaved(layouts)).values())).unflatten(1, (-1, 2))
+        chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
+        if len(chosen) == 0:
+            return
+        layout = Layout(**batch_to_device(dict(vars(layouts[0].rows(chosen))), self.device))
+        for part in self._classical.parts(layout):
+            features = self._classical(dict(vars(layout.rows(part))))
+            reading = Reading(_names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
+            yield chosen[part].tolist(), iter([reading])
 
 
 def _readings(module: ReBAModule, layout: Layout) -> Iterator[Reading]:

@@ -40,7 +40,8 @@ def encode_words(
 ) -> np.ndarray:
     """The embedding of one word in each sentence: the mean of its tokens' embeddings.
 
-    A word is found by its characters, at its first occurrence; a token that holds any of them belongs to it.
+    A word is found by its characters, at its first occurrence; a token that holds any of them belongs to it. A default
+    prompt of the model stands before each sentence, as in ``encode``.
 
     Args:
         model: A model whose first module is one of st_reba's and hands on one vector for each token of the text.
@@ -59,7 +60,7 @@ def encode_words(
     module = model[0]
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {type(module).__name__}: words need one of st_reba's modules.")
-    found = find_words(module, sentences, words)
+    found = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
     if not found:
         raise ValueError("No sentences were given: encode_words needs at least one, and a word for each.")
 
@@ -80,13 +81,16 @@ def encode_words(
     return torch.stack([vectors[index] for index in range(len(order))]).numpy()
 
 
-def find_words(module: CausalModule, sentences: Sequence[str], words: Sequence[str]) -> list[WordTokens]:
+def find_words(
+    module: CausalModule, sentences: Sequence[str], words: Sequence[str], prompt: str | None = None
+) -> list[WordTokens]:
     """Which tokens of each sentence hold its word: its first occurrence, by characters.
 
     Args:
         module: Whose tokenizer and truncation count.
         sentences: B sentences.
         words: B words, one for each sentence.
+        prompt: What stands before each sentence.
 
     Raises:
         ValueError: If a word does not occur in its sentence, or was truncated away, or there are not as many words as
@@ -97,7 +101,7 @@ def find_words(module: CausalModule, sentences: Sequence[str], words: Sequence[s
     spans = [_span(sentence, word) for sentence, word in zip(sentences, words, strict=True)]
     found = []
     for sentence, word, (start, end) in zip(sentences, words, spans, strict=True):
-        offsets = module.token_offsets(sentence)
+        offsets = module.token_offsets(sentence, prompt)
         indices = [index for index, (first, last) in enumerate(offsets) if first < end and last > start]
         if not indices:
             raise ValueError(f"{word!r} was truncated away: {sentence!r} is longer than max_seq_length.")

@@ -74,18 +74,23 @@ _SAMPLE = [
 ]
 
 
+_IN_PROMPTS = [f"{mark}{text[:3]}" for text in TEXTS for mark in ('"', " ", ": ") for _ in range(9)]
+
+
 def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
-    """``bytes``: byte-level BPE, no special token added, no pad token, left padding. ``bert``: WordPiece with
+    """``bytes``: byte-level BPE, no special token added, no pad token, left padding. ``greedy``: the same, whose merges
+    go across words and marks, so that tokens straddle the borders of a text in its prompt. ``bert``: WordPiece with
     [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks, byte fallback and a leading <s>."""
-    if kind == "bytes":
+    if kind in ("bytes", "greedy"):
+        greedy = kind == "greedy"
         inner = Tokenizer(models.BPE())
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not greedy)
         inner.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=320, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
+            vocab_size=VOCABULARY if greedy else 320, special_tokens=["<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
         )  # fmt: skip
-        inner.train_from_iterator(_SAMPLE, trainer)
+        inner.train_from_iterator([*_SAMPLE, *_IN_PROMPTS] if greedy else _SAMPLE, trainer)
         return PreTrainedTokenizerFast(
             tokenizer_object=inner,
             eos_token="<|end|>",

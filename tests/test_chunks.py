@@ -24,17 +24,17 @@ def rows(layout: Layout, row: int) -> tuple[list[int], list[int]]:
 @given(batch=texts, length=st.integers(1, 6), copies=st.integers(1, 3), prompt=st.sampled_from(["", "ab"]))
 def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, prompt):
     inner = TOKENIZERS[kind]
-    builder = LayoutBuilder(Template.repeat(1), inner)
+    builder = LayoutBuilder(Template.repeat(1), inner, tokenization="pieces")
     layout = builder.build(batch, max_tokens=None, prompt=prompt)
-    before = builder.specials_before + builder.tokenize([prompt], None)[0]
+    before = builder.specials_before + builder.tokenize([prompt])[0]
     expected = {}
-    for text, ids in enumerate(builder.tokenize(batch, None)):
+    for text, ids in enumerate(builder.tokenize(batch)):
         chunks = [ids[first : first + length] for first in range(0, len(ids), length)] or [[]]
         for number, chunk in enumerate(chunks):
             if not last_only or number == len(chunks) - 1:
                 copy_index = [copy for copy in range(copies) for _ in chunk]
                 expected[text, number] = before + chunk * copies, [-1] * len(before) + copy_index
-    if not any(map(len, builder.tokenize(batch, None))):
+    if not any(map(len, builder.tokenize(batch))):
         # Where a text would begin is not known if there is none, and nothing is read.
         expected = {key: ([], []) for key in expected}
 

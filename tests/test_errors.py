@@ -165,7 +165,7 @@ def test_lengths(backbone_path):
     module = EchoModule(backbone_path())
     with pytest.raises(ValueError, match="max_seq_length=0: give the tokens of one copy, 1 or more"):
         module.max_seq_length = 0
-    with pytest.raises(ValueError, match="max_length=0: give a number of tokens"):
+    with pytest.raises(ValueError, match="max_length=0: give the tokens of one copy"):
         module.preprocess(["a"], processing_kwargs={"text": {"max_length": 0}})
     with pytest.raises(ValueError, match=r"has \['stride'\]: only max_length means something here"):
         module.preprocess(["a"], processing_kwargs={"text": {"stride": 2}})

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_reba.layout import TEMPLATES, Layout, LayoutBuilder, Template, normalized, special_tokens
+from st_reba.layout import MAX_TEMPLATE_LENGTH, TEMPLATES, Layout, LayoutBuilder, Template, normalized
+from st_reba.tokens import special_tokens
 
 from .backbones import tokenizer
 
@@ -106,25 +107,15 @@ class TestTemplate:
         with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
             Template.parse(template)
 
+    def test_a_template_of_megabytes(self):
+        for template in ("x" * 2_000_000 + "{text}", "{text}" * 300_000):
+            with pytest.raises(ValueError, match=r"characters of templates were given, and at most 65,536 are allowed"):
+                Template.parse(template)
+        assert Template.parse("x" * (MAX_TEMPLATE_LENGTH - 6) + "{text}").copies == 1
+
     def test_not_a_string(self):
         with pytest.raises(ValueError, match="template must be a string, but 3 was given"):
             Template.parse(3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("bytes", ([], [])), ("bert", ([2], [3])), ("sentencepiece", ([1], []))]
-)
-def test_special_tokens(kind, expected):
-    assert special_tokens(TOKENIZERS[kind]) == expected
-
-
-def test_special_tokens_that_change_the_text():
-    class Odd:
-        def __call__(self, text, add_special_tokens=True):
-            return {"input_ids": [9, 9] if add_special_tokens else [5]}
-
-    with pytest.raises(ValueError, match=r"Odd reads 'a' as \[9, 9\] with special tokens and as \[5\] without"):
-        special_tokens(Odd())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,7 +133,8 @@ class TestLayout:
         def ids(text):
             return inner(text, add_special_tokens=False)["input_ids"] if text else []
 
-        layout = LayoutBuilder(Template(tuple(parts)), inner).build(batch, max_tokens=limit, prompt=prompt)
+        builder = LayoutBuilder(Template(tuple(parts)), inner, tokenization="pieces")
+        layout = builder.build(batch, max_tokens=limit, prompt=prompt)
         before, after = special_tokens(inner)
         for row, text in enumerate(batch):
             own = ids(text)[:limit]

@@ -16,31 +16,24 @@ TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text
 TOLERANCE = 1e-5
 
 
-def whole_prompts(token_ids, text, before=()):
-    parts = [TEMPLATES.get(task, task).split("{text}") for task in TASKS]
-    return [[*before, *token_ids(first), *token_ids(text), *token_ids(last)] for first, last in parts]
+def whole_prompts(token_ids, text, before=""):
+    return [token_ids(before + TEMPLATES.get(task, task).replace("{text}", text)) for task in TASKS]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_oracle(architecture, backbone_path, eager, token_ids):
-    def ids(text):
-        return token_ids(text) if text else []
-
     model = pipeline(MetaEOLModule(backbone_path(architecture), templates=TASKS))
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))
     encoded = model.encode(TEXTS, output_value="token_embeddings", batch_size=2)
     for text, vector, tokens in zip(TEXTS, vectors, encoded, strict=True):
-        expected = oracles.meta_eol(eager(architecture), whole_prompts(ids, text))
+        expected = oracles.meta_eol(eager(architecture), whole_prompts(token_ids, text))
         assert relative_error(tokens, expected) < TOLERANCE, text
         assert relative_error(vector, expected.mean(dim=0)) < TOLERANCE, text
 
 
 def test_a_prompt_stands_before_each(backbone_path, eager, token_ids):
-    def ids(text):
-        return token_ids(text) if text else []
-
     model = pipeline(MetaEOLModule(backbone_path(), templates=TASKS))
-    expected = oracles.meta_eol(eager(), whole_prompts(ids, "the cat", before=token_ids("query: ")))
+    expected = oracles.meta_eol(eager(), whole_prompts(token_ids, "the cat", before="query: "))
     vector = model.encode("the cat", prompt="query: ")
     assert relative_error(vector, expected.mean(dim=0)) < TOLERANCE
 
@@ -96,6 +89,18 @@ def test_whole_prompts_run_where_they_must(settings, backbone_path):
     assert max(columns for _, columns in shapes) == whole
     for text, vector in zip(TEXTS[:2], vectors, strict=True):
         assert relative_error(pipeline(module).encode(text), vector) < TOLERANCE
+
+
+def test_what_stands_before_the_texts_differs_at_its_end(backbone_path):
+    """Where a quotation mark and a text's first letter are one token, that text's prefix is shorter."""
+    model = pipeline(MetaEOLModule(backbone_path("llama", "greedy"), templates=TASKS))
+    model[0]._warned_empty = True
+    texts = ["", *TEXTS, "", "Ink", "1"]
+    starts = [model[0].preprocess([text])["copy_index"].ge(0).int().argmax(dim=1).tolist() for text in texts if text]
+    assert len({tuple(of_text) for of_text in starts}) > 1
+    together = model.encode(texts, batch_size=len(texts))
+    for text, vector in zip(texts, together, strict=True):
+        assert np.linalg.norm(vector - model.encode(text)) <= TOLERANCE * max(np.linalg.norm(vector), 1e-6), text
 
 
 def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
@@ -176,6 +181,7 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"templates": ["{text}", "springer"]}, "The template 'springer' has 2 slots: MetaEOLModule reads one copy in"),
         ({"templates": ["{text}", "no slot"]}, r"'no slot' has no \{text\}"),
         ({"templates": [3]}, "template must be a string, but 3 was given"),
+        ({"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given, and at most 65,536"),
         ({"pool_over": "text"}, "pool_over='text': MetaEOL reads each prompt at its end"),
         ({"templates": ["{text}", "word " * 300 + "{text}"]}, "leave no room for 1 copies of a text"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -32,7 +33,8 @@ def test_oracle(architecture, layers, output_layer, backbone_path, eager, token_
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     front = token_ids("This sentence : ")
     for text, value in zip(TEXTS, encoded, strict=True):
-        rest = [*token_ids(' "'), *token_ids(text), *token_ids('" means in one word:"')]
+        # The slot's token splits the string; a quotation mark and the text's first letter may be one token.
+        rest = token_ids(f' "{text}" means in one word:"')
         ids = [*front, slot, *rest]
         states = oracles.token_prepending(model, architecture, ids, {len(front): -1}, layers, output_layer)
         assert relative_error(value, states[len(front) + 1 + len(token_ids(' "')) :]) < TOLERANCE, text
@@ -44,14 +46,17 @@ def test_with_special_tokens_and_a_prompt(kind, backbone_path):
     model, slot = oracles.with_slot(CausalTransformer(backbone_path("gpt2", kind)).model, drawn(module))
     before, after = ([2], [3]) if kind == "bert" else ([1], [])
 
-    def ids(text):
-        return module.tokenizer(text, add_special_tokens=False)["input_ids"]
+    # As the authors do it: the slot is an entry that is added to the vocabulary.
+    tokenizer = copy.deepcopy(module.tokenizer)
+    tokenizer.add_tokens(["<PST>"])
+    added = tokenizer.convert_tokens_to_ids("<PST>")
 
     encode = pipeline(module, "lasttoken").encode
     for text in TEXTS[:3]:
-        front = [*before, *ids("query:")]
-        whole = [*front, slot, *ids(" "), *ids(text), *ids("."), *after]
-        states = oracles.token_prepending(model, "gpt2", whole, {len(front): -1}, 2, 3)
+        whole = tokenizer(f"query:<PST> {text}.")["input_ids"]
+        assert (whole[: len(before)], whole[len(whole) - len(after) :]) == (before, after)
+        ids = [slot if token == added else token for token in whole]
+        states = oracles.token_prepending(model, "gpt2", ids, {ids.index(slot): -1}, 2, 3)
         assert relative_error(encode(text, prompt="query:"), states[-1]) < TOLERANCE
 
 

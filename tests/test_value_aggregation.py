@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="session")
 def prompted(token_ids):
     """Ids of a text under the usual prompt."""
-    return lambda text: [*token_ids('This sentence : "'), *token_ids(text), *token_ids('" means in one word:"')]
+    return lambda text: token_ids(f'This sentence : "{text}" means in one word:"')
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

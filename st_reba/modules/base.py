@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import backbone, card, compat, decoder
 from ..attention import attending_both_ways
-from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
+from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
 from ..version import REQUIREMENT
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ class CausalModule(Transformer):
             layers above are not run, and not saved; the final norm is. None: the last layer.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
             :func:`st_reba.layout.normalized`.
+        tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
+            characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
+            version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
@@ -81,6 +84,7 @@ class CausalModule(Transformer):
         "bidirectional_layers",
         "output_layer",
         "normalize_text",
+        "tokenization",
     ]
 
     #: Tokens a thread runs at a time on a CPU.
@@ -91,6 +95,9 @@ class CausalModule(Transformer):
 
     #: Whether the texts of a batch may have prompts of their own.
     PROMPTS_MAY_DIFFER: ClassVar[bool] = True
+
+    #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
+    REPEATS_TEXT: ClassVar[bool] = False
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -106,6 +113,7 @@ class CausalModule(Transformer):
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
         normalize_text: bool = False,
+        tokenization: Tokenization | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         if type(bidirectional_layers) is not int or bidirectional_layers < 0:
@@ -117,15 +125,17 @@ class CausalModule(Transformer):
             raise ValueError(f'pool_over={pool_over!r}: use "text" or "all".')
         if not isinstance(normalize_text, bool):
             raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
+        self._check_tokenization(tokenization)
         self._check_transformer_kwargs(transformer_kwargs)
         if isinstance(model_name_or_path, Transformer):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+            self._load_backbone(model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
+        check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")
         if hasattr(self.model.config, "use_cache"):
             self.model.config.use_cache = False
         output_layer = self._usual_output_layer() if output_layer is None else output_layer
@@ -134,6 +144,7 @@ class CausalModule(Transformer):
             self.model = decoder.shortened(self.model, self.output_layer)
         self.pool_over = pool_over
         self.normalize_text = normalize_text
+        self.tokenization = tokenization or ("pieces" if self.REPEATS_TEXT else "whole")
         self._template = template
         self._warned_empty = False
         # Set where a module reads few positions: see _hidden_states.
@@ -149,6 +160,25 @@ class CausalModule(Transformer):
             raise ValueError(f'backend={backend!r}: st_reba reads hidden states and attention; use backend="torch".')
         if (task := kwargs.get("transformer_task", "feature-extraction")) != "feature-extraction":
             raise ValueError(f'transformer_task={task!r}: st_reba embeds text; use "feature-extraction".')
+        check_length(kwargs.get("max_seq_length"), "max_seq_length")
+
+    def _check_tokenization(self, tokenization: Tokenization | None) -> None:
+        if tokenization not in (None, "whole", "pieces"):
+            raise ValueError(f'tokenization={tokenization!r}: use "whole" or "pieces".')
+        if self.REPEATS_TEXT and tokenization == "whole":
+            raise ValueError(
+                f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
+                'they are tokenised on their own; use "pieces", or leave it out.'
+            )
+
+    def _load_backbone(self, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
+        try:
+            Transformer.__init__(self, model_name_or_path, **kwargs)
+        except TypeError:
+            # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
+            limit = getattr(vars(self).get("processor"), "model_max_length", None)
+            check_length(limit, "the tokenizer's model_max_length")
+            raise
 
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
@@ -200,8 +230,7 @@ class CausalModule(Transformer):
 
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
-        if value is not None and value < 1:
-            raise ValueError(f"max_seq_length={value}: give the tokens of one copy, 1 or more, or None for no limit.")
+        check_length(value, "max_seq_length")
         self._tokenizer.model_max_length = _NO_LIMIT if value is None else value
 
     def _limit(self, *limits: int | None) -> int | None:
@@ -210,15 +239,19 @@ class CausalModule(Transformer):
         return None if limit >= _NO_LIMIT else int(limit)
 
     def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer)
+        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization)
 
     def _builders(self) -> list[LayoutBuilder]:
         """One for each layout that a text is read in."""
         return [self._builder()]
 
+    def _positions(self) -> int | None:
+        """Tokens that a layout may have; None: no limit."""
+        return backbone.positions(self.model)
+
     def _room(self, prompt: str | None = None) -> int | None:
         """Tokens one copy may have beside everything else in the layout, by the model's positions."""
-        available = backbone.positions(self.model)
+        available = self._positions()
         if available is None:
             return None
         builder = min(self._builders(), key=lambda builder: builder.room(available, prompt))
@@ -272,7 +305,7 @@ class CausalModule(Transformer):
 
     def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
         """The layout of a batch of texts."""
-        return self._builder().build(texts, max_tokens=max_tokens, prompt=prompt)
+        return self._builder().build(texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
 
     def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> Layout:
         """The layout of texts that may have different prompts: those of one prompt together, then as they stood."""
@@ -309,21 +342,32 @@ class CausalModule(Transformer):
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole, without special tokens."""
-        return self._builder().tokenize(self._texts(texts), None)
+        return self._builder().tokenize(self._texts(texts))
 
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
 
         With ``normalize_text``, a mark that was added lies one past the text's end.
+
+        Args:
+            text: The text.
+            prompt: What stands before it: the tokens at its beginning may depend on it.
+
+        Raises:
+            ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
         """
-        if not self._tokenizer.is_fast:
+        [[row], *_] = lay_out(
+            self._builders(),
+            self._texts([text]),
+            max_tokens=self.max_tokens(prompt),
+            positions=self._positions(),
+            prompt=prompt,
+        )
+        if row.extents is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
-        encoded = self._tokenizer(
-            self._texts([text])[0], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        return truncated(encoded["offset_mapping"], self.max_seq_length, self._tokenizer)
+        return row.extents
 
     def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
         own: dict[str, Any] = dict(self.processing_kwargs)
@@ -331,9 +375,8 @@ class CausalModule(Transformer):
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
         length = asked.get("max_length")
-        if length is not None and (not isinstance(length, int) or length < 1):
-            raise ValueError(f"max_length={length!r}: give a number of tokens of one copy, 1 or more.")
-        return length
+        check_length(length, "max_length")
+        return cast("int | None", length)
 
     # Vectors out
 
@@ -451,6 +494,12 @@ class CausalModule(Transformer):
         check_inside(subfolder)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
 
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. What version 0.1 did not write is as it was then."""
+        config = super().load_config(*args, **kwargs)
+        return {"tokenization": "pieces", **config} if "pool_over" in config else config
+
     def get_config_dict(self) -> dict[str, Any]:
         # Padding is not a setting here, so it is not saved as one.
         return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
@@ -471,6 +520,13 @@ class CausalModule(Transformer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+
+def check_length(length: object, name: str) -> None:
+    """Refuse what is not a number of tokens: a whole number from 1, or None or transformers' huge one for no limit."""
+    whole = type(length) is int or (isinstance(length, float) and length >= _NO_LIMIT)
+    if length is not None and not (whole and cast(float, length) >= 1):
+        raise ValueError(f"{name}={length!r}: give the tokens of one copy, 1 or more, or None for no limit.")
 
 
 def check_layers(layers: Literal["all"] | Sequence[int]) -> Literal["all"] | list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from .. import backbone
-from ..layout import Layout, LayoutBuilder, Template
+from ..layout import Layout, LayoutBuilder, Template, lay_out
 from ..projections import output_projections
 from ..taps import Halt, Tap, tapping, until_halted
 from .base import CausalModule, PoolOver, Reading, at, put
@@ -144,7 +145,8 @@ class ContrastivePromptingModule(EarlyExitModule):
         )
 
     def _builders(self) -> list[LayoutBuilder]:
-        return [*super()._builders(), LayoutBuilder(self._auxiliary, self._tokenizer)]
+        auxiliary = LayoutBuilder(self._auxiliary, self._tokenizer, tokenization=self.tokenization)
+        return [*super()._builders(), auxiliary]
 
     def preprocess(self, inputs: Any, prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any) -> Any:
         """Lay texts out under both prompts, truncated alike: see :meth:`CausalModule.preprocess`.
@@ -153,12 +155,14 @@ class ContrastivePromptingModule(EarlyExitModule):
             Besides what the base gives, the auxiliary layout: the same names with ``auxiliary_`` in front.
         """
         features = super().preprocess(inputs, prompt, processing_kwargs, **kwargs)
-        if not features:
-            return features
-        (front, *_), texts = self._split(inputs, prompt or "")
-        max_tokens = self.max_tokens(front, processing_kwargs)
-        auxiliary = self._builders()[1].build(self._texts(texts), max_tokens=max_tokens, prompt=front)
-        return {**features, **{_AUXILIARY + name: part for name, part in vars(auxiliary).items()}}
+        auxiliary = vars(features.pop("auxiliary")) if features else {}
+        return {**features, **{_AUXILIARY + name: part for name, part in auxiliary.items()}}
+
+    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> TwoLayouts:
+        builders = self._builders()
+        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
+        main, auxiliary = (builder.framed(own) for builder, own in zip(builders, rows, strict=True))
+        return TwoLayouts(**vars(main), auxiliary=auxiliary)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         given = super().forward(features, **kwargs)

@@ -32,6 +32,7 @@ class EchoModule(CausalModule):
     """
 
     config_keys = [*CausalModule.config_keys, "repetitions", "template", "pool_copies", "rows"]
+    REPEATS_TEXT = True
     method = "Echo"
     equation = r"e_i = v_{(k-1)n+i}, \quad i = 1, \dots, n"
     citation = (

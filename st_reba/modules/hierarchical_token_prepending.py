@@ -98,7 +98,11 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
 
     def _builder(self) -> BlockLayoutBuilder:
         return BlockLayoutBuilder(
-            self._template, self._tokenizer, block_length=self.block_length, whole_sentences=self.whole_sentences
+            self._template,
+            self._tokenizer,
+            block_length=self.block_length,
+            whole_sentences=self.whole_sentences,
+            tokenization=self.tokenization,
         )
 
     def _sources(self, layout: Layout) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import backbone
 from ..attention import AfterPrefix, masked_by
-from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template
+from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ..prefixes import Prefixes
 from .base import CausalModule, PoolOver, Reading, compact, last_of
 
@@ -111,7 +111,7 @@ class MetaEOLModule(CausalModule):
             f"over what stands before it: {count} times the classical embedding of a text so much longer."
         )
 
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Refused: its vectors are those of prompts.
 
         Raises:
@@ -123,12 +123,12 @@ class MetaEOLModule(CausalModule):
         )
 
     def _builders(self) -> list[LayoutBuilder]:
-        return [LayoutBuilder(template, self._tokenizer) for template in self._parsed]
+        return [LayoutBuilder(template, self._tokenizer, tokenization=self.tokenization) for template in self._parsed]
 
     def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
         builders = self._builders()
-        ids = builders[0].tokenize(texts, max_tokens)
-        return Layout.interleaved([builder.arrange(ids, prompt) for builder in builders])
+        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
+        return Layout.interleaved([builder.framed(own) for builder, own in zip(builders, rows, strict=True)])
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
@@ -212,6 +212,7 @@ def _checked(templates: Sequence[str]) -> list[Template]:
             "or a name in st_reba.TEMPLATES, or None for the paper's eight."
         )
     parsed = [Template.parse(template) for template in templates]
+    check_template_length([str(template) for template in parsed])
     for template, found in zip(templates, parsed, strict=True):
         if found.copies != 1:
             raise ValueError(

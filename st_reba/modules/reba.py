@@ -102,6 +102,7 @@ class ReBAModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
     PROMPTS_MAY_DIFFER = False
+    REPEATS_TEXT = True
     method = "ReBA"
     equation = (
         r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad "

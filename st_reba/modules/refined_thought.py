@@ -135,11 +135,11 @@ class RefinedThoughtModule(CausalModule):
         return backbone.gives_the_same(self.model, passes)
 
     def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer, end=True)
+        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization, end=True)
 
-    def _room(self, prompt: str | None = None) -> int | None:
-        room = super()._room(prompt)
-        return room if room is None or self.iterations == 1 else room - 1
+    def _positions(self) -> int | None:
+        positions = super()._positions()
+        return positions if positions is None or self.iterations == 1 else positions - 1
 
     def _part_size(self, layout: Layout) -> int:
         """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""

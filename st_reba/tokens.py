@@ -1,0 +1,208 @@
+"""What a tokenizer makes of strings: ids, which characters each stands for, and what it adds around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, cast
+
+from transformers import PreTrainedTokenizerBase
+
+#: First character, and one past the last.
+Extent = tuple[int, int]
+
+# What byte-level tokenizers write for a blank, and SentencePiece for one and for a byte.
+_BYTE_LEVEL_BLANK = "Ġ"
+_PIECE_BLANK = "▁"
+_PIECE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+# Texts that show a tokenizer's special tokens, and how many entries of its vocabulary are tried if these do not.
+_SAMPLES = ("a", "b c", "1", "我", "я", "?")
+_FURTHER_SAMPLES = 1000
+
+
+class Tokens(NamedTuple):
+    """The tokens of a string, without special tokens.
+
+    Attributes:
+        ids: Their ids.
+        extents: For each, the characters that it holds any part of; None where the tokenizer does not say and its
+            tokens do not spell the string.
+    """
+
+    ids: list[int]
+    extents: list[Extent] | None
+
+    def truncated(self, count: int | None, side: str) -> Tokens:
+        """At most so many of them, from the side that the tokenizer leaves whole.
+
+        A fast tokenizer that is asked to truncate keeps that as its state, and another thread may change it before it
+        is used: a text is then cut as that thread's are, or not at all.
+        """
+        if count is None or len(self.ids) <= count:
+            return self
+        kept = slice(len(self.ids) - count, None) if side == "left" else slice(count)
+        return Tokens(self.ids[kept], None if self.extents is None else self.extents[kept])
+
+
+def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> list[Tokens]:
+    """The tokens of each string, whole, without special tokens."""
+    if not strings:
+        return []
+    encoded = tokenizer(
+        list(strings),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=tokenizer.is_fast,
+        verbose=False,
+    )
+    if tokenizer.is_fast:
+        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [Tokens(ids, _untrimmed(tokenizer, ids, offsets)) for ids, offsets in pairs]
+    return [
+        Tokens(ids, _spelled(tokenizer.convert_ids_to_tokens(ids), string))
+        for ids, string in zip(encoded["input_ids"], strings, strict=True)
+    ]
+
+
+def _untrimmed(tokenizer: PreTrainedTokenizerBase, ids: list[int], offsets: list[Extent]) -> list[Extent]:
+    """The offsets with the blanks that a token begins with: byte-level tokenizers may leave them out."""
+    extents: list[Extent] = []
+    reached = 0
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        if start > reached:
+            piece = cast(str, tokenizer.convert_ids_to_tokens(token))
+            start = max(reached, start - (len(piece) - len(piece.lstrip(_BYTE_LEVEL_BLANK))))
+        extents.append((start, end))
+        reached = max(reached, end)
+    return extents
+
+
+def _spelled(pieces: Sequence[str], string: str) -> list[Extent] | None:
+    """Where SentencePiece's pieces lie in the string; None where they do not spell it.
+
+    They do not where the string was normalised, or has characters that are not in the vocabulary.
+    """
+    spelling = [_bytes_of(piece) for piece in pieces]
+    whole, expected = b"".join(spelling), string.encode("utf-8", "surrogatepass")
+    # The blank that SentencePiece puts in front.
+    added = len(whole) - len(expected)
+    if added not in (0, 1) or whole != b" " * added + expected:
+        return None
+    # Which character each byte belongs to: all but the first of a character have 10 as their first bits.
+    character, number = [], -1
+    for byte in expected:
+        number += byte & 0xC0 != 0x80
+        character.append(number)
+    extents, position = [], -added
+    for part in spelling:
+        first, last = max(position, 0), max(position + len(part) - 1, 0)
+        position += len(part)
+        extents.append((character[first], character[last] + 1) if expected else (0, 0))
+    return extents
+
+
+def _bytes_of(piece: str) -> bytes:
+    byte = _PIECE_BYTE.fullmatch(piece)
+    if byte is not None:
+        return bytes.fromhex(byte[1])
+    return piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
+
+
+def cut(text: str, tokens: Tokens, count: int, side: str) -> Extent:
+    """The characters of a text that are left of it where it may have so many of its own tokens.
+
+    A token that holds a part of a character is not kept without the others.
+
+    Args:
+        text: The text.
+        tokens: Its own, with extents.
+        count: How many may be left.
+        side: The side to cut from, as tokenizers call it: ``"right"`` or ``"left"``.
+
+    Returns:
+        The first character that is left, and one past the last; the same where nothing is.
+    """
+    assert tokens.extents is not None
+    if count >= len(tokens.ids):
+        return 0, len(text)
+    if count < 1:
+        return 0, 0
+    if side == "left":
+        (_, before), (first, _) = tokens.extents[-count - 1], tokens.extents[-count]
+        return max(before, first), len(text)
+    (_, last), (behind, _) = tokens.extents[count - 1], tokens.extents[count]
+    return 0, min(last, behind)
+
+
+def separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A special token at which a tokenizer splits a string, as it does at any entry that is added to its vocabulary.
+
+    None where there is none that takes no blanks with it, or the tokenizer does not say where its tokens lie.
+    """
+    if not tokenizer.is_fast:
+        return None
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special and not (token.lstrip or token.rstrip or token.single_word):
+            [found] = tokenized(tokenizer, [f"a{token.content}a"])
+            if (1, 1 + len(token.content)) in (found.extents or ()):
+                return token.content
+    return None
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids a tokenizer puts before and after a text of its own accord, e.g. ``([CLS], [SEP])``.
+
+    They are what stands around several texts alike, and could be told from each of them: where a text's first token is
+    the same as a special token, another text decides.
+
+    Raises:
+        ValueError: If texts do not show them: the tokenizer reads a text differently with and without them, or puts
+            other ones around other texts, or gives no text any tokens.
+    """
+    found: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
+    seen: set[tuple[int, ...]] = set()
+    name = type(tokenizer).__name__
+    for sample in _samples(tokenizer):
+        plain = list(tokenizer(sample, add_special_tokens=False)["input_ids"])
+        if not plain or tuple(plain) in seen:
+            continue
+        seen.add(tuple(plain))
+        full = list(tokenizer(sample)["input_ids"])
+        ways = {
+            (tuple(full[:start]), tuple(full[start + len(plain) :]))
+            for start in range(len(full) - len(plain) + 1)
+            if full[start : start + len(plain)] == plain
+        }
+        found = ways if found is None else found & ways
+        if not found:
+            raise ValueError(
+                f"{name} reads {sample!r} as {full} with special tokens and as {plain} without: special tokens cannot "
+                "be told from the text, or are others than around other texts. Use a tokenizer that only adds tokens "
+                "at the two ends, the same for every text."
+            )
+        if len(found) == 1 and len(seen) > 1:
+            break
+    if not found:
+        raise ValueError(f"{name} gives no tokens for any text that was tried: use the tokenizer of this model.")
+    if len(found) > 1:
+        raise ValueError(
+            f"The special tokens of {name} cannot be told from the text: {_shown(found)} are all possible. Use a "
+            "tokenizer whose special tokens are not those of text."
+        )
+    [(before, after)] = found
+    return list(before), list(after)
+
+
+def _samples(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Texts that differ in what a tokenizer may know."""
+    yield from _SAMPLES
+    special = set(tokenizer.all_special_ids)
+    for token in islice((token for token in range(len(tokenizer)) if token not in special), _FURTHER_SAMPLES):
+        yield cast(str, tokenizer.decode([token]))
+
+
+def _shown(ways: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    return " and ".join(f"{list(before)} before and {list(after)} behind" for before, after in sorted(ways))
