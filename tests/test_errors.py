@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
 
 from . import backbones
 from .conftest import pipeline
@@ -163,12 +164,58 @@ def test_a_prompt_that_chunks_have_no_room_for(backbone_path):
 
 def test_lengths(backbone_path):
     module = EchoModule(backbone_path())
-    with pytest.raises(ValueError, match="max_seq_length=0: give the tokens of one copy, 1 or more"):
+    with pytest.raises(ValueError, match="max_seq_length=0: give a number of tokens, 1 or more"):
         module.max_seq_length = 0
-    with pytest.raises(ValueError, match="max_length=0: give the tokens of one copy"):
+    with pytest.raises(ValueError, match="max_length=0: give a number of tokens"):
         module.preprocess(["a"], processing_kwargs={"text": {"max_length": 0}})
     with pytest.raises(ValueError, match=r"has \['stride'\]: only max_length means something here"):
         module.preprocess(["a"], processing_kwargs={"text": {"stride": 2}})
+
+
+WRONG_LENGTHS = [0, -1, 1.5, True, "512"]
+
+
+@pytest.mark.parametrize("length", WRONG_LENGTHS)
+class TestWrongLengths:
+    """One sentence, wherever the number of tokens comes from."""
+
+    @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, RefinedThoughtModule])
+    def test_given(self, length, module_class, backbone_path):
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens, 1 or more"):
+            module_class(backbone_path(), max_seq_length=length)
+
+    def test_set(self, length, backbone_path):
+        module = CausalTransformer(backbone_path())
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            module.max_seq_length = length
+        with pytest.raises(ValueError, match=rf"^max_length={length!r}: give a number of tokens"):
+            module.preprocess(["a"], processing_kwargs={"text": {"max_length": length}})
+
+    def test_saved(self, length, backbone_path, tmp_path):
+        pipeline(CausalTransformer(backbone_path())).save_pretrained(str(tmp_path))
+        path = tmp_path / "sentence_bert_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "max_seq_length": length}))
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            SentenceTransformer(str(tmp_path), device="cpu")
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_of_the_tokenizer(self, length, shared, backbone_path, tmp_path):
+        message = rf"^the tokenizer's model_max_length={length!r}: give a number of tokens"
+        if shared:
+            module = CausalTransformer(backbone_path())
+            module.tokenizer.model_max_length = length
+            with pytest.raises(ValueError, match=message):
+                EchoModule(module)
+            return
+        path = shutil.copytree(backbone_path(), tmp_path / "model") / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
+        with pytest.raises(ValueError, match=message):
+            CausalTransformer(str(path.parent))
+        assert CausalTransformer(str(path.parent), max_seq_length=7).max_seq_length == 7
+
+    def test_of_twin_towers(self, length, encoder_paths):
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            TwinTower(*encoder_paths(), max_seq_length=length)
 
 
 def test_nothing_to_preprocess(backbone_path):

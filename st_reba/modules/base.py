@@ -131,7 +131,7 @@ class CausalModule(Transformer):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            self._load_backbone(model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
+            initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
@@ -160,7 +160,6 @@ class CausalModule(Transformer):
             raise ValueError(f'backend={backend!r}: st_reba reads hidden states and attention; use backend="torch".')
         if (task := kwargs.get("transformer_task", "feature-extraction")) != "feature-extraction":
             raise ValueError(f'transformer_task={task!r}: st_reba embeds text; use "feature-extraction".')
-        check_length(kwargs.get("max_seq_length"), "max_seq_length")
 
     def _check_tokenization(self, tokenization: Tokenization | None) -> None:
         if tokenization not in (None, "whole", "pieces"):
@@ -170,15 +169,6 @@ class CausalModule(Transformer):
                 f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
                 'they are tokenised on their own; use "pieces", or leave it out.'
             )
-
-    def _load_backbone(self, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
-        try:
-            Transformer.__init__(self, model_name_or_path, **kwargs)
-        except TypeError:
-            # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-            limit = getattr(vars(self).get("processor"), "model_max_length", None)
-            check_length(limit, "the tokenizer's model_max_length")
-            raise
 
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
@@ -522,11 +512,23 @@ class CausalModule(Transformer):
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
 
+def initialise(module: Transformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
+    """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
+    check_length(kwargs.get("max_seq_length"), "max_seq_length")
+    try:
+        Transformer.__init__(module, model_name_or_path, **kwargs)
+    except TypeError:
+        # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
+        limit = getattr(vars(module).get("processor"), "model_max_length", None)
+        check_length(limit, "the tokenizer's model_max_length")
+        raise
+
+
 def check_length(length: object, name: str) -> None:
     """Refuse what is not a number of tokens: a whole number from 1, or None or transformers' huge one for no limit."""
     whole = type(length) is int or (isinstance(length, float) and length >= _NO_LIMIT)
     if length is not None and not (whole and cast(float, length) >= 1):
-        raise ValueError(f"{name}={length!r}: give the tokens of one copy, 1 or more, or None for no limit.")
+        raise ValueError(f"{name}={length!r}: give a number of tokens, 1 or more, or None for no limit.")
 
 
 def check_layers(layers: Literal["all"] | Sequence[int]) -> Literal["all"] | list[int]:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from .. import card, compat, encoders
-from .base import check_inside, note_requirement
+from .base import check_inside, check_length, initialise, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,8 +88,9 @@ class TwinTower(Transformer):
         _check_cross_every(cross_every, config.num_hidden_layers)
         if second is not None:
             _check_they_fit(config, second.config(), cross_every)
-        super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+        initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        check_length(tokenizer.model_max_length, "the tokenizer's model_max_length")
         if second is not None and second_subfolder is None:
             _check_tokens(tokenizer, second)
         self.second = deepcopy(self.model) if second is None else second.model()
