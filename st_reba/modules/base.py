@@ -57,8 +57,9 @@ class CausalModule(Transformer):
     the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose backbone and
-            tokenizer are then shared, not copied.
+        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose weights and
+            tokenizer are then shared, not copied. What is set up here, such as how the backbone attends, is set on a
+            view of it: the other stays as it is.
         template: What stands around and between the copies of a text.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
@@ -156,7 +157,8 @@ class CausalModule(Transformer):
         nn.Module.__init__(self)
         own = set(self.__dict__)
         self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
-        self.model = other.model
+        # What is set here, and by what follows, is not the other's to bear.
+        self.model = decoder.view(other.model)
 
     def _usual_output_layer(self) -> int | None:
         """``output_layer`` where none is given."""
