@@ -160,8 +160,8 @@ class ContrastivePromptingModule(EarlyExitModule):
         auxiliary = self._builders()[1].build(self._texts(texts), max_tokens=max_tokens, prompt=front)
         return {**features, **{_AUXILIARY + name: part for name, part in vars(auxiliary).items()}}
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        given = super().forward(features, **kwargs)
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        given = super()._handed_on(features, readings)
         return {name: value for name, value in given.items() if not name.startswith(_AUXILIARY)}
 
     def _layout(self, features: dict[str, Any]) -> TwoLayouts:
