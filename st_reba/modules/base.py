@@ -22,6 +22,7 @@ from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
 from ..taps import Places
 from ..version import REQUIREMENT
+from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,7 +53,7 @@ class Reading(NamedTuple):
     extra: dict[str, Tensor] = {}
 
 
-class CausalModule(Transformer):
+class CausalModule(Transformer, metaclass=Published):
     """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
 
     A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
