@@ -7,13 +7,14 @@ upstream and used all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import sentence_transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
-from sentence_transformers.base.modules import Module
+from sentence_transformers.base.modules import Module, Transformer
 from torch import nn
+from transformers import PreTrainedModel
 
 #: Whether ST tells a module that its model is complete, by ``on_model_ready`` (6.0 and later).
 MODULES_HEAR_OF_THEIR_MODEL = hasattr(Module, "on_model_ready")
@@ -28,6 +29,24 @@ FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
 _MODULE_CLASSES = "_module_classes"
+
+
+class ReportingTransformer(Transformer):
+    """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
+
+    Overrides a private method of ST's, which passes on what ``from_pretrained`` returns. Should a later ST load in
+    another way, there is no report, and :class:`st_reba.loaded_weights.CheckedTransformer` gets one by itself.
+    """
+
+    #: Of ``output_loading_info=True``; None if there was none.
+    loading_report: dict[str, Any] | None = None
+
+    def _load_model(self, *args: Any, **model_kwargs: Any) -> PreTrainedModel:
+        # Weights of another shape end loading with an error that does not name them, unless they are to be ignored.
+        reporting = {**model_kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super()._load_model(*args, **reporting)
+        model, self.loading_report = loaded
+        return cast(PreTrainedModel, model)
 
 
 def make_known(classes: Mapping[str, type[nn.Module]]) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import backbone, card, compat, decoder
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
+from ..loaded_weights import CheckedTransformer
 from ..version import REQUIREMENT
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Reading(NamedTuple):
     extra: dict[str, Tensor] = {}
 
 
-class CausalModule(Transformer):
+class CausalModule(CheckedTransformer):
     """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
 
     A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
@@ -71,8 +72,8 @@ class CausalModule(Transformer):
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
-        ValueError: If the model is not causal, or ``template`` does not fit into its positions, or its last layers
-            cannot be made to attend both ways, or it cannot stop after ``output_layer``.
+        ValueError: If the model is not causal, or its checkpoint lacks weights, or ``template`` does not fit into its
+            positions, or its last layers cannot be made to attend both ways, or it cannot stop after ``output_layer``.
     """
 
     config_keys: list[str] = [
@@ -122,7 +123,7 @@ class CausalModule(Transformer):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+            super().__init__(cast(str, model_name_or_path), **{**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
@@ -132,6 +133,8 @@ class CausalModule(Transformer):
         self.output_layer = None if output_layer is None else decoder.resolve_layer(self.model, output_layer)
         if self.output_layer is not None:
             self.model = decoder.shortened(self.model, self.output_layer)
+        # Of layers that are left out, none is needed.
+        self.check_weights()
         self.pool_over = pool_over
         self.normalize_text = normalize_text
         self._template = template
@@ -446,7 +449,8 @@ class CausalModule(Transformer):
             **kwargs: As for ST's ``Transformer.load``.
 
         Raises:
-            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, or weights are missing.
         """
         check_inside(subfolder)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
