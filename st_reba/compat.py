@@ -7,6 +7,7 @@ upstream and used all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, cast
 
 import sentence_transformers
@@ -28,6 +29,9 @@ FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
+#: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
+ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
+
 _MODULE_CLASSES = "_module_classes"
 
 
@@ -41,11 +45,23 @@ class ReportingTransformer(Transformer):
     #: Of ``output_loading_info=True``; None if there was none.
     loading_report: dict[str, Any] | None = None
 
-    def _load_model(self, *args: Any, **model_kwargs: Any) -> PreTrainedModel:
-        # Weights of another shape end loading with an error that does not name them, unless they are to be ignored.
-        reporting = {**model_kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        loaded: Any = super()._load_model(*args, **reporting)
-        model, self.loading_report = loaded
+    def _load_model(
+        self,
+        model_name_or_path: str,
+        transformer_task: Any,
+        config: Any,
+        backend: str,
+        is_peft_model: bool,
+        **model_kwargs: Any,
+    ) -> PreTrainedModel:
+        reporting = not is_peft_model or ADAPTERS_ARE_REPORTED
+        if reporting:
+            # Weights of another shape end loading with an error that does not name them, unless they are ignored.
+            model_kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super()._load_model(
+            model_name_or_path, transformer_task, config, backend, is_peft_model, **model_kwargs
+        )
+        model, self.loading_report = loaded if reporting else (loaded, None)
         return cast(PreTrainedModel, model)
 
 

@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
+from transformers.utils import is_accelerate_available
 
 from .compat import ReportingTransformer
 from .lm_head import head_blocks
-from .saved_settings import adapted_model, check_model, check_transformer_settings, hub_arguments, of_base
+from .saved_settings import (
+    adapted_model,
+    check_model,
+    check_transformer_settings,
+    hub_arguments,
+    of_base,
+)
 
 # How many weights a refusal names.
 _NAMED = 5
@@ -49,16 +56,17 @@ class CheckedTransformer(ReportingTransformer):
         check_model(model_name_or_path, model_kwargs, config_kwargs)
         super().__init__(model_name_or_path, **kwargs)
         where = hub_arguments(model_kwargs)
-        base = adapted_model(model_name_or_path, where)
-        own = lacking(self.loading_report) if self.loading_report is not None else {}
-        self.lacking = own
         self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
-        if base is not None and not own:
-            # Of an adapter and its model, transformers reports on the adapter alone.
-            where = of_base(where)
-            self.checkpoint, self.lacking = base, lacking(_names_alone(base, model_kwargs, where))
-        elif self.loading_report is None:
-            self.lacking = lacking(_names_alone(model_name_or_path, model_kwargs, where))
+        is_adapter = hasattr(self.model, "peft_config")
+        base = adapted_model(model_name_or_path, where) if is_adapter else None
+        report = self.loading_report
+        if report is None and not is_adapter:
+            report = _names_alone(model_name_or_path, model_kwargs, where)
+        self.lacking = lacking(report) if report is not None else {}
+        if base is not None and not self.lacking:
+            # Of an adapter and the model that it is for, transformers reports on the adapter alone.
+            self.checkpoint, where = base, of_base(where)
+            self.lacking = lacking(_names_alone(base, model_kwargs, where))
         if self.lacking and "gguf_file" not in model_kwargs:
             self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
 
@@ -95,9 +103,10 @@ def _first(kwargs: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]
 
 
 def _names_alone(name_or_path: str, model_kwargs: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
-    """The report on a checkpoint, without its weights."""
+    """The report on a checkpoint, which is not read where accelerate is there to spare it."""
     given = {name: value for name, value in model_kwargs.items() if name in ("gguf_file", "key_mapping", "variant")}
-    _, report = AutoModel.from_pretrained(name_or_path, **given, **where, **REPORTING, device_map="meta")
+    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
+    _, report = AutoModel.from_pretrained(name_or_path, **given, **where, **REPORTING, **nowhere)
     return dict(report)
 
 

@@ -133,7 +133,7 @@ def check_model(
     where = hub_arguments(config_kwargs)
     chosen = any("attn_implementation" in (given or {}) for given in (model_kwargs, config_kwargs))
     _check_config(name_or_path, where, chosen)
-    adapter = adapter_file(name_or_path, where)
+    adapter = _adapter_file(name_or_path, where)
     if adapter is not None:
         settings = _read(adapter)
         _check_adapter(settings, str(adapter))
@@ -150,18 +150,18 @@ def of_base(where: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in where.items() if name not in ("revision", "subfolder")}
 
 
-def adapter_file(name_or_path: str, where: Mapping[str, Any]) -> Path | None:
-    """The configuration of an adapter, if that is what the model is."""
-    found = find_adapter_config_file(name_or_path, **where)
-    return None if found is None else Path(found)
-
-
 def adapted_model(name_or_path: str, where: Mapping[str, Any]) -> str | None:
-    """The name of the model that an adapter is for, if the model is one that lies apart."""
-    found = adapter_file(name_or_path, where)
+    """The name of the model that an adapter is for, if it lies apart."""
+    found = _adapter_file(name_or_path, where)
     if found is None or found.with_name("config.json").is_file():
         return None
     return str(_read(found).get("base_model_name_or_path"))
+
+
+def _adapter_file(name_or_path: str, where: Mapping[str, Any]) -> Path | None:
+    """The configuration of an adapter, if that is what the model is."""
+    found = find_adapter_config_file(name_or_path, **where)
+    return None if found is None else Path(found)
 
 
 def _check_config(name_or_path: str, where: Mapping[str, Any], attention_is_chosen: bool) -> None:
