@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from .. import backbone
 from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
 from ..layout import Layout, LayoutBuilder, Template
+from ..precision import weighted_sum, widened
 from .base import CausalModule, PoolOver, Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -289,7 +290,7 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        moved = (1 - torch.cosine_similarity(embedding.float(), self.embedding.float())).clamp(min=0)
+        moved = (1 - torch.cosine_similarity(widened(embedding), widened(self.embedding))).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active
         self.passes_taken += 1
@@ -298,5 +299,5 @@ class _Thought:
 
 
 def _weighted(weights: Tensor, states: Tensor) -> Tensor:
-    """sum_j weights_j states_j: (B, N) and (B, N, D) to (B, D), float32."""
-    return (weights[:, None, :] @ states.float())[:, 0]
+    """sum_j weights_j states_j: (B, N) and (B, N, D) to (B, D), float32 or float64."""
+    return weighted_sum(weights[:, None], states)[:, 0]
