@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention import NAME, LayerCensus, MapSource, Probe, Rerouting, attending_both_ways, rerouted, watching
+from .precision import without_autocast
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -235,18 +236,19 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
         )
 
 
-def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -> Tensor:
+def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe, **kwargs: Any) -> Tensor:
     """Run a backbone that hands out its maps, and show them to a probe.
 
     Args:
         model: A backbone whose route is not ``through_function``.
         input_ids: (B, N), no more texts than :func:`micro_batch` says.
         probe: Shown each layer's map that it wants.
+        **kwargs: For the backbone's forward.
 
     Returns:
         Last hidden states (B, N, D).
     """
-    output = model(input_ids=input_ids, output_attentions=True, return_dict=True)
+    output = model(**{**kwargs, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
     for layer, weights in enumerate(output.attentions):
         if weights is not None and probe.wants(layer):
             probe.observe(MapSource(layer, weights))
@@ -283,10 +285,11 @@ def _set_attention(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def _in_inference(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout, gradients and autocast, whose rounding would look like another result."""
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), without_autocast(device(model)):
             yield
     finally:
         model.train(training)

@@ -99,12 +99,15 @@ class TestAutocast:
             found = gradient()
         assert distance(found, expected) < 1e-2
 
-    def test_a_module_made_under_autocast_is_the_same(self, backbone_path):
-        """What a backbone can do is tried, and rounding must not change the answer."""
+    @pytest.mark.parametrize(("architecture", "recipe"), [("falcon", "reba-2"), ("llama", "thought-2")])
+    def test_a_module_made_under_autocast_is_the_same(self, architecture, recipe, module, backbone_path):
+        """What a backbone can do is tried out, and rounding must not change the answer."""
+        expected = module(architecture, recipe)
+        module_class, arguments = RECIPES[recipe]
         with warnings.catch_warnings(), in_bfloat16():
-            warnings.simplefilter("error")
-            made = RefinedThoughtModule(backbone_path(), iterations=2)
-        assert made._reuses_cache
+            warnings.filterwarnings("ignore", ".*in its own code")
+            made = module_class(backbone_path(architecture), **arguments)
+        assert relative_error(pipeline(made).encode(TEXTS), pipeline(expected).encode(TEXTS)) < 1e-6
 
     def test_twin_tower(self, encoder_paths):
         towers = TwinTower(*encoder_paths())

@@ -345,7 +345,7 @@ class ReBAModule(CausalModule):
     def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
         """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
         if not self._route.through_function:
-            return backbone.run_and_show_maps(self.model, layout.input_ids, probe)
+            return backbone.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs)
         with watching(probe):
             return self._hidden_states(layout, read, **kwargs)
 
