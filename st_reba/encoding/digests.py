@@ -75,7 +75,9 @@ class Digests:
     def _digest(self, path: Path, key: str, done: int, total: int) -> str:
         digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
         with path.open("rb", buffering=0) as stream:
-            while count := stream.readinto(block):
+            end = done + os.fstat(stream.fileno()).st_size
+            # A file that grows as fast as it is read would have no end.
+            while done < end and (count := stream.readinto(block)):
                 digest.update(block[:count])
                 done += count
                 self._on_bytes(done, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import methodcaller
@@ -21,8 +21,11 @@ class Engine(Protocol):
 
     device: str
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
-        """Calibrate if need be, then encode the chunks of these numbers; yields each that is done, in any order."""
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
+        """Calibrate if need be, then encode the chunks of these numbers; yields each that is done, in any order.
+
+        What was started for it is ended when it is closed.
+        """
 
 
 class LocalEngine:
@@ -43,7 +46,7 @@ class LocalEngine:
         self.devices = list(devices)
         self.device = kinds.pop()
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         if len(self.devices) == 1:
             worker = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(self.devices[0])))
             if plan.needs_ranges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -175,9 +176,10 @@ def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -
     resumed = done = index.rows - sum(index[number].rows for number in todo)
     on_progress("Encoding", done, index.rows)
     if todo:
-        for number in engine.run(plan, todo):
-            done += index[number].rows
-            on_progress("Encoding", done, index.rows)
+        with closing(engine.run(plan, todo)) as numbers:
+            for number in numbers:
+                done += index[number].rows
+                on_progress("Encoding", done, index.rows)
     missing = set(range(len(index))) - plan.workspace.done()
     if missing:
         raise RuntimeError(f"{len(missing)} of {len(index)} chunks are missing in {plan.workspace.parts}.")

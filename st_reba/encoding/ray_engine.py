@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -41,7 +41,7 @@ class RayEngine:
         self.workers = workers
         self.device = device or ("cuda" if self._ray.cluster_resources().get("GPU") else "cpu")
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         resources = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
         data = self._ray.data
         context = data.DataContext.get_current()

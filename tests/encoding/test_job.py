@@ -116,8 +116,25 @@ class TestPrecision:
         np.save(tmp_path / "r.npy", np.zeros((2, 5)))
         refuse("Ranges are for precision int8 or uint8; binary needs none", precision="binary", ranges="r.npy")
         refuse("are for vectors of 5 values, but these have 32", precision="int8", ranges=tmp_path / "r.npy")
-        np.save(tmp_path / "r.npy", np.zeros(5))
-        refuse("ranges are a \\(2, values\\) array", precision="int8", ranges=tmp_path / "r.npy")
+        for ranges, message in (
+            (np.zeros(5), r"shape \(5,\); ranges are a \(2, values\) array of numbers, minima before maxima"),
+            (np.array([[1.0], [0.0]]), "values that are not finite, or minima above their maxima; ranges are"),
+            (np.array([[0.0], [np.inf]]), "values that are not finite"),
+            (np.array([[0.0], [1e300]]), "values that are not finite"),
+            (np.array([["a"], ["b"]]), "is an array of <U1; ranges are"),
+            (np.array([[None], [1]]), "is not an array that NumPy can read"),
+        ):
+            np.save(tmp_path / "r.npy", ranges)
+            refuse(message, precision="int8", ranges=tmp_path / "r.npy")
+        for garbage in (b"", b"not an array", b"\x93NUMPY", (tmp_path / "r.npy").read_bytes()[:90]):
+            (tmp_path / "r.npy").write_bytes(garbage)
+            refuse("r.npy is not an array that NumPy can read", precision="int8", ranges=tmp_path / "r.npy")
+        with (tmp_path / "r.npy").open("wb") as stream:
+            np.savez(stream, a=np.zeros((2, 5)))
+        refuse("r.npy is an archive; ranges are", precision="int8", ranges=tmp_path / "r.npy")
+        refuse("is a directory: give a file", precision="int8", ranges=tmp_path)
+        with pytest.raises(FileNotFoundError, match="no.npy: there is no such file"):
+            encode_file(encoder, texts, tmp_path / "a.npy", precision="int8", ranges=tmp_path / "no.npy")
         (tmp_path / "one.txt").write_text("one")
         refuse("takes its ranges from two texts or more", file=tmp_path / "one.txt", precision="int8")
         assert left(tmp_path) == ["one.txt", "r.npy"]
@@ -269,6 +286,7 @@ class TestRefusals:
             ({"truncate_dim": 0}, "truncate_dim=0: give a whole number from 1"),
             ({"truncate_dim": 33}, "truncate_dim=33: the model's vectors have 32 values"),
             ({"prompt": "a", "prompt_name": "query"}, "in full or by its name, not both"),
+            ({"prompt": "\udcff"}, "The prompt holds half of a surrogate pair"),
             ({"prompt_name": "passage"}, 'prompt_name="passage": the model has "query"'),
             ({"model": "no/such-model"}, "no/such-model: there is no such directory, and the Hub gives no such model"),
             ({"model": "../no/such/../model"}, "there is no such directory"),
