@@ -13,7 +13,8 @@ from pathlib import Path
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 #: What libraries say that do not hand on the system's error: safetensors in the system's words, NumPy, PyTorch.
 _NO_ROOM_WORDS = re.compile(
-    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written|PytorchStreamWriter failed"
+    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
+    r"|PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+"
 )
 
 

@@ -141,7 +141,7 @@ def _terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _engine(engine: EngineName, workers: int | None, device: str | None, dtype: Dtype) -> tuple[Engine, Dtype]:

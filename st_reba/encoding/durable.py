@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from ..files import room_in
 
@@ -61,6 +62,15 @@ def durable(path: Path, move: Callable[[Path, Path], None] = replace) -> Iterato
             move(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def durable_text(path: Path) -> Iterator[TextIO]:
+    """The same for text: UTF-8, its line ends as they are written."""
+    with durable(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        yield text
+        text.detach()
 
 
 def remove_scratch(directory: Path) -> None:

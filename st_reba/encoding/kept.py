@@ -15,6 +15,7 @@ MAX_KEYS = 1000
 
 #: Whole numbers up to here are exact as decimals (64-bit floats).
 _EXACT = 2**53
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
 _TEXT = "Write it as a string, or do not keep the column."
 
 
@@ -52,7 +53,7 @@ class Place:
         """
         if value is None:
             return
-        kind = _kind(value)
+        kind = _KINDS.get(type(value), "a number")
         if not self._kind:
             self._kind, self._line = kind, line
         elif kind != self._kind:
@@ -109,7 +110,10 @@ class Place:
         self._decimal = self._decimal or line
 
     def _add_whole(self, value: int, line: int) -> None:
-        self._least, self._most = min(self._least, value), max(self._most, value)
+        if value < self._least:
+            self._least = value
+        elif value > self._most:
+            self._most = value
         if self._least < -(2**63) or self._most >= (2**63 if self._least < 0 else 2**64):
             raise ValueError(f"{self.name} has integers that do not fit in 64 bits. {_TEXT}")
         if abs(value) > _EXACT:
@@ -131,8 +135,3 @@ def check_characters(text: str, name: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} holds half of a surrogate pair, which is no character.") from None
-
-
-def _kind(value: object) -> str:
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
-    return names.get(type(value), "a number")

@@ -152,9 +152,10 @@ class LineFile(TextFile):
     def index(self, chunk_size: int, on_rows: Callable[[int], None] = lambda rows: None) -> Index:
         starts = array("q")
         row, line, offset = 0, 1, 0
+        note = self._note if self.keep else None
         for raw in self._lines(0):
             if self._is_row(raw):
-                self._row(raw, line, self._note)
+                self._row(raw, line, note)
                 if row % chunk_size == 0:
                     starts.extend((row, line, offset))
                 row += 1
@@ -171,7 +172,7 @@ class LineFile(TextFile):
         line = chunk.line
         for raw in self._lines(chunk.offset):
             if self._is_row(raw):
-                text, values = self._row(raw, line, _pass)
+                text, values = self._row(raw, line)
                 texts.append(text)
                 kept.append(values)
             line += 1
@@ -179,11 +180,14 @@ class LineFile(TextFile):
                 return Rows(texts, {name: [values[i] for values in kept] for i, name in enumerate(self.keep)})
         raise self._changed()
 
-    def _row(self, raw: bytes, line: int, note: Callable[[Sequence[Any], int], None]) -> tuple[str, Sequence[Any]]:
+    def _row(
+        self, raw: bytes, line: int, note: Callable[[Sequence[Any], int], None] | None = None
+    ) -> tuple[str, Sequence[Any]]:
         try:
             decoded = raw.decode("utf-8-sig" if line == 1 else "utf-8")
             text, values = self._parse(decoded.removesuffix("\n").removesuffix("\r"))
-            note(values, line)
+            if note is not None:
+                note(values, line)
             return text, values
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 ({error.reason}). Save the file as UTF-8."
@@ -392,10 +396,6 @@ def open_texts(path: str | Path, column: str | None = None, keep: Sequence[str] 
     if any(name != "text" for name in keep):
         raise ValueError(f'{path}: plain text has no columns to keep but "text" itself, not {_listed(keep)}.')
     return PlainTextFile(path, "text", keep)
-
-
-def _pass(values: Sequence[Any], line: int) -> None:
-    """The values have been taken in before."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
