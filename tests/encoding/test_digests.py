@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from st_reba.encoding import HASHING, Encoder, encode_file, job
+from st_reba.encoding import HASHING, Encoder, encode_file, job, sources
 from st_reba.encoding.digests import Digests, Stamp
 from st_reba.encoding.sources import Sources
 
@@ -39,8 +40,8 @@ def change_last_byte(path: Path) -> None:
 
 
 def identity(model: str | Path, memory: Path) -> str:
-    sources = Encoder(str(model)).sources()
-    return sources.identity(Digests(memory).read(sources.files.values()))
+    made_of = Encoder(str(model)).sources()
+    return made_of.identity(Digests(memory).read(made_of.files.values()))
 
 
 @pytest.fixture
@@ -128,6 +129,45 @@ def test_what_belongs_to_a_model(model, tmp_path):
     assert identity(moved, tmp_path / "memory") == before, "a link to a directory is followed, once"
     change_last_byte(elsewhere / "model.safetensors")
     assert identity(moved, tmp_path / "memory") != before
+
+
+class TestOnTheHub:
+    @pytest.fixture
+    def hub(self, tmp_path, monkeypatch):
+        """Repositories as a client has them in its cache: ``hub(repository, file, content)`` adds a file."""
+
+        def place(repository, name, revision=None):
+            return tmp_path / "hub" / (revision or f"commit-of-{repository.replace('/', '-')}") / name
+
+        def add(repository, name, content):
+            for revision in (None, f"commit-of-{repository.replace('/', '-')}"):
+                path = place(repository, name, revision)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+
+        def download(repository, name, revision=None):
+            if not place(repository, name, revision).is_file():
+                raise LocalEntryNotFoundError(f"no {name} in {repository}")
+            return str(place(repository, name, revision))
+
+        monkeypatch.setattr(sources, "hf_hub_download", download)
+        return add
+
+    def test_a_language_model_without_modules(self, hub):
+        hub("org/lm", "config.json", "{}")
+        with pytest.raises(ValueError, match="org/lm has no modules.json: .* st-reba build --model org/lm --method"):
+            Encoder("org/lm").pinned()
+        with pytest.raises(ValueError, match="no/such: there is no such directory, and the Hub gives no such model"):
+            Encoder("no/such").pinned()
+
+    def test_the_base_of_an_adapter_is_part_of_it(self, hub):
+        hub("org/adapted", "modules.json", '[{"path": ""}]')
+        hub("org/adapted", "adapter_config.json", '{"base_model_name_or_path": "org/base"}')
+        hub("org/base", "config.json", "{}")
+        pinned = Encoder("org/adapted").pinned()
+        commits = [f"org/adapted@{pinned.revision}", "org/base@commit-of-org-base"]
+        assert pinned.sources().commits == commits
+        assert pinned.sources().identity({}) == ", ".join(commits)
 
 
 class TestDigests:
