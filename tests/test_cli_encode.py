@@ -165,6 +165,12 @@ def test_the_bar_shows_rate_and_time_left():
         time.sleep(0.01)
         shown("Encoding", 700, 1000)
         line = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
+        shown(cli.encode.HASHING, 500, 1000)
+        shown(cli.encode.HASHING, 600, 1000)
+        time.sleep(0.01)
+        shown(cli.encode.HASHING, 700, 1000)
+        hashing = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
     assert "Encoding" in line
     assert "texts/s" in line
     assert re.search(r"left +\d:\d\d:\d\d", line)
+    assert "MB/s" in hashing

@@ -140,10 +140,9 @@ class TestOnTheHub:
             return tmp_path / "hub" / (revision or f"commit-of-{repository.replace('/', '-')}") / name
 
         def add(repository, name, content):
-            for revision in (None, f"commit-of-{repository.replace('/', '-')}"):
-                path = place(repository, name, revision)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
+            path = place(repository, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
 
         def download(repository, name, revision=None):
             if not place(repository, name, revision).is_file():
