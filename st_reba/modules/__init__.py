@@ -11,7 +11,7 @@ from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
-from .meta_eol import META_TASKS, MetaEOLModule
+from .meta_eol import MetaEOLModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .token_prepending import TokenPrependingModule
@@ -47,7 +47,6 @@ for _module in PUBLIC_MODULES:
     _module.__module__ = __name__
 
 __all__ = [
-    "META_TASKS",
     "PUBLIC_MODULES",
     "AllButTheTop",
     "BidirectionalLastLayer",

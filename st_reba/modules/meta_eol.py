@@ -14,36 +14,8 @@ from .. import backbone
 from ..attention import AfterPrefix, masked_by
 from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template
 from ..prefixes import Prefixes
+from ..templates import META_TASKS
 from .base import CausalModule, PoolOver, Reading, compact, last_of
-
-#: The eight prompts of Lei et al. (ACL 2024), as released: two for each of four meta-tasks, text classification,
-#: sentiment analysis, paraphrase identification and information extraction.
-META_TASKS = (
-    "In this task, you're presented with a text excerpt. Your task is to categorize the excerpt into a broad category "
-    "such as 'Education', 'Technology', 'Health', 'Business', 'Environment', 'Politics', or 'Culture'. These "
-    "categories help in organizing content for better accessibility and targeting. For this task, this sentence : "
-    '"{text}" should be classified under one general category in one word:"',
-    "In this task, you're given a statement and you need to determine whether it's presenting an 'Opinion' or a "
-    "'Fact'. This distinction is vital for information verification, educational purposes, and content analysis. For "
-    'this task, this sentence : "{text}" discriminates between opinion and fact in one word:"',
-    "In this task, you're given a review from an online platform. Your task is to generate a rating for the product "
-    "based on the review on a scale of 1-5, where 1 means 'extremely negative' and 5 means 'extremely positive'. For "
-    'this task, this sentence : "{text}" reflects the sentiment in one word:"',
-    "In this task, you're reading a personal diary entry. Your task is to identify the predominant emotion expressed, "
-    'such as joy, sadness, anger, fear, or love. For this task, this sentence : "{text}" conveys the emotion in one '
-    'word:"',
-    "In this task, you're presented with two sentences. Your task is to assess whether the sentences convey the same "
-    "meaning. Use 'identical', 'similar', 'different', or 'unrelated' to describe the relationship. To enhance the "
-    'performance of this task, this sentence : "{text}" means in one word:"',
-    "In this task, you're given a sentence and a phrase. Your task is to determine if the phrase can be a contextual "
-    "synonym within the given sentence. Options include 'yes', 'no', or 'partially'. To enhance the performance of "
-    'this task, this sentence : "{text}" means in one word:"',
-    "In this task, you're examining a news article. Your task is to extract the most critical fact from the article. "
-    'For this task, this sentence : "{text}" encapsulates the key fact in one word:"',
-    "In this task, you're reviewing a scientific abstract. Your task is to identify the main entities (e.g., proteins, "
-    'diseases) and their relations (e.g., causes, treats). For this task, this sentence : "{text}" highlights the '
-    'primary entity or relation in one word:"',
-)
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
