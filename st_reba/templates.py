@@ -27,6 +27,10 @@ class Contrast:
     layer: int
     scale: float
 
+    def index(self, depth: int) -> int:
+        """The layer, counted from 0, in a model of so many: the same share of the way up, and the first at least."""
+        return max(1, round(self.layer * depth / 32)) - 1
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -86,7 +90,8 @@ def _to_its_end(template: str) -> Preset:
     return Preset(template, pool_over="all")
 
 
-_PROMPTEOL_CONTRAST = Contrast(layer=5, scale=2.0)
+#: Of PromptEOL; and of any template of which nothing else is said.
+USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 
 #: By name, for ``template=``.
 #:
@@ -106,7 +111,7 @@ PRESETS = {
     "representative-word": _to_its_end('The representative word for sentence {text} is:"'),
     "representative-word-paper": _to_its_end('The representative word for {text} is:"'),
     "csts": _to_its_end('summarize the sentence {text} in one word:"'),
-    "prompteol": _read_at_its_end('This sentence : "{text}" means in one word:"', _PROMPTEOL_CONTRAST),
+    "prompteol": _read_at_its_end('This sentence : "{text}" means in one word:"', USUAL_CONTRAST),
     "pretended-cot": _last_but_one('After thinking step by step , this sentence : "{text}" means in one word:"'),
     "knowledge": _last_but_one(
         "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
@@ -114,7 +119,7 @@ PRESETS = {
     ),
     "promptsth": _read_at_its_end('This sentence : "{text}" means something'),
     "promptsum": _read_at_its_end('This sentence : "{text}" can be summarized as'),
-    "prompteol-zh": _read_at_its_end("这句话：“{text}”用一个词来概括就是：“", _PROMPTEOL_CONTRAST),
+    "prompteol-zh": _read_at_its_end("这句话：“{text}”用一个词来概括就是：“", USUAL_CONTRAST),
     "pretended-cot-zh": _last_but_one("经过一步一步的思考，这句话：“{text}”用一个词来概括就是：“"),
     "knowledge-zh": _last_but_one(
         "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，"

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer, ValueAggregationModule
+from st_reba.layout import normalized
 
 from . import oracles
 from .backbones import ARCHITECTURES, TEXTS
@@ -16,7 +17,8 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="session")
 def prompted(token_ids):
     """Ids of a text under the usual prompt."""
-    return lambda text: [*token_ids('This sentence : "'), *token_ids(text), *token_ids('" means in one word:"')]
+    front, end = 'This sentence : "', '" means in one word:"'
+    return lambda text: [*token_ids(front), *token_ids(normalized(text)), *token_ids(end)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

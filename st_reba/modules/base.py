@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,13 +21,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import backbone, card, compat, decoder
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
+from ..templates import PoolOver as PoolOver
+from ..templates import Preset
+from ..templates import Rows as Rows
 from ..version import REQUIREMENT
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PoolOver = Literal["text", "all"]
-Rows = Literal["all", "last"]
+_Value = TypeVar("_Value")
 
 #: The most copies any module takes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_COPIES = 1024
@@ -60,19 +64,27 @@ class CausalModule(Transformer):
         model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose backbone and
             tokenizer are then shared, not copied.
         template: What stands around and between the copies of a text.
+        preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
+            ``final_norm`` and ``normalize_text`` holds where the argument is None. Where it says nothing, the module's
+            own habit does.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
-            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives.
+            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives. ``"whole"``: the whole
+            layout, all that stands before the text included, the ``prompt`` and special tokens as well.
         bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
         output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one). The
             layers above are not run, and not saved; the final norm is. None: the last layer.
+        final_norm: Whether the states that are read go through the model's final norm. False: they are those of the
+            residual stream, transformers' ``hidden_states[output_layer]``, of which only those of the very last layer
+            come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
+            projection, is left out with it. None: True.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
-            :func:`st_reba.layout.normalized`.
+            :func:`st_reba.layout.normalized`. None: False.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
         ValueError: If the model is not causal, or ``template`` does not fit into its positions, or its last layers
-            cannot be made to attend both ways, or it cannot stop after ``output_layer``.
+            cannot be made to attend both ways, or it cannot stop after ``output_layer``, or before its final norm.
     """
 
     config_keys: list[str] = [
@@ -80,8 +92,16 @@ class CausalModule(Transformer):
         "pool_over",
         "bidirectional_layers",
         "output_layer",
+        "final_norm",
         "normalize_text",
     ]
+
+    #: ``pool_over`` where neither the caller nor a preset says.
+    POOL_OVER: ClassVar[PoolOver] = "text"
+    #: The same of ``final_norm``.
+    FINAL_NORM: ClassVar[bool] = True
+    #: Whether every layer is read, so that it means nothing at which one a prompt's authors read it.
+    EVERY_LAYER: ClassVar[bool] = False
 
     #: Tokens a thread runs at a time on a CPU.
     CPU_TOKENS: ClassVar[int] = 1024
@@ -91,6 +111,9 @@ class CausalModule(Transformer):
 
     #: Whether the texts of a batch may have prompts of their own.
     PROMPTS_MAY_DIFFER: ClassVar[bool] = True
+
+    #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
+    UNFIT_POOLINGS: ClassVar[Mapping[str, str]] = {}
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -102,10 +125,12 @@ class CausalModule(Transformer):
         model_name_or_path: str | Transformer,
         *,
         template: Template,
-        pool_over: PoolOver,
+        preset: Preset | None = None,
+        pool_over: PoolOver | None = None,
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
-        normalize_text: bool = False,
+        final_norm: bool | None = None,
+        normalize_text: bool | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         if type(bidirectional_layers) is not int or bidirectional_layers < 0:
@@ -113,8 +138,14 @@ class CausalModule(Transformer):
                 f"bidirectional_layers={bidirectional_layers!r}: give the number of last layers that attend both ways, "
                 "0 or more."
             )
-        if pool_over not in ("text", "all"):
-            raise ValueError(f'pool_over={pool_over!r}: use "text" or "all".')
+        preset = self._heeded(Preset(str(template)) if preset is None else preset)
+        pool_over = chosen(pool_over, preset.pool_over, self.POOL_OVER)
+        final_norm = chosen(final_norm, preset.final_norm, self.FINAL_NORM)
+        normalize_text = chosen(normalize_text, preset.normalize_text, False)
+        if pool_over not in ("text", "all", "whole"):
+            raise ValueError(f'pool_over={pool_over!r}: use "text", "all" or "whole".')
+        if not isinstance(final_norm, bool):
+            raise ValueError(f"final_norm={final_norm!r}: use True or False.")
         if not isinstance(normalize_text, bool):
             raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
         self._check_transformer_kwargs(transformer_kwargs)
@@ -128,10 +159,14 @@ class CausalModule(Transformer):
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         if hasattr(self.model.config, "use_cache"):
             self.model.config.use_cache = False
-        output_layer = self._usual_output_layer() if output_layer is None else output_layer
+        # Of the whole model, of which the layers above the output layer are then not run.
+        self._whole_depth = backbone.depth(self.model)
+        output_layer = self._output_layer(preset) if output_layer is None else output_layer
         self.output_layer = None if output_layer is None else decoder.resolve_layer(self.model, output_layer)
         if self.output_layer is not None:
             self.model = decoder.shortened(self.model, self.output_layer)
+        self.final_norm = final_norm
+        self._norm = None if final_norm else decoder.FinalNorm(self.model)
         self.pool_over = pool_over
         self.normalize_text = normalize_text
         self._template = template
@@ -158,9 +193,14 @@ class CausalModule(Transformer):
         self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
         self.model = other.model
 
-    def _usual_output_layer(self) -> int | None:
-        """``output_layer`` where none is given."""
-        return None
+    def _heeded(self, preset: Preset) -> Preset:
+        """What this module takes from a preset."""
+        return replace(preset, output_layer=None, final_norm=None) if self.EVERY_LAYER else preset
+
+    def _output_layer(self, preset: Preset) -> int | None:
+        """``output_layer`` where none is given: the preset's, or its lowest layer if the model has too few."""
+        layer = preset.output_layer
+        return layer if layer is None or layer > 0 else max(layer, -backbone.depth(self.model))
 
     @property
     def copies(self) -> int:
@@ -349,7 +389,8 @@ class CausalModule(Transformer):
             A text without tokens has one zero vector.
         """
         layout = self._layout(features)
-        states, mask, ids, extra = _join(self._readings(layout, **kwargs))
+        with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
+            states, mask, ids, extra = _join(self._readings(layout, **kwargs))
         states, mask = blank(states, mask, layout.text_length == 0)
         rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
@@ -425,6 +466,8 @@ class CausalModule(Transformer):
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
         """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
+        if self.pool_over == "whole":
+            return layout.attention_mask.bool()
         copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
         if self.pool_over == "text":
             return copies
@@ -466,8 +509,20 @@ class CausalModule(Transformer):
         note_requirement(Path(output_path))
 
     def on_model_ready(self, model: Any) -> None:
-        """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
+        """Called by ST (6 and later) when the pipeline is complete: give it our model card, and look at its pooling."""
         card.adopt(model)
+        self.check_pooling(model)
+
+    def check_pooling(self, model: Any) -> None:
+        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
+        for part in model.children():
+            if not isinstance(part, Pooling):
+                continue
+            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
+            for mode in sorted(modes & self.UNFIT_POOLINGS.keys()):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.UNFIT_POOLINGS[mode]}', stacklevel=2
+                )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
@@ -507,6 +562,11 @@ def resolve_layers(
             f"those with attention are {sorted(attending)}."
         )
     return chosen
+
+
+def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value:
+    """The first of these that says something."""
+    return given if given is not None else usual if preset is None else preset
 
 
 def check_rows(rows: Rows) -> None:

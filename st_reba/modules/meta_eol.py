@@ -14,7 +14,7 @@ from .. import backbone
 from ..attention import AfterPrefix, masked_by
 from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template
 from ..prefixes import Prefixes
-from ..templates import META_TASKS
+from ..templates import PRESET_SETS, Preset, agreed, preset
 from .base import CausalModule, PoolOver, Reading, compact, last_of
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -32,7 +32,9 @@ class MetaEOLModule(CausalModule):
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
         templates: P texts with one ``{text}`` each, or names in :data:`st_reba.TEMPLATES`; 1 to 64. None: the paper's
-            eight, :data:`META_TASKS`.
+            eight, :data:`st_reba.META_TASKS`. ``"ck"``: Pretended CoT and Knowledge. What the presets say alike of
+            ``output_layer``, ``final_norm`` and ``normalize_text`` holds unless it is given: the paper's eight change
+            the texts, and Pretended CoT and Knowledge are read after the last layer but one, without the final norm.
         pool_over: ``"all"``: a prompt is read at its end.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -54,7 +56,7 @@ class MetaEOLModule(CausalModule):
         self,
         model_name_or_path: str | Transformer,
         *,
-        templates: Sequence[str] | None = None,
+        templates: str | Sequence[str] | None = None,
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
@@ -63,9 +65,16 @@ class MetaEOLModule(CausalModule):
                 f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
             )
         # Set first, because they are asked for when the room for text is checked.
-        self._parsed = _checked(META_TASKS if templates is None else templates)
+        presets = _presets(templates)
+        self._parsed = [_checked(preset.template) for preset in presets]
         self.templates = [str(template) for template in self._parsed]
-        super().__init__(model_name_or_path, template=self._parsed[0], pool_over=pool_over, **transformer_kwargs)
+        super().__init__(
+            model_name_or_path,
+            template=self._parsed[0],
+            preset=agreed(presets),
+            pool_over=pool_over,
+            **transformer_kwargs,
+        )
         self._set_rows("last")
         self._shares_prefixes = self._prefixes_are_sound()
 
@@ -176,18 +185,27 @@ class MetaEOLModule(CausalModule):
         return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}
 
 
-def _checked(templates: Sequence[str]) -> list[Template]:
+def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
+    if templates is None:
+        return PRESET_SETS["meta-tasks"]
+    if isinstance(templates, str) and templates in PRESET_SETS:
+        return PRESET_SETS[templates]
     if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= MAX_TEMPLATES:
         given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
         raise ValueError(
             f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
-            "or a name in st_reba.TEMPLATES, or None for the paper's eight."
+            f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
         )
-    parsed = [Template.parse(template) for template in templates]
-    for template, found in zip(templates, parsed, strict=True):
-        if found.copies != 1:
-            raise ValueError(
-                f"The template {template!r} has {found.copies} slots: MetaEOLModule reads one copy in each prompt. "
-                "Use EchoModule for templates that repeat the text."
-            )
+    for template in templates:
+        _checked(template)
+    return [preset(template) for template in templates]
+
+
+def _checked(template: str) -> Template:
+    parsed = Template.parse(template)
+    if parsed.copies != 1:
+        raise ValueError(
+            f"The template {template!r} has {parsed.copies} slots: MetaEOLModule reads one copy in each prompt. "
+            "Use EchoModule for templates that repeat the text."
+        )
     return parsed
