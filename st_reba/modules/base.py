@@ -112,9 +112,6 @@ class CausalModule(Transformer):
     #: Whether the texts of a batch may have prompts of their own.
     PROMPTS_MAY_DIFFER: ClassVar[bool] = True
 
-    #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
-    UNFIT_POOLINGS: ClassVar[Mapping[str, str]] = {}
-
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
     equation: ClassVar[str]
@@ -206,6 +203,11 @@ class CausalModule(Transformer):
     def copies(self) -> int:
         """How often the text stands in the input."""
         return self._template.copies
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence."""
+        return {}
 
     @property
     def own_equation(self) -> str:
@@ -519,9 +521,9 @@ class CausalModule(Transformer):
             if not isinstance(part, Pooling):
                 continue
             modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
-            for mode in sorted(modes & self.UNFIT_POOLINGS.keys()):
+            for mode in sorted(modes & self.unfit_poolings.keys()):
                 warnings.warn(
-                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.UNFIT_POOLINGS[mode]}', stacklevel=2
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
                 )
 
     def __repr__(self) -> str:

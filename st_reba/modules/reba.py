@@ -113,10 +113,6 @@ class ReBAModule(CausalModule):
         r"a_{ij} u_j, \quad a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad C(i): "
         r"\text{the chunk of token } i, \ u: \text{the states of the chunk repeated on its own}"
     )
-    UNFIT_POOLINGS: ClassVar[Mapping[str, str]] = {
-        "cls": "it reads e_1, what looks back at the first token alone; the embedding is the mean of e_1 to e_n, or "
-        'e_n. Use Pooling("mean") or Pooling("lasttoken").'
-    }
     citation = (
         "Retrieval Backward Attention without Additional Training: "
         "Enhance Embeddings of Large Language Models via Repetition."
@@ -166,6 +162,14 @@ class ReBAModule(CausalModule):
     def copies(self) -> int:
         """How often the text, or each of its chunks, stands in a row."""
         return self.repetitions
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """The first row alone, which is no embedding of the paper's."""
+        return {
+            "cls": "it reads e_1, what looks back at the first token alone; the embedding is the mean of e_1 to e_n, "
+            'or e_n. Use Pooling("mean") or Pooling("lasttoken").'
+        }
 
     @property
     def own_equation(self) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache
@@ -56,11 +57,6 @@ class RefinedThoughtModule(CausalModule):
         r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
         r"m_t = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} h_j \text{ before EOS}"
     )
-    UNFIT_POOLINGS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"),
-        "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
-        'Use Pooling("lasttoken").',
-    )
     citation = "Refined Thought (新精炼思想): iterative sentence embeddings with an attention-guided memory token."
 
     def __init__(
@@ -104,10 +100,14 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
-    def check_pooling(self, model: Any) -> None:
-        """Warn if a complete pipeline reads more than EOS; with one pass it is the base model, and may."""
-        if self.iterations > 1:
-            super().check_pooling(model)
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """Whatever reads more than EOS; with one pass it is the base model, and any will do."""
+        why = (
+            "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
+            'Use Pooling("lasttoken").'
+        )
+        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
         route = backbone.attention_route(self.model)
