@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
+from . import gguf
+
 #: Rows of the head (tokens of the vocabulary) in a block.
 BLOCK = 4096
 
@@ -75,6 +77,7 @@ def _is_tied(config: Any) -> bool:
 
 def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
     asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
+    path, _ = gguf.as_directory(path, {"model_kwargs": asked})
     names = _names(AutoConfig.from_pretrained(path, **asked))
     file = _file(path, names, **hub_kwargs)
     if file is None:

@@ -12,6 +12,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from sentence_transformers import SentenceTransformer
 
+from .. import gguf
+
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: Those that need to know each dimension's range.
@@ -25,7 +27,7 @@ class Encoder:
     """A model and how it is used. Plain data, for worker processes; each loads the model itself.
 
     Args:
-        model: A directory, or a Hub id.
+        model: A directory, or a Hub id; or those of a GGUF file, see :func:`st_reba.gguf.as_directory`.
         revision: Branch, tag or commit of a Hub id.
         dtype: Weights' precision, ``"auto"`` for the model's own.
         batch_size: Texts at a time.
@@ -58,9 +60,14 @@ class Encoder:
     def pinned(self) -> Encoder:
         """The same with an absolute path, or with the commit that a revision stands for at this moment.
 
+        A GGUF file is converted here, once for all workers.
+
         Raises:
             ValueError: If there is no such directory and no such model.
         """
+        if gguf.is_gguf(self.model):
+            asked = {"dtype": self.dtype, "revision": self.revision}
+            return replace(self, model=gguf.as_directory(self.model, {"model_kwargs": asked})[0], revision=None)
         directory = Path(self.model)
         if directory.is_dir():
             if self.revision is not None:

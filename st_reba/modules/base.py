@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import backbone, card, compat, decoder
+from .. import backbone, card, compat, decoder, gguf
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, normalized, truncated
 from ..version import REQUIREMENT
@@ -57,8 +57,9 @@ class CausalModule(Transformer):
     the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose backbone and
-            tokenizer are then shared, not copied.
+        model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
+            :func:`st_reba.gguf.as_directory`); or a loaded ST ``Transformer``, whose backbone and tokenizer are then
+            shared, not copied.
         template: What stands around and between the copies of a text.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
@@ -121,8 +122,9 @@ class CausalModule(Transformer):
         if isinstance(model_name_or_path, Transformer):
             self._share(model_name_or_path, transformer_kwargs)
         else:
+            path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+            super().__init__(path, **{**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")

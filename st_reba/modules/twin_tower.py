@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from .. import card, compat, encoders
+from .. import card, compat, encoders, gguf
 from .base import check_inside, note_requirement
 
 if TYPE_CHECKING:
@@ -224,6 +224,11 @@ class _Place:
         return _Place(self.name, self.given, subfolder)
 
     def config(self) -> PreTrainedConfig:
+        if gguf.is_gguf(self.name):
+            raise ValueError(
+                f"{self.name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not "
+                "read from one. Give a directory or Hub id with config.json and safetensors."
+            )
         config = AutoConfig.from_pretrained(self.name, **self._options("config_kwargs"))
         encoders.check_family(config, self.name)
         return config
