@@ -1,12 +1,61 @@
-"""Writing all of a directory, or nothing."""
+"""Files and directories that are what they should be, and are written wholly or not at all."""
 
 from __future__ import annotations
 
+import errno
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: What libraries say that do not hand on the system's error: safetensors in the system's words, NumPy, PyTorch.
+_NO_ROOM_WORDS = re.compile(
+    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
+    r"|PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+"
+)
+
+
+class NoRoomError(OSError):
+    """A disk is full, or a quota is used up."""
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file to read.
+
+    Raises:
+        FileNotFoundError: If there is nothing.
+        ValueError: If it is a directory.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: give a file.")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file.")
+
+
+@contextmanager
+def room_in(directory: Path) -> Iterator[None]:
+    """Say of a full disk that it is full, whatever the library that was writing calls it.
+
+    Args:
+        directory: Where is written.
+
+    Raises:
+        NoRoomError: Instead of what was raised because of a full disk or a used-up quota, which is its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        full = getattr(error, "errno", None) in _NO_ROOM or _NO_ROOM_WORDS.search(str(error))
+        if isinstance(error, NoRoomError) or not full:
+            raise
+        where = getattr(error, "filename", None) or directory
+        raise NoRoomError(
+            f"{where}: there is no room left on the disk ({error}). Nothing is left half-written: make room, and run "
+            "the same again."
+        ) from error
 
 
 def check_free(out: Path, called: str) -> None:
@@ -39,7 +88,8 @@ def whole_directory(out: Path, called: str = "--out") -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         whole = Path(scratch) / "whole"
         whole.mkdir()
-        yield whole
+        with room_in(out.parent):
+            yield whole
         if out.exists():
             out.rmdir()
         shutil.move(whole, out)
