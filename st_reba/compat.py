@@ -6,6 +6,7 @@ upstream and used all the same.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, cast
@@ -63,6 +64,17 @@ class ReportingTransformer(Transformer):
         )
         model, self.loading_report = loaded if reporting else (loaded, None)
         return cast(PreTrainedModel, model)
+
+
+def pass_on(module: Transformer, argument: str) -> None:
+    """Have ST hand this argument of a module's forward to its backbone, if that takes any argument.
+
+    ST 6 does; ST 5 hands on those alone that the backbone's signature names.
+    """
+    named = getattr(module, "model_forward_params", None)
+    kinds = {parameter.kind for parameter in inspect.signature(module.model.forward).parameters.values()}
+    if named is not None and inspect.Parameter.VAR_KEYWORD in kinds:
+        module.model_forward_params = {*named, argument}
 
 
 def make_known(classes: Mapping[str, type[nn.Module]]) -> None:

@@ -295,7 +295,10 @@ def test_a_loss_over_layers(kind, backbone_path):
     with torch.no_grad():
         read = [model[0](dict(column)) for column in features]
         *earlier, last = zip(*(column["all_layer_embeddings"] for column in read), strict=True)
-        for layer, weight in ((last, 1.0), *((layer, 1 / len(earlier)) for layer in earlier)):
+        # Early versions of the loss weigh layer i by 1 / (1 + i).
+        uniform = "layer_weighting" in inspect.signature(losses.AdaptiveLayerLoss).parameters
+        weights = [1 / len(earlier) / (1 if uniform else 1 + index) for index in range(len(earlier))]
+        for layer, weight in ((last, 1.0), *zip(earlier, weights, strict=True)):
             pooled = [
                 model[1]({**column, "token_embeddings": states})["sentence_embedding"]
                 for column, states in zip(read, layer, strict=True)
