@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+# What the system says where there is no room: on the disk, or in the user's share of it.
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room left to write; safetensors says it in words of its own."""
+    if isinstance(error, SafetensorError):
+        return any(int(number) in _FULL for number in re.findall(r"os error (\d+)", str(error)))
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def check_free(out: Path, called: str) -> None:
@@ -33,13 +47,22 @@ def whole_directory(out: Path, called: str = "--out") -> Iterator[Path]:
 
     Raises:
         ValueError: If something lies there already.
+        OSError: If the disk is full, naming ``out``; any other error of the system as it is.
     """
     check_free(out, called)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        whole = Path(scratch) / "whole"
-        whole.mkdir()
-        yield whole
-        if out.exists():
-            out.rmdir()
-        shutil.move(whole, out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            whole = Path(scratch) / "whole"
+            whole.mkdir()
+            yield whole
+            if out.exists():
+                out.rmdir()
+            shutil.move(whole, out)
+    except (OSError, SafetensorError) as error:
+        if not is_full(error):
+            raise
+        raise OSError(
+            f"{out} could not be written: the disk is full, and nothing is left of it. Make room in {out.parent}, or "
+            f"choose another {called}."
+        ) from error

@@ -13,6 +13,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from .files import is_full
+
 #: Embeds B texts with a prompt (or None) in every variant at once: ``{variant: (B, D)}``. Variants may differ in D.
 Embed = Callable[[Sequence[str], str | None], Mapping[str, Tensor]]
 
@@ -79,7 +81,15 @@ class EmbeddingStore:
             if variant not in self._files:
                 path = Path(self._directory.name) / f"{len(self._files)}.bin"
                 self._files[variant] = _Rows(path, embeddings.shape[1], embeddings.dtype)
-            self._files[variant].write(len(self._rows), embeddings)
+            try:
+                self._files[variant].write(len(self._rows), embeddings)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                raise OSError(
+                    f"{self._directory.name}: the disk is full. Embeddings lie there while they are scored: make room, "
+                    "or set TMPDIR to a directory with more."
+                ) from error
         self._rows.update({key: row for row, key in enumerate(keys, start=len(self._rows))})
         self.on_texts(len(keys))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import is_full
 from ..lookup import Embed, EmbeddingStore, stand_in
 from ..results import Task
 from .samples import (
@@ -238,6 +239,7 @@ class _Run:
         )
 
     def _evaluate_all(self, task: AbsTask) -> dict[str, TaskResult]:
+        self._drop_unreadable(task)
         loads = not (task.data_loaded or task.is_aggregate or self._done(task))
         if loads:
             _load(task)
@@ -246,6 +248,13 @@ class _Run:
             for variant in self.models:
                 results[variant] = self._evaluate(task, variant)
                 self.on_step(f"{task.metadata.name}, {variant}")
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise OSError(
+                f"{self.folder} cannot take the results of {task.metadata.name}: the disk is full, there or in the "
+                "directory of temporary files (TMPDIR). What was whole is kept: make room, and run the same again."
+            ) from error
         finally:
             self.store.forget()
             if loads:
@@ -259,6 +268,15 @@ class _Run:
             if known is None or not known.is_mergeable(task) or known.get_missing_evaluations(task):
                 return False
         return True
+
+    def _drop_unreadable(self, task: AbsTask) -> None:
+        """Remove results that were being written when the disk was full or the process killed: they are made again."""
+        for model in self.models.values():
+            meta = model.mteb_model_meta
+            try:
+                self.cache.load_task_result(task.metadata.name, meta)
+            except ValueError:
+                self.cache.get_task_result_path(task.metadata.name, meta).unlink()
 
     def _evaluate(self, task: AbsTask, variant: str) -> TaskResult:
         import mteb

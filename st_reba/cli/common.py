@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
+from rich.progress import TextColumn
+from rich.text import Text
+from safetensors import SafetensorError
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
+from ..files import is_full
 from ..modules import CausalModule
 
 app = typer.Typer(
@@ -21,7 +28,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-console = Console()
+# What is printed is never markup, nor an emoji: paths and messages have brackets and colons. Styles are rich's Text.
+console = Console(markup=False, emoji=False, highlight=False)
+_errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 class PoolingMode(str, Enum):
@@ -46,6 +55,118 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; the 
 LengthOption = Annotated[int | None, typer.Option(help="Tokens of one copy of a text, at most.", min=1)]
 
 
+def check_devices(device: str | None) -> None:
+    """See that PyTorch can put something on a device, or on several with commas between.
+
+    Raises:
+        ValueError: If it cannot, with what it says.
+    """
+    for name in [] if device is None else [part.strip() for part in device.split(",")]:
+        try:
+            # What a device computes comes back; "meta" takes everything and computes nothing.
+            torch.zeros(1, device=name).item()
+        # Each backend refuses with an error of another type.
+        except Exception as error:
+            raise ValueError(
+                f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu, or "
+                f"one that is there; without --device it is {get_device_name()}."
+            ) from error
+
+
+def check_file(path: Path | None, called: str) -> None:
+    """See that a file that a user names is one.
+
+    Raises:
+        ValueError: If it is not there, or is a directory.
+    """
+    if path is None or path.is_file():
+        return
+    if path.is_dir():
+        raise ValueError(f"{called} {path} is a directory: give one file.")
+    if not path.exists():
+        raise ValueError(f"{called} {path}: there is no such file. Check the name.")
+
+
+#: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
+_MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
+
+
+def check_model(model: str) -> None:
+    """See that a model's name is a directory with a model, or may be a Hub id.
+
+    Raises:
+        ValueError: If it is a file, or a directory without a model, or can only be a path and nothing is there.
+    """
+    refuse_gguf(model)
+    path = Path(model)
+    if path.is_file():
+        raise ValueError(f"The model {model} is a file: give the directory that it lies in.")
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise ValueError(f"The model {model} is an empty directory: give one that a model was saved to.")
+        if not any((path / name).is_file() for name in _MODEL_FILES):
+            raise ValueError(
+                f"The model {model} is a directory without a model (none of {', '.join(_MODEL_FILES)}): give one that "
+                "`save_pretrained` or `st-reba build` has written."
+            )
+    elif model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1:
+        raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
+
+
+def refuse_gguf(model: str) -> None:
+    """Say what to do with a GGUF file, or a directory that has no other weights.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    path = Path(model)
+    file = model if model.lower().endswith(".gguf") and not path.is_dir() else None
+    if path.is_dir() and not any((path / name).is_file() for name in _MODEL_FILES):
+        file = str(next(path.glob("*.gguf"), "")) or None
+    if file is not None:
+        raise ValueError(
+            f"The model {file} is a GGUF file, which st-reba cannot read yet: give the model as its authors publish it "
+            "(config.json and safetensors, in a directory or on the Hub), or convert the file; the page on backbones "
+            "in the documentation says how."
+        )
+
+
+#: What says that a model did not come from the Hub.
+_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+
+
+@contextmanager
+def usable(model: str, device: str | None = None) -> Iterator[None]:
+    """Check model and devices; if the model then does not come from the Hub, say so by its name.
+
+    Raises:
+        ValueError: As :func:`check_model` and :func:`check_devices`; or if the model's weights cannot be read.
+        OSError: If the Hub does not give the model.
+    """
+    check_devices(device)
+    check_model(model)
+    try:
+        yield
+    except OSError as error:
+        said = error.__cause__ or error.__context__ or error
+        if Path(model).is_dir() or not isinstance(said, _HUB_ERRORS):
+            raise
+        raise OSError(
+            f"The model {model}: there is no such directory, and it cannot be had from the Hub "
+            f"({_first_line(said)}). Check the name, or give a directory."
+        ) from error
+    except SafetensorError as error:
+        if is_full(error):
+            raise
+        raise ValueError(
+            f"The model {model}: its weights are damaged or cut short ({_first_line(error)}). Fetch or save it again."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def placement(device: str | None, dtype: Dtype) -> tuple[str, Dtype]:
     """Where to run and in which precision, when that is left to us."""
     device = device or get_device_name()
@@ -60,7 +181,8 @@ def load(
     **settings: object,
 ) -> CausalModule:
     transformers_logging.disable_progress_bar()
-    module = module_class(model, model_kwargs={"dtype": dtype.value}, **settings)  # type: ignore[arg-type]
+    with usable(model):
+        module = module_class(model, model_kwargs={"dtype": dtype.value}, **settings)  # type: ignore[arg-type]
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
     return module
@@ -72,9 +194,17 @@ def clear_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        Console(stderr=True).print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
+        said: object = error
+        if is_full(error):
+            said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
+        _errors.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
         raise typer.Exit(1) from None
 
 
-def marked(text: str, best: bool) -> str:
-    return f"[bold green]{text}[/]" if best else text
+def description() -> TextColumn:
+    """What a progress bar is about; a task's or a model's name is no markup there either."""
+    return TextColumn("{task.description}", markup=False)
+
+
+def marked(text: str, best: bool) -> Text:
+    return Text(text, style="bold green" if best else "")

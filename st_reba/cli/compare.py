@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..benchmark import resolve_tasks
 from ..best import save_best
@@ -24,7 +25,7 @@ from ..files import check_free
 from ..modules import CausalModule, CausalTransformer
 from ..ranking import best_of
 from ..recipes import Recipe, default_recipes
-from ..report import require_report, write_report
+from ..report import require_report, write_report, write_results
 from ..results import RANDOM, Comparison, Estimate, Task
 from ..search import Found, with_selection
 from ..search import search as run_search
@@ -35,9 +36,13 @@ from .common import (
     LengthOption,
     ModelOption,
     app,
+    check_devices,
+    check_file,
     clear_errors,
     console,
+    description,
     load,
+    marked,
     placement,
 )
 from .several import ManyTasks
@@ -101,10 +106,13 @@ def compare_command(
             raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
         if mteb_results and not mteb:
             raise ValueError("--mteb-results is for --mteb, which names the tasks.")
-        if report is not None:
-            require_report(report, "--report")
-        if best is not None:
-            check_free(best, "--save-best")
+        for out, called in ((report, "--report"), (best, "--save-best")):
+            if out is not None:
+                check_free(out, called)
+        with_page = report is not None and _has_page()
+        check_devices(device)
+        for path, called in ((data, "--data"), (words, "--words"), (fit_texts, "--fit-texts")):
+            check_file(path, called)
         tasks = resolve_tasks(mteb) if mteb else []
         texts = read_data(DEMO_PAIRS if data is None else data)
         if best is not None and not tasks and not isinstance(texts, Pairs):
@@ -137,20 +145,46 @@ def compare_command(
         if chosen is not None:
             found = with_selection(chosen, found)
         found = replace(found, model=shown, data=measured_on, command=shlex.join(["st-reba", *sys.argv[1:]]))
+        # Not the table's own title, which would be broken where the table ends.
+        console.print(Text(f"{found.model} on {found.data}", style="italic"), soft_wrap=True)
         console.print(_table(found))
         for sentence in [*found.verdict, *_legend(found)]:
-            console.print(sentence, highlight=False)
+            console.print(sentence)
         for recipe, reason in found.skipped:
-            console.print(f"Left out {recipe}: {reason}", highlight=False)
+            console.print(f"Left out {recipe}: {reason}")
+        _write(found, recipes, report, with_page, best)
+
+
+def _has_page() -> bool:
+    """Whether there are the packages that a report's page is made with; says so early if not."""
+    try:
+        require_report()
+    except ImportError as error:
+        console.print(f"--report will be results.csv alone, without a page. {error}", soft_wrap=True)
+        return False
+    return True
+
+
+def _write(found: Comparison, recipes: Recipes, report: Path | None, with_page: bool, best: Path | None) -> None:
+    """The report and the best recipe; what keeps one from being written does not keep the other."""
+    failed: list[str] = []
+    try:
+        if report is not None:
+            written = write_report(found, report, "--report") if with_page else write_results(found, report, "--report")
+            console.print(f"Report: {written}", soft_wrap=True)
+    except OSError as error:
+        failed.append(str(error))
+    try:
         if best is not None:
             save_best(found, recipes, best)
             console.print(
                 f'Wrote {found.best().name} to {best}. Load it with: import st_reba; SentenceTransformer("{best}")',
-                highlight=False,
                 soft_wrap=True,
             )
-        if report is not None:
-            console.print(f"Report: {write_report(found, report)}", highlight=False, soft_wrap=True)
+    except OSError as error:
+        failed.append(str(error))
+    if failed:
+        raise OSError(" ".join(failed))
 
 
 def _questions(words: Path | None, default: bool) -> OddOneOutEvaluator | None:
@@ -168,7 +202,12 @@ def _named(texts: Pairs | list[str], data: Path | None) -> str:
 
 def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        description(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("Searching", total=None)
         return run_search(
@@ -185,7 +224,7 @@ def _recipes(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, t
     """The recipes, with a progress bar while they run."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        description(),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -202,13 +241,7 @@ def _recipes(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, t
 
 def _table(found: Comparison) -> Table:
     """One row a recipe, its control on random weights beside it."""
-    table = Table(
-        title=f"{found.model} on {found.data}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     # Long names take a second line, so that the numbers have room.
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
@@ -224,7 +257,7 @@ def _table(found: Comparison) -> Table:
     shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
     for index, result in enumerate(shown):
         control = controls.get(f"{RANDOM}, {result.name}")
-        cells = [result.recipe, result.pooling]
+        cells: list[str | Text] = [result.recipe, result.pooling]
         for number, task in enumerate(tasks):
             cells.append(
                 _cell(
@@ -244,16 +277,16 @@ def _table(found: Comparison) -> Table:
     return table
 
 
-def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -> str:
+def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -> Text:
     """A value, marked if it is the best (bold) or cannot be told from it (=)."""
     if score is None:
-        return ""
+        return Text()
     text = task.show(score.value)
     if with_interval:
         text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
     # Not a space, which would be trimmed.
     mark = "=" if score.tied and not best else "\N{NO-BREAK SPACE}"
-    return f"[bold green]{text}[/]{mark}" if best else f"{text}{mark}"
+    return Text.assemble(marked(text, best), mark)
 
 
 def _legend(found: Comparison) -> list[str]:

@@ -22,7 +22,7 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ..encoding import Encoder, Engine, LocalEngine, RayEngine, encode_file
-from .common import Dtype, DtypeOption, app, clear_errors, console, placement
+from .common import Dtype, DtypeOption, app, clear_errors, console, placement, usable
 
 
 class Precision(str, Enum):
@@ -82,7 +82,7 @@ def encode_command(
 
     A run that was stopped or killed goes on where it was when it is started again, and the output is the same.
     """
-    with clear_errors():
+    with clear_errors(), usable(model, device if engine is EngineName.local else None):
         transformers_logging.disable_progress_bar()
         runner, dtype = _engine(engine, workers, device, dtype)
         encoder = Encoder(

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -27,8 +28,11 @@ from .common import (
     ModelOption,
     PoolingMode,
     app,
+    check_devices,
+    check_file,
     clear_errors,
     console,
+    description,
     load,
     marked,
     placement,
@@ -57,6 +61,8 @@ def layers_command(
     """
     with clear_errors():
         require_matplotlib()
+        check_devices(device)
+        check_file(data, "--data")
         pairs = read_pairs(DEMO_PAIRS if data is None else data)
         device, dtype = placement(device, dtype)
         template = "{text}" if template is None else template
@@ -65,7 +71,12 @@ def layers_command(
         with whole_directory(out) as scratch:
             module = load(EchoModule if repeats else CausalTransformer, model, max_seq_length, dtype, template=template)
             read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (
+                description(),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             with Progress(*columns, console=console, transient=True) as progress:
                 texts = pairs.texts()
                 task = progress.add_task("Reading every layer", total=2 * len(texts))
@@ -84,19 +95,19 @@ def layers_command(
             dependency.draw(scratch / "dependency.png")
     shown = "the demo LM" if model == str(DEMO_MODEL) else model
     title = f"{shown}, {pooling.value} pooling, {len(pairs)} pairs of {'demo texts' if data is None else data}"
-    console.print(_layers_table(turning_point, dependency, title))
+    # Not the table's own title, which would be broken where the table ends.
+    console.print(Text(title, style="italic"), soft_wrap=True)
+    console.print(_layers_table(turning_point, dependency))
     console.print(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
         "Spearman: cosine similarity against the labels, x 100. Dependency: mean Spearman correlation of a text's last "
         "token with its others."
     )
-    console.print(
-        f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", highlight=False, soft_wrap=True
-    )
+    console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)
 
 
-def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
+def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator) -> Table:
+    table = Table()
     table.add_column("Layer", justify="right")
     table.add_column("Spearman", justify="right")
     table.add_column("Dependency", justify="right")

@@ -26,8 +26,9 @@ def push_command(
     with clear_errors():
         url = push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
     where = f", revision {revision}" if revision is not None and not create_pr else ""
-    console.print(f"{'Proposed' if create_pr else 'Pushed'} {directory} to {repo_id}{where}: {url}", highlight=False)
+    did = "Proposed" if create_pr else "Pushed"
+    console.print(f"{did} {directory} to {repo_id}{where}: {url}", soft_wrap=True)
     if not create_pr:
         branch = f', revision="{revision}"' if revision is not None else ""
         line = f'import st_reba; SentenceTransformer("{repo_id}"{branch})'
-        console.print(f"Load it with: {line}", highlight=False, soft_wrap=True)
+        console.print(f"Load it with: {line}", soft_wrap=True)

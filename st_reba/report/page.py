@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..evaluation.figures import drawable, drawing_style, freeze, require_matplotlib
-from ..files import check_free, whole_directory
+from ..files import whole_directory
 from ..ranking import best_of, has_number, rank
 from ..results import Comparison, Result, Task
 from .charts import cost_figure, lengths_figure, scores_figure
@@ -63,16 +63,11 @@ class Drawing:
     narrow_svg: str = ""
 
 
-def require_report(directory: Path, called: str = "directory") -> None:
-    """Say what would keep a report from being written, before anything long is begun.
-
-    Args:
-        directory: Where it shall lie.
-        called: What the user knows that as, such as ``"--report"``.
+def require_report() -> None:
+    """Say what would keep a page from being made, before anything long is begun.
 
     Raises:
         ImportError: If Jinja2 or matplotlib is missing.
-        ValueError: If something lies in the directory already.
     """
     require_matplotlib()
     try:
@@ -81,10 +76,9 @@ def require_report(directory: Path, called: str = "directory") -> None:
         raise ImportError(
             "A report needs Jinja2, which is not installed: pip install 'st_reba[report]', or jinja2 itself."
         ) from None
-    check_free(directory, called)
 
 
-def write_report(comparison: Comparison, directory: Path) -> Path:
+def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
     """Write ``report.html``, its figures as PNG files and the numbers as ``results.csv``.
 
     The page is complete in itself: it loads nothing and runs no script.
@@ -92,6 +86,7 @@ def write_report(comparison: Comparison, directory: Path) -> Path:
     Args:
         comparison: What to show.
         directory: Where; it must not exist yet, or be empty. It appears when everything is written.
+        called: What the user knows the directory as, such as ``"--report"``.
 
     Returns:
         The page's path.
@@ -99,10 +94,11 @@ def write_report(comparison: Comparison, directory: Path) -> Path:
     Raises:
         ImportError: If Jinja2 or matplotlib is missing.
         ValueError: If something lies in the directory already, or no recipe has a number on the first task.
+        OSError: If it cannot be written.
     """
-    require_report(directory)
+    require_report()
     comparison.best()
-    with whole_directory(directory, "directory") as scratch:
+    with whole_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
         with drawing_style():
             drawings = {
@@ -113,6 +109,26 @@ def write_report(comparison: Comparison, directory: Path) -> Path:
         page = _render(comparison, drawings)
         (scratch / "report.html").write_text(page, encoding="utf-8")
     return directory / "report.html"
+
+
+def write_results(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
+    """Write ``results.csv`` alone, which needs neither Jinja2 nor matplotlib.
+
+    Args:
+        comparison: What to show.
+        directory: As for :func:`write_report`.
+        called: Likewise.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ValueError: If something lies in the directory already.
+        OSError: If it cannot be written.
+    """
+    with whole_directory(directory, called) as scratch:
+        write_csv(comparison, scratch / "results.csv")
+    return directory / "results.csv"
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:

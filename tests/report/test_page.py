@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from st_reba.report import page as report
-from st_reba.report.page import require_report, write_csv, write_report
+from st_reba.report.page import require_report, write_csv, write_report, write_results
 from st_reba.results import Comparison, Estimate, Result, Task
 
 from . import samples
@@ -328,7 +328,7 @@ def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(ValueError, match="exists and is not an empty directory: choose another directory, or remove"):
         write_report(tiny(), tmp_path)
     with pytest.raises(ValueError, match="choose another --report, or remove it"):
-        require_report(tmp_path, "--report")
+        write_report(tiny(), tmp_path, "--report")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -363,5 +363,9 @@ def test_what_is_not_installed_is_said_at_once(missing, message, tmp_path, monke
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=message):
-        require_report(tmp_path / "out")
+        require_report()
+    with pytest.raises(ImportError, match=message):
+        write_report(tiny(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+    assert write_results(tiny(), tmp_path / "out") == tmp_path / "out" / "results.csv"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.csv"]
