@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention import NAME, LayerCensus, MapSource, Probe, Rerouting, attending_both_ways, rerouted, watching
@@ -246,7 +246,7 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -
     Returns:
         Last hidden states (B, N, D).
     """
-    output = model(input_ids=input_ids, output_attentions=True, return_dict=True)
+    output = model(input_ids=input_ids, output_attentions=True, return_dict=True, **without_hidden_states(model))
     for layer, weights in enumerate(output.attentions):
         if weights is not None and probe.wants(layer):
             probe.observe(MapSource(layer, weights))
@@ -262,8 +262,8 @@ def micro_batch(model: PreTrainedModel, length: int) -> int:
 def _trial_output(model: PreTrainedModel, **kwargs: bool) -> Any:
     """Two rows of two tokens that differ in the second, without dropout."""
     input_ids = torch.tensor([[0, 1], [0, 2]], device=device(model))
-    with _in_inference(model):
-        return model(input_ids=input_ids, return_dict=True, **kwargs)
+    with dry_run(model):
+        return model(input_ids=input_ids, return_dict=True, **without_hidden_states(model), **kwargs)
 
 
 def _trial_states(model: PreTrainedModel) -> Tensor:
@@ -282,14 +282,38 @@ def _set_attention(model: PreTrainedModel, name: str) -> None:
 
 
 @contextmanager
-def _in_inference(model: PreTrainedModel) -> Iterator[None]:
-    training = model.training
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run a model in this block as for inference, then leave each of its modules in the mode that it was in.
+
+    ``train()`` would put all of them in one mode: a layer that was frozen by ``eval()`` would drop out again.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def dry_run(model: nn.Module) -> Iterator[None]:
+    """Try a model out in this block: without dropout and gradients, and left as it was."""
+    with in_eval_mode(model), torch.inference_mode():
+        yield
+
+
+def without_hidden_states(model: PreTrainedModel) -> dict[str, bool]:
+    """What to pass to a model so that it does not hand out its hidden states, though its configuration asks for them.
+
+    transformers would leave hooks on it that cannot be pickled. Empty where nothing need be passed.
+    """
+    return {"output_hidden_states": False} if hidden_states_are_asked_for(model) else {}
+
+
+def hidden_states_are_asked_for(model: PreTrainedModel) -> bool:
+    """Whether the configuration asks for the states of every layer."""
+    return bool(getattr(model.config, "output_hidden_states", False))
 
 
 def gives_the_same(model: PreTrainedModel, trial: Callable[[], tuple[Tensor, Tensor]]) -> bool:
@@ -300,7 +324,7 @@ def gives_the_same(model: PreTrainedModel, trial: Callable[[], tuple[Tensor, Ten
         trial: Gives the states of the cheap way, and those expected.
     """
     try:
-        with _in_inference(model):
+        with dry_run(model):
             found, expected = trial()
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
         return False

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import MethodType, NoneType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbone import close, depth, device
+from .backbone import close, depth, device, dry_run, without_hidden_states
 from .taps import Places, Tap, listen, tapping
 
 
@@ -94,14 +96,11 @@ def trial(model: PreTrainedModel, input_ids: Sequence[Sequence[int]] = ((0, 1),)
         calls.append(Call(module, next(iter((*args, *kwargs.values())), None), output))
 
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
-    training = model.training
-    model.eval()
     try:
-        with torch.inference_mode():
+        with dry_run(model):
             ids = torch.tensor(input_ids, device=device(model))
-            return model(input_ids=ids, return_dict=True), calls
+            return model(input_ids=ids, return_dict=True, **without_hidden_states(model)), calls
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
 
@@ -148,14 +147,25 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because its configuration says more about its layers than how many there are. Use "
             "output_layer=-1, all layers, or another model."
         )
-    short = _shallow(model, found.owner, nn.ModuleList(found.layers[:layers]), config)
+    whole = next(part for part in found.owner.children() if next(part.children(), None) is found.layers[0])
+    top = nn.ModuleList(found.layers[:layers])
+    top.training = whole.training
+    try:
+        short = cast(PreTrainedModel, _shallow(model, partial(_shortened_part, config), {whole: top}))
+    except _NotToBeCopiedError:
+        raise ValueError(
+            f"{reason}, because its forward is not its class's own: torch.compile leaves it so. Compile the module's "
+            "model after the module is made, or use output_layer=-1, all layers."
+        ) from None
     states = next(states_of(call.gave) for call in calls if call.module is found.layers[layers - 1])
-    with torch.inference_mode():
+    with dry_run(short):
         expected = found.norm(states)
         ids = torch.tensor([[0, 1]], device=device(model))
-        if not close(short.eval()(input_ids=ids, return_dict=True).last_hidden_state, expected):
+        if not close(
+            short(input_ids=ids, return_dict=True, **without_hidden_states(short)).last_hidden_state, expected
+        ):
             raise ValueError(f"{reason}: it then computes something else. Use output_layer=-1, all layers.")
-    return short.train(model.training)
+    return short
 
 
 def _shortened_config(model: PreTrainedModel, layers: int) -> PreTrainedConfig | None:
@@ -175,23 +185,67 @@ def _shortened_config(model: PreTrainedModel, layers: int) -> PreTrainedConfig |
     return config if again.get_text_config(decoder=True).num_hidden_layers == layers else None
 
 
-def _shallow(module: Any, owner: nn.Module, layers: nn.ModuleList, config: PreTrainedConfig) -> Any:
-    """The same module with fewer layers.
+def _shortened_part(config: PreTrainedConfig, part: PreTrainedConfig) -> PreTrainedConfig:
+    """What becomes of the configuration of a part of the model."""
+    return config if type(part) is type(config) else config.get_text_config(decoder=True)
+
+
+def view(model: PreTrainedModel) -> PreTrainedModel:
+    """A model that shares the weights and hooks of the one that was given, and has a configuration of its own.
+
+    How a model attends stands in its configuration, so what is set on the view changes nothing for others who use the
+    same weights, whatever becomes of the view. Adapters that are added to either are seen by both.
+
+    Returns:
+        The model itself where its forward is not its class's own (as ``torch.compile`` leaves it): a copy would run
+        what it is a copy of.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        return cast(PreTrainedModel, _shallow(model, lambda config: copy.deepcopy(config, memo), {}))
+    except _NotToBeCopiedError:
+        return model
+
+
+class _NotToBeCopiedError(Exception):
+    """A module's forward belongs to that module alone."""
+
+
+def _shallow(module: Any, configured: Callable[[Any], Any], instead: Mapping[nn.Module, nn.Module]) -> Any:
+    """The same module with another configuration, and other modules in place of some.
 
     What reads the configuration is copied, with what leads to it, as it reads there how to attend; what has weights is
     shared.
+
+    Raises:
+        _NotToBeCopiedError: If what must be copied cannot be.
     """
-    if not any(hasattr(part, "config") or part is owner for part in module.modules()):
+    children = {
+        name: child and _shallow(instead.get(child, child), configured, instead)
+        for name, child in module._modules.items()
+    }
+    changed = any(child is not module._modules[name] for name, child in children.items())
+    if not changed and "config" not in vars(module):
         return module
+    if not isinstance(vars(module).get("forward"), (NoneType, MethodType, partial)):
+        raise _NotToBeCopiedError
     twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    if hasattr(module, "config"):
-        twin.config = config if type(module.config) is type(config) else config.get_text_config(decoder=True)
-    for name, child in module._modules.items():
-        if child is not None:
-            kept = module is owner and isinstance(child, nn.ModuleList) and len(child) > len(layers)
-            twin._modules[name] = _shallow(layers if kept else child, owner, layers, config)
+    vars(twin).update({name: _rebound(value, module, twin) for name, value in vars(module).items()})
+    if changed:
+        # Else it stays the same dict, in which an adapter takes the place of a module for all who share it.
+        vars(twin)["_modules"] = children
+    if "config" in vars(module):
+        twin.config = configured(module.config)
     return twin
+
+
+def _rebound(value: Any, module: nn.Module, twin: nn.Module) -> Any:
+    """A method of a module, as accelerate puts it there, as one of its twin's; any other value as it is."""
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return MethodType(value.__func__, twin)
+    if isinstance(value, partial) and value.args and value.args[0] is module:
+        return partial(value.func, twin, *value.args[1:], **value.keywords)
+    return value
 
 
 class PositionWise:
@@ -233,7 +287,7 @@ def _position_wise(model: PreTrainedModel, layer: nn.Module) -> list[nn.Module]:
         if not isinstance(call.given, Tensor) or call.given.dim() != 3 or not isinstance(call.gave, Tensor):
             continue
         try:
-            with torch.inference_mode():
+            with dry_run(call.module):
                 alone = call.module(call.given[:, 1:2])
         except Exception:  # it takes more than states
             continue

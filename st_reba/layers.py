@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -10,9 +9,7 @@ import torch
 from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from .backbone import device
 from .decoder import inspect
 from .modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
@@ -50,8 +47,14 @@ class LayerReader:
             )
         self.model = model
         model.eval()
-        self.count = _readings(module.model)
-        self._final_norm = inspect(module.model).norm
+        decoder = inspect(module.model)
+        if not decoder.layers:
+            raise ValueError(
+                f"The layers of {type(module.model).__name__} were not found, so they cannot be read. Use another "
+                "model."
+            )
+        self.count = len(decoder.layers) + 1
+        self._final_norm = decoder.norm
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:
@@ -67,13 +70,10 @@ class LayerReader:
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
         module = cast(CausalModule, self.model[0])
-        outputs: list[Any] = []
-        last = _recording(module, outputs)(inputs)
-        for layer in range(self.count - 1):
-            states = [self._final_norm(output.hidden_states[layer]) for output in outputs]
-            yield _replaying(module, states)(inputs)
-        # The module's own reading, not a repetition of it: what encode gives, to the bit.
-        yield last
+        found = module.forward_all_layers(inputs, norm=self._final_norm)
+        # The last is the module's own reading, not a repetition of it: what encode gives, to the bit.
+        for states in found.pop("all_layer_embeddings"):
+            yield {**found, "token_embeddings": states}
 
     @torch.inference_mode()
     def embeddings(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
@@ -84,42 +84,3 @@ class LayerReader:
                 features = module(features)
             embedded.append(features["sentence_embedding"].cpu())
         return torch.stack(embedded)
-
-
-def _recording(module: CausalModule, outputs: list[Any]) -> CausalModule:
-    """The same module (weights, settings), which adds what its backbone puts out to ``outputs``."""
-    backbone = module.model
-
-    def forward(**kwargs: Any) -> Any:
-        outputs.append(backbone(**{**kwargs, "output_hidden_states": True}))
-        return outputs[-1]
-
-    # Shallow copies, so that neither the caller's model nor another thread that uses it sees any of this.
-    watched, reader = copy.copy(backbone), copy.copy(module)
-    vars(watched)["forward"] = forward
-    vars(reader)["_modules"] = {**module._modules, "model": watched}
-    return reader
-
-
-def _replaying(module: CausalModule, states: list[Tensor]) -> CausalModule:
-    """The same module, which reads these states, (B, N, D) for each part that it runs a batch in."""
-    parts = iter(states)
-    reader = copy.copy(module)
-    vars(reader)["_hidden_states"] = lambda layout, read=None, **kwargs: next(parts)
-    return reader
-
-
-def _readings(model: PreTrainedModel) -> int:
-    """How many hidden states a model hands out: its layers and one, as what enters the first counts too.
-
-    Raises:
-        ValueError: If it hands out none.
-    """
-    with torch.inference_mode():
-        input_ids = torch.tensor([[0, 1]], device=device(model))
-        output = model(input_ids=input_ids, output_hidden_states=True, return_dict=True)
-    if not output.get("hidden_states"):
-        raise ValueError(
-            f"{type(model).__name__} does not hand out the hidden states of its layers, so they cannot be read."
-        )
-    return len(output.hidden_states)

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel
 
-from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from st_reba import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EchoModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    LayerStates,
+    ReBAModule,
+)
 from st_reba.layers import LayerReader
 
 from . import backbones
@@ -172,12 +182,30 @@ def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
         output.last_hidden_state = 2 * output.last_hidden_state
         return output
 
-    def silent(**kwargs):
-        return forward(**{**kwargs, "output_hidden_states": False})
-
     monkeypatch.setattr(model[0].model, "forward", scaled)
     with pytest.raises(ValueError, match="LlamaModel changes its last layer's states in a way that could not be found"):
         LayerReader(model)
-    monkeypatch.setattr(model[0].model, "forward", silent)
-    with pytest.raises(ValueError, match="LlamaModel does not hand out the hidden states of its layers"):
+    monkeypatch.setattr(model[0].model, "forward", forward)
+    model[0].model.layers.append(torch.nn.Identity())
+    with pytest.raises(ValueError, match="The layers of LlamaModel were not found, so they cannot be read"):
         LayerReader(model)
+
+
+@pytest.mark.parametrize("kind", [LayerStates, BidirectionalLastLayer, KVReroutingModule])
+def test_modules_that_read_more_than_tokens(kind, backbone_path):
+    """They are classical ones too: their last layer is what they embed, and what else they hand on stays."""
+    model = pipeline(kind(backbone_path()))
+    *earlier, last = LayerReader(model).features(TEXTS)
+    with torch.inference_mode():
+        expected = model[0](model.preprocess(TEXTS))
+    assert len(earlier) == 3
+    for name, value in expected.items():
+        assert torch.equal(last[name], value), name
+        assert name == "token_embeddings" or all(torch.equal(features[name], value) for features in earlier)
+
+
+def test_a_model_that_was_read_can_be_sent_to_another_process(backbone_path):
+    """transformers' own hooks, for output_hidden_states, cannot be pickled."""
+    model = pipeline(CausalTransformer(backbone_path()))
+    LayerReader(model).embeddings(TEXTS)
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))

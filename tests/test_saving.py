@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense
+from sentence_transformers.base.modules import Dense, Router
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from st_reba import (
@@ -279,6 +280,38 @@ class TestRegistry:
             print("imported")
         """
         assert "imported" in run(code)
+
+
+class TestWhereAClassLives:
+    """Saved models name the package; everybody else is told the file."""
+
+    @pytest.mark.parametrize("module_class", PUBLIC_MODULES)
+    def test_its_source_is_found(self, module_class):
+        assert inspect.getsource(module_class).startswith(f"class {module_class.__name__}(")
+        file = sys.modules[module_class.__module__].__file__
+        assert inspect.getsourcefile(module_class) == file
+        assert module_class.__module__.startswith("st_reba.modules.")
+        assert pickle.loads(pickle.dumps(module_class)) is module_class
+
+    def test_signatures_are_shown(self):
+        assert list(inspect.signature(ReBAModule).parameters)[:3] == ["model_name_or_path", "repetitions", "layers"]
+
+    def test_a_router_names_the_package_too(self, backbone_path, tmp_path):
+        query, document = ReBAModule(backbone_path()), EchoModule(backbone_path())
+        pooling = Pooling(32, "mean")
+        router = Router.for_query_document([query, pooling], [document, pooling])
+        model = SentenceTransformer(modules=[router], device="cpu")
+        model.save_pretrained(str(tmp_path))
+        saved = json.loads((tmp_path / "router_config.json").read_text())
+        assert {"st_reba.modules.ReBAModule", "st_reba.modules.EchoModule"} <= set(saved["types"].values())
+
+    def test_a_class_of_the_users_keeps_its_name(self, backbone_path, tmp_path):
+        pipeline(TheirModule(backbone_path())).save_pretrained(str(tmp_path))
+        assert json.loads((tmp_path / "modules.json").read_text())[0]["type"] == f"{__name__}.TheirModule"
+
+
+class TheirModule(ReBAModule):
+    """Derived from one of ours."""
 
 
 def test_bfloat16_models_stay_so(backbone_path, tmp_path):

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .. import encoders
+from ..backbone import dry_run
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)
@@ -78,13 +79,8 @@ class CLSEnergyEvaluator(BaseEvaluator):
         towers = getattr(head, "towers", (head.model,))
         for tower in towers:
             encoders.check_family(tower.config, "The model", called="CLSEnergyEvaluator")
-        training = model.training
-        model.eval()
-        try:
-            with torch.inference_mode():
-                return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
-        finally:
-            model.train(training)
+        with dry_run(model):
+            return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
 
     def _batches(self) -> list[list[str]]:
         return [self.texts[start : start + self.batch_size] for start in range(0, len(self.texts), self.batch_size)]

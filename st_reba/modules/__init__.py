@@ -12,6 +12,7 @@ from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import META_TASKS, MetaEOLModule
+from .published import publish
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .token_prepending import TokenPrependingModule
@@ -42,9 +43,7 @@ PUBLIC_MODULES = (
     WhiteningTransform,
 )
 
-# ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file a class happens to live in.
-for _module in PUBLIC_MODULES:
-    _module.__module__ = __name__
+publish(*PUBLIC_MODULES)
 
 __all__ = [
     "META_TASKS",

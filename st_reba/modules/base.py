@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import ceil
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
@@ -17,9 +17,12 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import backbone, card, compat, decoder
+from ..all_layers import beside, recording
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
+from ..taps import Places
 from ..version import REQUIREMENT
+from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,15 +53,16 @@ class Reading(NamedTuple):
     extra: dict[str, Tensor] = {}
 
 
-class CausalModule(Transformer):
+class CausalModule(Transformer, metaclass=Published):
     """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
 
     A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
     the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose backbone and
-            tokenizer are then shared, not copied.
+        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose weights and
+            tokenizer are then shared, not copied. What is set up here, such as how the backbone attends, is set on a
+            view of it: the other stays as it is.
         template: What stands around and between the copies of a text.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
@@ -98,6 +102,9 @@ class CausalModule(Transformer):
 
     #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
     REPEATS_TEXT: ClassVar[bool] = False
+
+    #: Whether what is read are states of the residual stream, so that those of each layer can be read alike.
+    READS_HIDDEN_STATES: ClassVar[bool] = True
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -147,6 +154,7 @@ class CausalModule(Transformer):
         self.tokenization = tokenization or ("pieces" if self.REPEATS_TEXT else "whole")
         self._template = template
         self._warned_empty = False
+        self._places: Places | None = None
         # Set where a module reads few positions: see _hidden_states.
         self._last_layer_parts: decoder.PositionWise | None = None
         self._room()
@@ -176,7 +184,8 @@ class CausalModule(Transformer):
         nn.Module.__init__(self)
         own = set(self.__dict__)
         self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
-        self.model = other.model
+        # What is set here, and by what follows, is not the other's to bear.
+        self.model = decoder.view(other.model)
 
     def _usual_output_layer(self) -> int | None:
         """``output_layer`` where none is given."""
@@ -379,11 +388,64 @@ class CausalModule(Transformer):
 
         Returns:
             The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
-            A text without tokens has one zero vector.
+            A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
+            as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
-        layout = self._layout(features)
-        states, mask, ids, extra = _join(self._readings(layout, **kwargs))
-        states, mask = blank(states, mask, layout.text_length == 0)
+        if not backbone.hidden_states_are_asked_for(self.model):
+            return self._handed_on(features, self._readings(self._layout(features), **kwargs))
+        found = self.forward_all_layers(features, **kwargs)
+        # In place, as ST's Transformer does: what asks for the layers reads them there.
+        features.clear()
+        features.update(found)
+        return features
+
+    def forward_all_layers(
+        self, features: dict[str, Any], *, norm: Callable[[Tensor], Tensor] = lambda states: states, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As :meth:`forward`, with the same reading of every layer's states.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            norm: What is done to the states of every layer but the last before they are read.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            What :meth:`forward` does, and ``all_layer_embeddings``: L + 1 times (B, n, D), first what enters the first
+            layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or the layers are not found, or would
+                run a second time for their gradients.
+        """
+        self._refuse_all_layers()
+        with recording(self.model, self._layer_places(), norm) as record:
+            found = self._handed_on(features, self._readings(self._layout(features), **kwargs))
+        layers = record.split(found["token_embeddings"])
+        return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
+
+    def _refuse_all_layers(self) -> None:
+        if not self.READS_HIDDEN_STATES:
+            raise ValueError(
+                f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
+                "states, so it has none of any layer to hand on. Set model[0].model.config.output_hidden_states = "
+                "False, or use CausalTransformer."
+            )
+        if backbone.is_checkpointing(self.model):
+            raise ValueError(
+                "Gradient checkpointing runs each layer a second time, where its states are not recorded. Turn it off, "
+                "or the configuration's output_hidden_states."
+            )
+
+    def _layer_places(self) -> Places:
+        """The layers of the backbone, found when they are first asked for."""
+        if self._places is None:
+            self._places = decoder.layer_places(self.model)
+        return self._places
+
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        """The features with what was read of a batch, part by part."""
+        states, mask, ids, extra = _join(readings)
+        states, mask = blank(states, mask, self._layout(features).text_length == 0)
         rest = {name: value for name, value in features.items() if name != "copy_index"}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
@@ -430,8 +492,9 @@ class CausalModule(Transformer):
         if self._last_layer_parts is not None and read is not None and not backbone.is_checkpointing(self.model):
             spare = self._last_layer_parts.at(read)
         with spare, attending_both_ways(self._both_ways, layout.attention_mask.bool()):
-            output = super().forward({"input_ids": layout.input_ids, "modality": "text"}, **kwargs)
-        return output[self.module_output_name]
+            quiet = backbone.without_hidden_states(self.model)
+            output = super().forward({"input_ids": layout.input_ids, "modality": "text"}, **{**kwargs, **quiet})
+        return beside(output[self.module_output_name])
 
     def _refuse_checkpointing(self) -> None:
         """For what is set up around a forward pass only: the second run of each layer would not find it."""

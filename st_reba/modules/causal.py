@@ -7,6 +7,7 @@ from typing import Any
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
+from ..all_layers import beside
 from ..layout import Layout, Template
 from .base import CausalModule, PoolOver, Reading, Rows, check_rows
 
@@ -78,4 +79,4 @@ class InputEmbeddings(CausalTransformer):
         return "One look-up per token: next to nothing beside the classical embedding."
 
     def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
-        return self.model.get_input_embeddings()(layout.input_ids)
+        return beside(self.model.get_input_embeddings()(layout.input_ids))

@@ -164,8 +164,8 @@ class ContrastivePromptingModule(EarlyExitModule):
         main, auxiliary = (builder.framed(own) for builder, own in zip(builders, rows, strict=True))
         return TwoLayouts(**vars(main), auxiliary=auxiliary)
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        given = super().forward(features, **kwargs)
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        given = super()._handed_on(features, readings)
         return {name: value for name, value in given.items() if not name.startswith(_AUXILIARY)}
 
     def _layout(self, features: dict[str, Any]) -> TwoLayouts:

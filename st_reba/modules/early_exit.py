@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from .. import backbone
-from ..decoder import layer_places
+from ..all_layers import beside
 from ..layout import Layout, Template
 from ..taps import Halt, Tap, tapping, until_halted
 from .base import CausalModule, PoolOver
@@ -55,8 +55,7 @@ class EarlyExitModule(CausalModule):
         )
         self.template = str(parsed)
         self.final_norm = final_norm
-        self._layers = layer_places(self.model)
-        self._top = max(self._layers.paths)
+        self._top = max(self._layer_places().paths)
 
     def _usual_output_layer(self) -> int:
         return max(1, round(self.SHARE * backbone.depth(self.model)))
@@ -75,6 +74,6 @@ class EarlyExitModule(CausalModule):
             found.append(states)
             raise Halt
 
-        with until_halted(), tapping({self._layers.at(self.model, self._top): Tap(after=take)}):
+        with until_halted(), tapping({self._layer_places().at(self.model, self._top): Tap(after=take)}):
             super()._hidden_states(layout, read, **kwargs)
-        return found[0].to(layout.input_ids.device)
+        return beside(found[0].to(layout.input_ids.device))

@@ -8,7 +8,6 @@ import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..decoder import layer_places
 from ..layout import Layout
 from ..taps import Tap, tapping
 from .base import PoolOver, Reading, compact
@@ -55,9 +54,8 @@ class LayerStates(CausalTransformer):
         **transformer_kwargs: Any,
     ) -> None:
         super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
-        self._layers = layers = layer_places(self.model)
         #: L, the number of layers.
-        self.depth = len(layers.paths)
+        self.depth = len(self._layer_places().paths)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         # A layer that runs a second time, for its gradients, would not be read again.
@@ -74,7 +72,7 @@ class LayerStates(CausalTransformer):
 
             return Tap(after=after)
 
-        with tapping({self._layers.at(self.model, layer): reads(layer) for layer in range(self.depth)}):
+        with tapping({self._layer_places().at(self.model, layer): reads(layer) for layer in range(self.depth)}):
             states = self._hidden_states(layout, **kwargs)
         layers = torch.stack([read[layer].to(states.device) for layer in range(self.depth)], dim=1)
         layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)

@@ -11,6 +11,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from .. import backbone
+from ..all_layers import beside
 from ..attention import AfterPrefix, masked_by
 from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ..prefixes import Prefixes
@@ -145,7 +146,8 @@ class MetaEOLModule(CausalModule):
         """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
         if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
             return None
-        return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
+        quiet = backbone.without_hidden_states(self.model)
+        return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
 
     def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
         """Read what follows the prefixes of these prompts, (B,)."""
@@ -154,14 +156,14 @@ class MetaEOLModule(CausalModule):
         new = layout.input_ids.shape[1]
         spare = contextlib.nullcontext() if self._last_layer_parts is None else self._last_layer_parts.at(last)
         with spare, masked_by(AfterPrefix(lengths, new)):
-            states = self.model(
+            run = self.model(
                 input_ids=layout.input_ids,
                 position_ids=lengths[:, None] + torch.arange(new, device=lengths.device),
                 past_key_values=prefixes.cache(prompts),
                 use_cache=True,
-                **kwargs,
-            ).last_hidden_state
-        return compact(states, layout.input_ids, last)
+                **{**kwargs, **backbone.without_hidden_states(self.model)},
+            )
+        return compact(beside(run.last_hidden_state), layout.input_ids, last)
 
     def _prefixes_are_sound(self) -> bool:
         """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
@@ -187,18 +189,12 @@ class MetaEOLModule(CausalModule):
         last = last_of(layout.attention_mask.bool())
         return compact(self._hidden_states(layout, last, **kwargs), layout.input_ids, last)
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Run the backbone over the prompts of all texts.
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).
 
-        Args:
-            features: What :meth:`preprocess` returned: B * P rows, those of a text together.
-            **kwargs: For the backbone's forward.
-
-        Returns:
-            The features with ``token_embeddings`` (B, P, D), and ``attention_mask`` (all 1) and ``input_ids`` (B, P) to
-            match. A text without tokens has zero vectors.
+        A text without tokens has zero vectors.
         """
-        found = super().forward(features, **kwargs)
+        found = super()._handed_on(features, readings)
         names = ("token_embeddings", "attention_mask", "input_ids")
         # One token a row, so that the rows of a text are its tokens now.
         return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}

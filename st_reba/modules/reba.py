@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import backbone
+from ..all_layers import beside
 from ..attention import InChunks, Probe, RunningMaximum, watching
 from ..chunks import chunk_sizes, repeated_chunks, split
 from ..layout import Layout, Template
@@ -345,7 +346,7 @@ class ReBAModule(CausalModule):
     def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
         """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
         if not self._route.through_function:
-            return backbone.run_and_show_maps(self.model, layout.input_ids, probe)
+            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe))
         with watching(probe):
             return self._hidden_states(layout, read, **kwargs)
 

@@ -15,6 +15,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from .. import backbone
+from ..all_layers import beside, last_layer
 from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
 from ..layout import Layout, LayoutBuilder, Template
 from .base import CausalModule, PoolOver, Reading, compact, even_slices
@@ -168,12 +169,12 @@ class RefinedThoughtModule(CausalModule):
         while thought.passes_taken < iterations and thought.active.any():
             probe = MeanWeights(torch.ones_like(last), self._last_layer)
             with watching(probe), masked_by(AfterPrefix(last, new=2)):
-                step = self.model(
+                step = self._run(
                     inputs_embeds=torch.stack([memory.to(eos.dtype), eos], dim=1),
                     past_key_values=cache,
                     position_ids=position_ids,
                     use_cache=True,
-                ).last_hidden_state
+                )
             # Behind a text's own prefix the weights are 0.
             weights = probe.result()
             memory = _weighted(weights[:, :-2], states) + _weighted(weights[:, -2:], step)
@@ -189,7 +190,7 @@ class RefinedThoughtModule(CausalModule):
             length = part.input_ids.shape[1]
             probe = MeanWeights(last[rows], self._last_layer)
             with watching(probe), cache.filling(rows):
-                found = self.model(input_ids=part.input_ids, past_key_values=cache, use_cache=True).last_hidden_state
+                found = self._run(input_ids=part.input_ids, past_key_values=cache, use_cache=True)
             memories.append(_weighted(probe.result() * part.attention_mask, found))
             states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
         return torch.cat(states), torch.cat(memories)
@@ -215,8 +216,12 @@ class RefinedThoughtModule(CausalModule):
         real = torch.arange(embeddings.shape[1], device=last.device) <= last[:, None]
         probe = MeanWeights(last, self._last_layer)
         with watching(probe), attending_both_ways(self._both_ways, real):
-            states = self.model(inputs_embeds=embeddings).last_hidden_state
+            states = self._run(inputs_embeds=embeddings)
         return states, _weighted(probe.result() * real, states)
+
+    def _run(self, **kwargs: Any) -> Tensor:
+        """A pass of the backbone: its last hidden states, with those of all layers beside them if they are wanted."""
+        return beside(self.model(**kwargs, **backbone.without_hidden_states(self.model)).last_hidden_state)
 
 
 class _PrefixLayer(DynamicLayer):
@@ -289,7 +294,8 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        moved = (1 - torch.cosine_similarity(embedding.float(), self.embedding.float())).clamp(min=0)
+        new, old = (last_layer(states).float() for states in (embedding, self.embedding))
+        moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active
         self.passes_taken += 1
@@ -298,5 +304,5 @@ class _Thought:
 
 
 def _weighted(weights: Tensor, states: Tensor) -> Tensor:
-    """sum_j weights_j states_j: (B, N) and (B, N, D) to (B, D), float32."""
-    return (weights[:, None, :] @ states.float())[:, 0]
+    """sum_j weights_j states_j, of the last layer: (B, N) and (B, N, D) to (B, D), float32."""
+    return (weights[:, None, :] @ last_layer(states).float())[:, 0]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers.base.modules import Module
 
 from .base import check_inside, note_requirement
+from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class StoredModule(Module):
+class StoredModule(Module, metaclass=Published):
     """Base of the modules whose directory holds a configuration and weights, and nothing else."""
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

@@ -131,7 +131,7 @@ class TokenPrependingModule(EarlyExitModule):
 
         embeddings = self.model.get_input_embeddings()
         listen([embeddings])
-        layers = [self._layers.at(self.model, layer) for layer in range(1, self.prepend_layers)]
+        layers = [self._layer_places().at(self.model, layer) for layer in range(1, self.prepend_layers)]
         return {embeddings: Tap(after=enter), **dict.fromkeys(layers, Tap(before=renew))}
 
     def _sources(self, layout: Layout) -> Tensor:

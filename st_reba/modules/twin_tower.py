@@ -20,6 +20,7 @@ from transformers import (
 
 from .. import card, compat, encoders
 from .base import check_inside, check_length, initialise, note_requirement
+from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +31,7 @@ SECOND = "tower_2"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class TwinTower(Transformer):
+class TwinTower(Transformer, metaclass=Published):
     r"""Two BERT-like encoders over the same tokens; word i is the sum of their last hidden states (JTCSE).
 
     .. math:: e_i = h^L_{I,i} + h^L_{II,i}

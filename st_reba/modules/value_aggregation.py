@@ -41,6 +41,7 @@ class ValueAggregationModule(CausalModule):
     """
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
+    READS_HIDDEN_STATES = False
     method = "Value aggregation"
     equation = (
         r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
