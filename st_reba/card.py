@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
-            "base_name": self.base_model or Path(module.model.config._name_or_path).name or None,
+            "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
+            "licence": _code(self.license or ""),
             "copies": module.copies,
             "towers": hasattr(module, "towers"),
             "st_reba_version": __version__,
@@ -219,9 +221,15 @@ def _cached(name: str, file: str) -> Path | None:
 
 
 def _code(value: object) -> str:
-    """A setting as it stands in a table: on one line, with no bar that would end its cell."""
-    text = (value if isinstance(value, str) else repr(value)).replace("\n", "\\n").replace("|", "\\|")
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
+    """What others wrote, for a sentence or a table: as code, on one line, with no bar that would end a cell.
+
+    Nothing stays nothing.
+    """
+    given = value if isinstance(value, str) else repr(value)
+    text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in given)
+    text = text.replace("|", "\\|")
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
 
 
 def _is_ours(model: Any) -> bool:

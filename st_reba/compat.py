@@ -7,13 +7,15 @@ upstream and used all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 import sentence_transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
-from sentence_transformers.base.modules import Module
+from sentence_transformers.base.modules import Module, Transformer
 from torch import nn
+from transformers import PreTrainedModel
 
 #: Whether ST tells a module that its model is complete, by ``on_model_ready`` (6.0 and later).
 MODULES_HEAR_OF_THEIR_MODEL = hasattr(Module, "on_model_ready")
@@ -27,7 +29,40 @@ FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
+#: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
+ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
+
 _MODULE_CLASSES = "_module_classes"
+
+
+class ReportingTransformer(Transformer):
+    """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
+
+    Overrides a private method of ST's, which passes on what ``from_pretrained`` returns. Should a later ST load in
+    another way, there is no report, and :class:`st_reba.loaded_weights.CheckedTransformer` gets one by itself.
+    """
+
+    #: Of ``output_loading_info=True``; None if there was none.
+    loading_report: dict[str, Any] | None = None
+
+    def _load_model(
+        self,
+        model_name_or_path: str,
+        transformer_task: Any,
+        config: Any,
+        backend: str,
+        is_peft_model: bool,
+        **model_kwargs: Any,
+    ) -> PreTrainedModel:
+        reporting = not is_peft_model or ADAPTERS_ARE_REPORTED
+        if reporting:
+            # Weights of another shape end loading with an error that does not name them, unless they are ignored.
+            model_kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super()._load_model(
+            model_name_or_path, transformer_task, config, backend, is_peft_model, **model_kwargs
+        )
+        model, self.loading_report = loaded if reporting else (loaded, None)
+        return cast(PreTrainedModel, model)
 
 
 def make_known(classes: Mapping[str, type[nn.Module]]) -> None:

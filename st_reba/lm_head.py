@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
+from .saved_settings import check_model
+
 #: Rows of the head (tokens of the vocabulary) in a block.
 BLOCK = 4096
 
@@ -75,6 +77,7 @@ def _is_tied(config: Any) -> bool:
 
 def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
     asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
+    check_model(path, None, asked)
     names = _names(AutoConfig.from_pretrained(path, **asked))
     file = _file(path, names, **hub_kwargs)
     if file is None:
@@ -95,19 +98,25 @@ def _file(path: str, names: list[str], **hub_kwargs: Any) -> str | None:
 
 
 def _names(config: Any) -> list[str]:
-    """How the weight may be called in a checkpoint, prefixes apart; the architecture says it, without its weights."""
+    """How the weight may be called in a checkpoint, prefixes apart, the likeliest first.
+
+    The architecture says it, without its weights. A tied head is kept as the input embeddings or, seldom, as itself.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    tied = _is_tied(config)
-    layer: nn.Module = model.get_input_embeddings() if tied else model.get_output_embeddings()
-    name = next(name for name, module in model.named_modules() if module is layer)
-    return [f"{name.split('.')[-1]}.weight", *(() if tied else _FORMER_NAMES)]
+    head: nn.Module = model.get_output_embeddings()
+    layers = [model.get_input_embeddings(), head] if _is_tied(config) else [head]
+    paths = [next(path for path, module in model.named_modules() if module is layer) for layer in layers]
+    return [*(f"{path.split('.')[-1]}.weight" for path in paths), *_FORMER_NAMES]
 
 
 def _find(names: list[str], keys: Any) -> str | None:
     """The key of the weight; the shortest, because layers for further tokens may carry one of that name, too."""
-    found = [key for key in keys if any(key == name or key.endswith(f".{name}") for name in names)]
-    return min(found, key=len, default=None)
+    keys = list(keys)
+    for name in names:
+        if found := [key for key in keys if key == name or key.endswith(f".{name}")]:
+            return min(found, key=len)
+    return None
 
 
 def _blocks_of_file(file: str, names: list[str], path: str) -> Iterator[Tensor]:

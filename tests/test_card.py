@@ -187,7 +187,7 @@ def test_what_the_user_said_is_kept(backbone_path, tmp_path):
     assert "license: mit" in text
     if registry.MODULES_HEAR_OF_THEIR_MODEL:
         assert 'SentenceTransformer("org/llama2-zh-reba")' in text
-        assert "licence: mit" in text
+        assert "licence: `mit`" in text
 
 
 class TestBaseModel:
@@ -205,7 +205,7 @@ class TestBaseModel:
         text = written(pipeline(ReBAModule(str(base))), tmp_path / "model")
         data = metadata(text)
         assert (data["license"], data["language"]) == ("llama2", ["zh"])
-        assert "(licence: llama2)" in text
+        assert "(licence: `llama2`)" in text
         # It is a directory of this machine, and nobody knows its id.
         assert "base_model" not in data
         assert "on `base`" in text
@@ -220,6 +220,23 @@ class TestBaseModel:
     def test_a_card_that_is_no_card_does_not_fail_the_save(self, base, tmp_path):
         (base / "README.md").write_text("---\nlicense: [unclosed\n---\n")
         assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
+
+    @pytest.mark.parametrize(
+        ("licence", "shown"),
+        [
+            ("mit\n\n# Free money\n<script>", r"`mit\n\n# Free money\n<script>`"),
+            ("mit\r\u2028# Free money", r"`mit\r\u2028# Free money`"),
+            ("mit`) [free](money", "`` mit`) [free](money ``"),
+            ("mit`` ) ` [free](money", "``` mit`` ) ` [free](money ```"),
+        ],
+    )
+    def test_a_licence_is_words_and_no_markup(self, licence, shown, base, tmp_path):
+        """Somebody else wrote it."""
+        (base / "README.md").write_text(f"---\n{yaml.safe_dump({'license': licence})}---\n")
+        text = written(pipeline(ReBAModule(str(base))), tmp_path / "model")
+        assert f"(licence: {shown})" in text
+        assert not [line for line in text.splitlines() if line.startswith(("# Free", "<script>"))]
+        assert metadata(text)["license"] == licence
 
     def test_from_the_cache_when_the_hub_is_out_of_reach(self, base, tmp_path, monkeypatch):
         monkeypatch.setattr(card, "try_to_load_from_cache", lambda name, file: str(base / file))

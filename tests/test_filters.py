@@ -106,7 +106,17 @@ class TestEmbeddingFilter:
             (torch.zeros(5, 4), 0, "directions is (5, 4)"),
             (torch.zeros(0, 4), 0, "directions is (0, 4)"),
             (torch.eye(4)[:3], 2, "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
-            (torch.full((1, 4), float("inf")), 0, "EmbeddingFilter's directions is not made of finite"),
+            (torch.full((1, 4), float("inf")), 0, "EmbeddingFilter's directions has the value inf, and weights are"),
+            (
+                torch.full((1, 4), float("nan")),
+                0,
+                "the value nan, and weights are numbers not beyond 1e+12",
+            ),
+            (
+                torch.full((1, 4), 3e38),
+                0,
+                "the value 3e+38, and weights are numbers not beyond 1e+12",
+            ),
         ],
     )
     def test_weights_that_are_refused(self, directions, low, message):

@@ -137,7 +137,7 @@ def test_save_and_load(settings, backbone_path, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "settings", "message"),
     [
-        ((0, 32), {}, "depth=0: give a whole number, 1 or more"),
+        ((0, 32), {}, "depth=0: give a whole number from 1 to 1024"),
         ((3, 32.0), {}, "hidden_size=32.0: give a whole number"),
         ((3, 32), {"head_dimension": -1}, "head_dimension=-1"),
         ((3, 32), {"bottlenecks": 8}, "bottlenecks=8: give a list of widths for equal shares of the 3 layers"),

@@ -20,6 +20,7 @@ from .. import backbone, card, compat, decoder
 from ..all_layers import beside, recording
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
+from ..loaded_weights import CheckedTransformer
 from ..taps import Places
 from ..version import REQUIREMENT
 from .published import Published
@@ -53,7 +54,7 @@ class Reading(NamedTuple):
     extra: dict[str, Tensor] = {}
 
 
-class CausalModule(Transformer, metaclass=Published):
+class CausalModule(CheckedTransformer, metaclass=Published):
     """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
 
     A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
@@ -78,8 +79,8 @@ class CausalModule(Transformer, metaclass=Published):
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
-        ValueError: If the model is not causal, or ``template`` does not fit into its positions, or its last layers
-            cannot be made to attend both ways, or it cannot stop after ``output_layer``.
+        ValueError: If the model is not causal, or its checkpoint lacks weights, or ``template`` does not fit into its
+            positions, or its last layers cannot be made to attend both ways, or it cannot stop after ``output_layer``.
     """
 
     config_keys: list[str] = [
@@ -149,6 +150,8 @@ class CausalModule(Transformer, metaclass=Published):
         self.output_layer = None if output_layer is None else decoder.resolve_layer(self.model, output_layer)
         if self.output_layer is not None:
             self.model = decoder.shortened(self.model, self.output_layer)
+        # Of layers that are left out, none is needed.
+        self.check_weights()
         self.pool_over = pool_over
         self.normalize_text = normalize_text
         self.tokenization = tokenization or ("pieces" if self.REPEATS_TEXT else "whole")
@@ -542,7 +545,8 @@ class CausalModule(Transformer, metaclass=Published):
             **kwargs: As for ST's ``Transformer.load``.
 
         Raises:
-            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, or weights are missing.
         """
         check_inside(subfolder)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
@@ -575,11 +579,11 @@ class CausalModule(Transformer, metaclass=Published):
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
 
-def initialise(module: Transformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
+def initialise(module: CheckedTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
     """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
     check_length(kwargs.get("max_seq_length"), "max_seq_length")
     try:
-        Transformer.__init__(module, model_name_or_path, **kwargs)
+        CheckedTransformer.__init__(module, model_name_or_path, **kwargs)
     except TypeError:
         # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
         limit = getattr(vars(module).get("processor"), "model_max_length", None)

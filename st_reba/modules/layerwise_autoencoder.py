@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
+from ..saved_settings import MAX_LAYERS
 from .stored import StoredModule
 
 #: Widths of the bottlenecks in the paper, whose GPT-2 medium has D = 1,024: a quarter and a half of it.
@@ -17,6 +18,9 @@ PAPER_BOTTLENECKS = (256, 512)
 
 # The exponential of more than this is far from 1 on the one side and from overflow on the other.
 _LARGEST_LOGIT = 30.0
+
+# Far above the states of any language model.
+_WIDEST = 2**20
 
 
 class LayerwiseAutoencoder(StoredModule):
@@ -65,8 +69,9 @@ class LayerwiseAutoencoder(StoredModule):
         decoders: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("depth", depth), ("hidden_size", hidden_size), ("head_dimension", head_dimension)):
-            _check_size(name, value)
+        _check_size("depth", depth, MAX_LAYERS)
+        _check_size("hidden_size", hidden_size)
+        _check_size("head_dimension", head_dimension)
         if bottlenecks is None:
             quarter, half = PAPER_BOTTLENECKS
             bottlenecks = (min(quarter, max(1, hidden_size // 4)), min(half, max(1, hidden_size // 2)))[-depth:]
@@ -230,9 +235,9 @@ def _encoder(hidden_size: int, width: int) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, width), nn.Tanh())
 
 
-def _check_size(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name}={value!r}: give a whole number, 1 or more.")
+def _check_size(name: str, value: Any, most: int = _WIDEST) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name}={value!r}: give a whole number from 1 to {most}.")
 
 
 def _checked_bottlenecks(bottlenecks: Sequence[int], depth: int, hidden_size: int) -> list[int]:

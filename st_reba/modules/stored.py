@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sentence_transformers.base.modules import Module
+from torch import Tensor
 
+from ..saved_settings import check_settings
 from .base import check_inside, note_requirement
 from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+#: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
+#: much more, squares overflow in float32, and an embedding is no number or a zero vector.
+LARGEST_WEIGHT = 1e12
 
 
 class StoredModule(Module, metaclass=Published):
@@ -48,8 +57,8 @@ class StoredModule(Module, metaclass=Published):
             **kwargs: What else ST passes; not used.
 
         Raises:
-            ValueError: If ``subfolder`` leads out of the model, a setting is out of range, or settings and weights do
-                not fit each other.
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none of this class's, a
+                weight is not a number or too large for one, or settings and weights do not fit each other.
         """
         check_inside(subfolder)
         where: dict[str, Any] = {
@@ -64,5 +73,45 @@ class StoredModule(Module, metaclass=Published):
     @classmethod
     def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
         """The module made from its settings, with its weights; ``where`` is for ST's loaders."""
-        module = cls(**cls.load_config(model_name_or_path, **where))
-        return cls.load_torch_weights(model_name_or_path, model=module, **where)
+        settings = cls._settings(model_name_or_path, where)
+        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
+        # Settings alone could ask for more memory than there is.
+        with torch.device("meta"):
+            asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
+        found = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if asked != found:
+            name = min(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))
+            raise ValueError(
+                f"{model_name_or_path}/{where['subfolder']}: config.json and the weights do not fit each other ({name} "
+                f"is {asked.get(name, 'not there')} by the one and {found.get(name, 'not there')} by the other). They "
+                "are of two modules; save the model again."
+            )
+        check_magnitudes(weights, cls.__name__)
+        module = cls(**settings)
+        module.load_state_dict(weights)
+        return module
+
+    @classmethod
+    def _settings(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Any]:
+        """What the module's configuration says, which is nothing but its settings."""
+        settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
+        file = "/".join(filter(None, (model_name_or_path, where["subfolder"], cls.config_file_name)))
+        check_settings(settings, cls.config_keys, cls.__name__, file)
+        return settings
+
+
+def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:
+    """Refuse weights that would make embeddings infinite, or no numbers.
+
+    Raises:
+        ValueError: If a weight is not made of floating-point numbers, or has one beyond :data:`LARGEST_WEIGHT`.
+    """
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise ValueError(f"{module}'s {name} is of {weight.dtype}: weights are floating-point numbers.")
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        if not largest <= LARGEST_WEIGHT:
+            raise ValueError(
+                f"{module}'s {name} has the value {largest:.3g}, and weights are numbers not beyond "
+                f"{LARGEST_WEIGHT:.0e}: embeddings would overflow. Make or save the module again."
+            )

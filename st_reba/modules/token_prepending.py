@@ -15,6 +15,7 @@ from ..layout import NOT_TEXT, PREPENDED, Layout, Template
 from ..taps import Tap, listen, tapping
 from .base import PoolOver, Reading, Rows, check_rows
 from .early_exit import EarlyExitModule
+from .stored import check_magnitudes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -173,6 +174,7 @@ class TokenPrependingModule(EarlyExitModule):
                 f'{path} has {given} under "{_STATE}", and the model\'s input embeddings have '
                 f"{len(self.initial_state)} values. They are of two models; save the model again."
             )
+        check_magnitudes({_STATE: state}, type(self).__name__)
         self.initial_state = state.to(self.initial_state.device)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .stored import StoredModule
+from .stored import StoredModule, check_magnitudes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,11 +30,10 @@ class EmbeddingTransform(StoredModule):
         """Take the weights, float32, as buffers of these names.
 
         Raises:
-            ValueError: If one of them is not a tensor of finite numbers.
+            ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
         """
+        check_magnitudes(weights, type(self).__name__)
         for name, weight in weights.items():
-            if not weight.is_floating_point() or not weight.isfinite().all():
-                raise ValueError(f"{type(self).__name__}'s {name} is not made of finite floating-point numbers.")
             self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
 
     def _transform(self, embedding: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ class EmbeddingTransform(StoredModule):
     @classmethod
     def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
         place = f"{model_name_or_path}/{where['subfolder']}"
-        settings = cls.load_config(model_name_or_path, **where)
+        settings = cls._settings(model_name_or_path, where)
         weights = cls.load_torch_weights(model_name_or_path, **where)
         sizes = {name: settings.pop(name, None) for name in EmbeddingTransform.config_keys}
         try:

@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from .. import card, compat, encoders
+from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
+from ..saved_settings import check_model
 from .base import check_inside, check_length, initialise, note_requirement
 from .published import Published
 
@@ -30,8 +32,11 @@ SECOND = "tower_2"
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
+# Read by the losses alone. Encoders that were trained on masked words have none: training begins with a fresh one.
+_TRAINED_ONLY = ("pooler.",)
 
-class TwinTower(Transformer, metaclass=Published):
+
+class TwinTower(CheckedTransformer, metaclass=Published):
     r"""Two BERT-like encoders over the same tokens; word i is the sum of their last hidden states (JTCSE).
 
     .. math:: e_i = h^L_{I,i} + h^L_{II,i}
@@ -54,8 +59,8 @@ class TwinTower(Transformer, metaclass=Published):
             ``model_kwargs`` and ``config_kwargs`` are for both towers.
 
     Raises:
-        ValueError: If an encoder is of another architecture, the two do not fit together, or ``cross_every`` is no
-            number of layers.
+        ValueError: If an encoder is of another architecture, or its checkpoint lacks weights (of the pooler apart,
+            which is read in training alone), the two do not fit together, or ``cross_every`` is no number of layers.
     """
 
     config_keys: list[str] = [*Transformer.config_keys, "cross_every", "second_subfolder"]
@@ -90,6 +95,7 @@ class TwinTower(Transformer, metaclass=Published):
         if second is not None:
             _check_they_fit(config, second.config(), cross_every)
         initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
+        self.check_weights(_TRAINED_ONLY)
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
         check_length(tokenizer.model_max_length, "the tokenizer's model_max_length")
         if second is not None and second_subfolder is None:
@@ -182,7 +188,8 @@ class TwinTower(Transformer, metaclass=Published):
         """Load a saved module, as ST's ``Transformer.load`` does.
 
         Raises:
-            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range.
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, or weights are missing.
         """
         check_inside(subfolder)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
@@ -226,12 +233,17 @@ class _Place:
         return _Place(self.name, self.given, subfolder)
 
     def config(self) -> PreTrainedConfig:
-        config = AutoConfig.from_pretrained(self.name, **self._options("config_kwargs"))
+        options = self._options("config_kwargs")
+        check_model(self.name, self._options("model_kwargs"), options)
+        config = AutoConfig.from_pretrained(self.name, **options)
         encoders.check_family(config, self.name)
         return config
 
     def model(self) -> PreTrainedModel:
-        return AutoModel.from_pretrained(self.name, config=self.config(), **self._options("model_kwargs"))
+        options = {**self._options("model_kwargs"), **REPORTING}
+        model, report = AutoModel.from_pretrained(self.name, config=self.config(), **options)
+        check_weights(model, lacking(report), "/".join(filter(None, (self.name, self.subfolder))), _TRAINED_ONLY)
+        return cast(PreTrainedModel, model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(self.name, **self._options("processor_kwargs"))

@@ -9,7 +9,6 @@ from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -18,6 +17,7 @@ from transformers import set_seed
 
 from .. import backbone
 from ..files import check_free
+from ..loaded_weights import CheckedTransformer
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from .extras import require_peft
 from .fitting import MODEL, finish, fit
@@ -143,7 +143,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     on_cpu = settings.dtype == "auto" and get_device_name() == "cpu"
-    loaded = Transformer(name, model_kwargs={"dtype": "float32" if on_cpu else settings.dtype})
+    loaded = CheckedTransformer(name, model_kwargs={"dtype": "float32" if on_cpu else settings.dtype})
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )
