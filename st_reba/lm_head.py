@@ -13,7 +13,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Transformer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    check_torch_load_is_safe,
+)
 
 from .saved_settings import check_model
 
@@ -129,6 +135,7 @@ def _blocks_of_file(file: str, names: list[str], path: str) -> Iterator[Tensor]:
             for first in range(0, stored.get_shape()[0], BLOCK):
                 yield _checked(stored[first : first + BLOCK], f"{key} in {path}")
         return
+    check_torch_load_is_safe()
     state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     key = _find(names, state)
     if key is None:

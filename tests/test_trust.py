@@ -121,6 +121,27 @@ class TestPickledWeights:
             EmbeddingFilter.load(str(tmp_path))
         assert not (tmp_path / "marker").exists()
 
+    def test_a_pytorch_that_is_not_safe(self, model_of, tmp_path, monkeypatch):
+        """Before 2.6, ``weights_only`` could be got around: safetensors alone are read."""
+        from transformers.utils import import_utils
+
+        for name in ("filter", "autoencoder"):
+            (tmp_path / name).mkdir()
+        EmbeddingFilter(torch.eye(4)[:2], low=1).save(str(tmp_path / "filter"))
+        LayerwiseAutoencoder(2, 8).save(str(tmp_path / "autoencoder"), safe_serialization=False)
+        model = model_of()
+        pickle_weights(model, load_file(model / "model.safetensors"))
+        monkeypatch.setattr(import_utils, "is_torch_greater_or_equal", lambda version, *args, **kwargs: version < "2.6")
+        EmbeddingFilter.load(str(tmp_path / "filter"))
+        pickled = (
+            lambda: LayerwiseAutoencoder.load(str(tmp_path / "autoencoder")),
+            lambda: list(head_blocks(str(model))),
+            lambda: ReBAModule(str(model)),
+        )
+        for load in pickled:
+            with pytest.raises(ValueError, match="upgrade torch to at least v2.6"):
+                load()
+
     def test_of_a_language_models_head(self, model_of, tmp_path):
         model = model_of()
         pickle_weights(model, {"lm_head.weight": Canary(tmp_path / "marker")})

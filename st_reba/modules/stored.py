@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
+from transformers.utils import check_torch_load_is_safe
 
 from ..saved_settings import check_settings
 from .base import check_inside, note_requirement
@@ -74,7 +75,7 @@ class StoredModule(Module, metaclass=Published):
     def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
         """The module made from its settings, with its weights; ``where`` is for ST's loaders."""
         settings = cls._settings(model_name_or_path, where)
-        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
+        weights = cls._weights(model_name_or_path, where)
         # Settings alone could ask for more memory than there is.
         with torch.device("meta"):
             asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
@@ -98,6 +99,14 @@ class StoredModule(Module, metaclass=Published):
         file = "/".join(filter(None, (model_name_or_path, where["subfolder"], cls.config_file_name)))
         check_settings(settings, cls.config_keys, cls.__name__, file)
         return settings
+
+    @classmethod
+    def _weights(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Tensor]:
+        """The weights, pickled ones only where PyTorch reads them safely."""
+        if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
+            check_torch_load_is_safe()
+        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
+        return weights
 
 
 def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:

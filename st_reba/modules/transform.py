@@ -71,7 +71,7 @@ class EmbeddingTransform(StoredModule):
     def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
         place = f"{model_name_or_path}/{where['subfolder']}"
         settings = cls._settings(model_name_or_path, where)
-        weights = cls.load_torch_weights(model_name_or_path, **where)
+        weights = cls._weights(model_name_or_path, where)
         sizes = {name: settings.pop(name, None) for name in EmbeddingTransform.config_keys}
         try:
             module = cls(**settings, **weights)
