@@ -56,7 +56,7 @@ class MetaEOLModule(CausalModule):
     .. math:: e_p = v^{(p)}_{N_p}, \quad p = 1, \dots, P
 
     (Lei et al., ACL 2024.) The embedding is their mean: use ``Pooling("mean")``. The B texts of a batch run as one
-    batch of B * P rows; all prompts are given the same tokens of a text.
+    batch of B * P rows; all prompts are given the same part of a text.
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
