@@ -287,7 +287,7 @@ def _position_wise(model: PreTrainedModel, layer: nn.Module) -> list[nn.Module]:
         if not isinstance(call.given, Tensor) or call.given.dim() != 3 or not isinstance(call.gave, Tensor):
             continue
         try:
-            with dry_run(call.module):
+            with dry_run(model):
                 alone = call.module(call.given[:, 1:2])
         except Exception:  # it takes more than states
             continue

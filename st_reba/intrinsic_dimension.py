@@ -136,7 +136,7 @@ def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: 
         return Tap(before)
 
     with tapping({layer: reads(number) for number, layer in enumerate(layers)}):
-        module.model(input_ids=layout.input_ids, return_dict=True)
+        module.model(input_ids=layout.input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
     return torch.stack([read[number] for number in range(len(layers))])
 
 

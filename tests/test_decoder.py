@@ -111,6 +111,13 @@ def test_nothing_position_wise_is_found_where_positions_mix(backbone_path):
     assert [type(part).__name__ for part in PositionWise(module.model).modules] == ["LlamaMLP"]
 
 
+def test_what_is_position_wise_is_found_under_dropout(backbone_path):
+    """Of a model in training, as the one that a module is given may be."""
+    model = CausalTransformer(backbone_path("gpt2")).model.train()
+    assert [type(part).__name__ for part in PositionWise(model).modules] == ["GPT2MLP"]
+    assert all(part.training for part in model.modules())
+
+
 def test_gradients_flow_through_the_last_row(backbone_path):
     gradients = []
     for rows in ("all", "last"):

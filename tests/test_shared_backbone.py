@@ -24,6 +24,7 @@ from st_reba import (
     RefinedThoughtModule,
     ValueAggregationModule,
     attention,
+    compat,
 )
 from st_reba.backbone import dry_run
 from st_reba.decoder import view
@@ -147,12 +148,14 @@ def test_what_a_view_is_told_the_model_does_not_hear(backbone_path):
     assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
 
 
-def test_a_compiled_backbone_is_its_own_view(backbone_path):
-    compiled = torch.compile(CausalTransformer(backbone_path()).model, backend="eager", dynamic=True)
-    assert view(compiled) is compiled
+def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
+    """A copy would run what it is a copy of."""
     shared = CausalTransformer(backbone_path())
-    shared.model = compiled
-    assert EchoModule(shared).model is compiled
+    compiled = torch.compile(shared.model, dynamic=True)
+    assert view(compiled) is compiled
+    forward = shared.model.forward
+    shared.model.forward = lambda **kwargs: forward(**kwargs)
+    assert EchoModule(shared).model is shared.model
     with pytest.raises(ValueError, match="its forward is not its class's own: torch.compile leaves it so. Compile"):
         CausalTransformer(shared, output_layer=1)
 
@@ -179,3 +182,26 @@ def test_a_dry_run_leaves_each_module_in_its_mode(backbone_path):
         assert torch.is_inference_mode_enabled()
         raise ZeroDivisionError
     assert [part.training for part in model.modules()] == modes
+
+
+@pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="sentence-transformers before 6.2 moves a placed model")
+def test_a_backbone_that_accelerate_has_placed(backbone_path, tmp_path):
+    """Its modules' forwards are replaced one by one; the view's are its own."""
+    pytest.importorskip("accelerate")
+    parts = dict.fromkeys(("embed_tokens", "layers", "norm"), "disk")
+    placed = {"device_map": {**parts, "rotary_emb": "cpu"}, "offload_folder": str(tmp_path)}
+    classical = CausalTransformer(backbone_path(), model_kwargs={**placed, "attn_implementation": "eager"})
+    reba = ReBAModule(classical)
+    assert classical.model.config._attn_implementation == "eager"
+    assert reba.model.config._attn_implementation == attention.NAME
+    assert np.array_equal(pipeline(reba).encode(TEXTS), pipeline(ReBAModule(backbone_path())).encode(TEXTS))
+
+
+def test_a_peft_model_is_left_as_it_was(backbone_path):
+    peft = pytest.importorskip("peft")
+    shared = Transformer(backbone_path())
+    shared.model = peft.get_peft_model(shared.model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    before = everything_set_on(shared.model)
+    reba = ReBAModule(shared)
+    assert everything_set_on(shared.model) == before
+    assert reba.model.config._attn_implementation == attention.NAME
