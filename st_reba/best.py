@@ -1,4 +1,4 @@
-"""The recipe that a comparison found best, as a model of its own."""
+"""The recipe that a comparison chose, as a model of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from .results import Comparison
 
 
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:
-    """Write the best recipe as a SentenceTransformer directory, with the scores on its card.
+    """Write the recipe to use as a SentenceTransformer directory, with its scores on its card.
+
+    That is the best of the comparison, or what a search had chosen on other texts; the card says which.
 
     Args:
-        comparison: Says which recipe is best.
+        comparison: Says which recipe it is.
         recipes: What was compared.
         out: Directory to write; it must not exist yet, or be empty.
 
@@ -29,7 +31,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     """
     if comparison.tasks[0].proxy:
         raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
-    best = comparison.best()
+    best = comparison.choice()
     recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
     parts = list(recipe.model(recipes.backbone).children())
     model = SentenceTransformer(modules=[*parts, Normalize()], device=str(recipes.backbone.model.device))

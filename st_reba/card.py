@@ -113,11 +113,12 @@ class STRebaCardData(SentenceTransformerModelCardData):
         found = self.comparison
         if found is None:
             return None
-        best = found.best()
+        best = found.choice()
         controls = controls_of(best)
         shown = [best, *(other for other in found.results if other.name in controls)]
         return {
             "data": found.data,
+            "chosen_before": bool(found.chosen),
             "date": found.date,
             "command": found.command,
             "columns": [f"{task.name} ({task.metric})" for task in found.tasks],
@@ -148,7 +149,7 @@ def adopt(model: Any) -> None:
 
 
 def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
-    """Put the scores of a comparison's best recipe, which this model is, and of its controls onto its card."""
+    """Put the scores of the recipe that a comparison chose, which this model is, and of its controls onto its card."""
     adopt(model)
     data: Any = model.model_card_data
     data.comparison = comparison

@@ -35,10 +35,15 @@ class Column:
     statistic: Statistic | None = None
 
 
-def similarity_columns(recipes: Recipes, store: EmbeddingStore, pairs: Pairs, batch_size: int = 32) -> list[Column]:
+def similarity_columns(recipes: Recipes, store: EmbeddingStore, pairs: Pairs) -> list[Column]:
     """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator."""
     evaluator = EmbeddingSimilarityEvaluator(
-        pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine", write_csv=False
+        pairs.first,
+        pairs.second,
+        pairs.scores,
+        batch_size=recipes.batch_size,
+        main_similarity="cosine",
+        write_csv=False,
     )
     scores = {recipe.key: evaluator(stand_in(store, recipe.key)) for recipe in recipes.all}
     cosines = {

@@ -18,10 +18,8 @@ from .benchmark import run_tasks
 from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
 from .data import DEMO_PAIRS, Pairs, read_pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
-from .fingerprint import fingerprint
 from .lookup import EmbeddingStore
-from .reading import TIMED_ROUNDS, TIMED_TEXTS, Recipes
-from .recipes import POOLINGS
+from .reading import TIMED_ROUNDS, Recipes, timed_batches, unit_of_cost
 from .results import Comparison, Result
 from .sweep import RecipeSweep
 from .verdict import verdict
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
-def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -> int:
+def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32) -> int:
     """How many texts :func:`compare` will report the progress of."""
     if isinstance(data, Pairs):
         texts = data.texts()
@@ -40,16 +38,20 @@ def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -
         geometry = EmbeddingGeometryEvaluator(data)
         texts = list(dict.fromkeys([*geometry.texts, *geometry.positives]))
     asked = 0 if words is None else 4 * len(words.questions)
-    return len(texts) + asked + TIMED_ROUNDS * len(texts[:TIMED_TEXTS])
+    return len(texts) + asked + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
 
 
-def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None) -> Comparison:
+def compare(
+    recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, *, chosen: str = ""
+) -> Comparison:
     """Score and time every recipe.
 
     Args:
         recipes: On one model.
         data: Labelled sentence pairs; or plain texts, and then there are only proxies.
         words: Word-sense questions, if any are to be asked.
+        chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
+            :mod:`st_reba.search` chose. Empty: these scores choose.
 
     Returns:
         The comparison; what only the caller knows (the names of model and data, the command) is left empty.
@@ -57,7 +59,7 @@ def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvalu
     Raises:
         ValueError: If there are too few texts.
     """
-    with EmbeddingStore(recipes.embed) as store:
+    with EmbeddingStore(recipes.embed, batch_size=recipes.batch_size) as store:
         if isinstance(data, Pairs):
             columns = similarity_columns(recipes, store, data)
         else:
@@ -65,7 +67,7 @@ def compare(recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvalu
     if words is not None:
         # After what decides, before what only adds to it.
         columns.insert(1, word_sense_column(recipes, words))
-    return assemble(recipes, columns)
+    return assemble(recipes, columns, chosen=chosen)
 
 
 def compare_tasks(
@@ -92,7 +94,7 @@ def compare_tasks(
         [recipe.key for recipe in recipes.all],
         recipes.embed,
         model=model,
-        revision=fingerprint(recipes.backbone),
+        revision=recipes.revisions(),
         output=output,
         batch_size=recipes.batch_size,
         on_step=lambda what: recipes.on_progress(what, 0),
@@ -103,12 +105,12 @@ def compare_tasks(
     return assemble(recipes, mteb_columns(recipes, found), skipped)
 
 
-def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = ()) -> Comparison:
+def assemble(
+    recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = (), chosen: str = ""
+) -> Comparison:
     """Put columns together, with what the recipes cost on some of the texts that were embedded for them."""
     # Where all results were known from an earlier run, nothing was embedded.
-    texts = recipes.sample or read_pairs(DEMO_PAIRS).texts()[:TIMED_TEXTS]
-    seconds = recipes.costs(texts)
-    units = {pooling: seconds.get(f"Classical, {pooling}", next(iter(seconds.values()))) for pooling in POOLINGS}
+    seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
     results = []
     for recipe in recipes.all:
         spent = seconds.get(recipe.key)
@@ -119,8 +121,8 @@ def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tupl
                 pooling=recipe.pooling,
                 control=recipe.control,
                 scores={name: score for name, score in scores.items() if score is not None},
-                sentences_per_second=None if spent is None else len(texts) / spent,
-                cost=None if spent is None else spent / units[recipe.pooling],
+                sentences_per_second=None if spent is None else 1 / spent,
+                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
             )
         )
     return Comparison(
@@ -128,7 +130,7 @@ def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tupl
         data="",
         tasks=[column.task for column in columns],
         results=results,
-        verdict=verdict(results, columns[0].task, columns[0].statistic),
+        verdict=verdict(results, columns[0].task, columns[0].statistic, chosen),
         skipped=[*recipes.skipped, *skipped],
         lengths=recipes.lengths,
         settings={
@@ -143,4 +145,5 @@ def assemble(recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tupl
             **{name: version(name) for name in ("st_reba", "sentence-transformers", "transformers", "torch")},
         },
         date=time.strftime("%Y-%m-%d"),
+        chosen=chosen,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
@@ -14,9 +14,6 @@ from .moments import Moments, embedding_moments
 #: Texts that whitening wants for each direction that it keeps: directions that a few texts vary in by chance alone
 #: would be blown up to the size of all others.
 TEXTS_A_DIRECTION = 4
-
-#: From a model that ends in its pooling to what shall stand behind it.
-Filter = Callable[[SentenceTransformer], nn.Module]
 
 #: Read from the language model's head, without any text.
 HEAD_FILTER = "filtered"
@@ -39,10 +36,33 @@ def fitted(name: str, moments: Moments) -> nn.Module:
     return AllButTheTop.from_moments(moments)
 
 
-def fitted_on(texts: list[str]) -> dict[str, Filter]:
+@dataclass(frozen=True)
+class Filter:
+    """How to make what shall stand behind a model that ends in its pooling.
+
+    Attributes:
+        name: One of :data:`FILTERS`.
+        texts: What it is fitted on; none for that of the head.
+    """
+
+    name: str
+    texts: tuple[str, ...] = ()
+
+    def __call__(self, model: SentenceTransformer, batch_size: int = 32) -> nn.Module:
+        """Make it.
+
+        Args:
+            model: Ends in its pooling.
+            batch_size: Texts at a time.
+
+        Raises:
+            ValueError: If there are too few texts, or the model has no head.
+        """
+        if self.name == HEAD_FILTER:
+            return EmbeddingFilter.from_language_model(model)
+        return fitted(self.name, embedding_moments(model, self.texts, batch_size=batch_size))
+
+
+def fitted_on(texts: Sequence[str]) -> dict[str, Filter]:
     """All of :data:`FILTERS`, those that are fitted on these texts."""
-
-    def made(name: str, model: SentenceTransformer) -> nn.Module:
-        return fitted(name, embedding_moments(model, texts))
-
-    return {HEAD_FILTER: EmbeddingFilter.from_language_model, **{name: partial(made, name) for name in FILTERS[1:]}}
+    return {name: Filter(name, () if name == HEAD_FILTER else tuple(texts)) for name in FILTERS}

@@ -27,7 +27,9 @@ class EmbeddingStore:
     store; it is a context manager.
 
     Args:
-        embed: Is asked once for each pair of prompt and text, a batch at a time, in the order they are first asked for.
+        embed: Is asked once for each pair of prompt and text, a batch at a time.
+        batch_size: Texts of a batch, at most; neighbours in length, the longest first, so that little is padding. None:
+            all that are asked for together.
         on_texts: Called with the number of texts whenever some have been embedded.
         directory: Where the files may lie; the system's directory for temporary files if None.
     """
@@ -36,10 +38,12 @@ class EmbeddingStore:
         self,
         embed: Embed,
         *,
+        batch_size: int | None = None,
         on_texts: Callable[[int], None] = lambda texts: None,
         directory: str | Path | None = None,
     ) -> None:
         self.embed = embed
+        self.batch_size = batch_size
         self.on_texts = on_texts
         self._directory = tempfile.TemporaryDirectory(dir=directory, prefix="st-reba-")
         self._rows: dict[tuple[str | None, str], int] = {}
@@ -62,7 +66,10 @@ class EmbeddingStore:
         """
         keys = [(prompt, text) for text in texts]
         if missing := [key for key in dict.fromkeys(keys) if key not in self._rows]:
-            self._add(missing)
+            missing.sort(key=lambda key: -len(key[1]))
+            size = self.batch_size or len(missing)
+            for start in range(0, len(missing), size):
+                self._add(missing[start : start + size])
         if variant not in self._files:
             raise KeyError(f"There is no variant {variant!r}; there are {sorted(self._files)}.")
         return self._files[variant].read([self._rows[key] for key in keys])
@@ -145,8 +152,13 @@ def stand_in(store: EmbeddingStore, variant: str, like: Any = None) -> SentenceT
         variant: Which of them to give.
         like: A ``SentenceTransformer`` whose prompts, similarity and truncation it takes over; ST's defaults if None.
     """
-    settings = {} if like is None else {name: getattr(like, name) for name in _SETTINGS}
+    settings = {} if like is None else adopted_settings(like)
     return SentenceTransformer(modules=[Lookup(store, variant)], device="cpu", **settings)
+
+
+def adopted_settings(like: Any) -> dict[str, Any]:
+    """What a stand-in takes over from a ``SentenceTransformer``, by name."""
+    return {name: getattr(like, name) for name in _SETTINGS}
 
 
 _SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import numpy as np
 import torch
@@ -12,14 +12,20 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from .modules import CausalModule
+from .fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
+from .modules import CausalModule, CausalTransformer
 from .recipes import POOLINGS, Recipe, bags_of_input_embeddings, default_recipes, random_weights
 from .sweep import RecipeSweep
 from .words import encode_words, find_words, pool_words
 
-#: How many texts each recipe is timed on, and how often: enough to tell them apart, few enough not to wait for.
+#: How many batches each recipe is timed on, of how many texts at most, and how often: enough to tell recipes apart, few
+#: enough not to wait for.
+TIMED_BATCHES = 3
 TIMED_TEXTS = 32
-TIMED_ROUNDS = 3
+TIMED_ROUNDS = 2
+
+# How many of the texts that were embedded are kept, for those that are timed to be taken from.
+_SAMPLE = 1024
 
 
 class RecipeReader:
@@ -46,7 +52,7 @@ class RecipeReader:
         for recipe in recipes:
             if recipe.filter is not None:
                 try:
-                    self._filters[recipe.key] = recipe.filter(recipe.pooled(backbone))
+                    self._filters[recipe.key] = recipe.filter(recipe.pooled(backbone), batch_size)
                 except ValueError as error:
                     self.skipped.append((recipe, str(error)))
                     continue
@@ -147,6 +153,21 @@ def _sweep(backbone: CausalModule, recipes: Sequence[Recipe]) -> RecipeSweep | N
         return None
 
 
+def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
+    """Batches that stand for all of these texts: from the middle of the longest, the middling and the shortest third.
+
+    A batch holds neighbours in length, as ``encode`` makes them, so that as much of it is padding as of the whole. Few
+    texts are all taken.
+    """
+    size = min(batch_size, TIMED_TEXTS)
+    ordered = sorted(texts, key=len, reverse=True)
+    starts: Sequence[int] = range(0, len(ordered), size)
+    if len(starts) > TIMED_BATCHES:
+        part = len(ordered) / TIMED_BATCHES
+        starts = [int((index + 0.5) * part - size / 2) for index in range(TIMED_BATCHES)]
+    return [ordered[start : start + size] for start in starts]
+
+
 class Recipes:
     """All recipes on one model, and their controls: the bag of input embeddings, and each recipe on random weights.
 
@@ -160,7 +181,8 @@ class Recipes:
         all: The recipes that this backbone can run, controls among them.
         skipped: Keys of the others, and why.
         lengths: Tokens of each text that was embedded.
-        sample: The first texts that were embedded: what costs are measured on.
+        sample: Texts drawn evenly from all that were embedded, or all of them if they are few: what costs are measured
+            on. Evenly, because those that come first are the longest: evaluators sort.
     """
 
     def __init__(
@@ -182,6 +204,7 @@ class Recipes:
         self.skipped = [(recipe.key, reason) for reader in self._readers for recipe, reason in reader.skipped]
         self.lengths: list[int] = []
         self.sample: list[str] = []
+        self._draw = random.Random(0)
 
     @property
     def controls(self) -> list[str]:
@@ -196,8 +219,8 @@ class Recipes:
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """Sentence embeddings by key, each (B, D); the progress of B texts."""
         found = {key: vectors for reader in self._readers for key, vectors in reader.embed(texts, prompt).items()}
+        self._sample(texts)
         self.lengths += map(len, self.backbone.token_ids(texts))
-        self.sample += texts[: TIMED_TEXTS - len(self.sample)]
         self.on_progress("Embedding", len(texts))
         return found
 
@@ -209,18 +232,54 @@ class Recipes:
         self.on_progress("Words", len(sentences))
         return found
 
-    def costs(self, texts: Sequence[str]) -> dict[str, float]:
-        """Seconds in which each recipe embeds texts, run alone, by key: medians of rounds in which all take turns.
+    def _sample(self, texts: Sequence[str]) -> None:
+        """Keep each text that was ever embedded with the same probability (reservoir sampling)."""
+        for seen, text in enumerate(texts, start=len(self.lengths) + 1):
+            if seen <= _SAMPLE:
+                self.sample.append(text)
+            elif (place := self._draw.randrange(seen)) < _SAMPLE:
+                self.sample[place] = text
 
-        The controls on random weights cost what their recipes cost, and are not timed.
+    def revisions(self) -> dict[str, str]:
+        """By key, what tells what a recipe makes of a text from what any other would: all that its vectors depend on.
+
+        That is the language model, the module and its settings, the pooling, and, where a filter stands behind, the
+        texts that it is fitted on, or the head that it is computed from.
+        """
+        found = {}
+        for reader in self._readers:
+            model = fingerprint(reader.backbone)
+            for recipe in reader.recipes:
+                module = recipe.build(reader.backbone)
+                settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
+                if recipe.filter is not None:
+                    fitted_on = recipe.filter.texts or fingerprint_of_head(reader.backbone)
+                    settings += [recipe.filter.name, fitted_on]
+                found[recipe.key] = fingerprint_of(*settings)
+        return found
+
+    def costs(self, texts: Sequence[str]) -> dict[str, float]:
+        """Seconds a text in which each recipe embeds texts like these, run alone, by key.
+
+        Timed on :func:`timed_batches` in rounds in which all take turns; of each batch the fastest counts. The
+        classical embedding is timed under every pooling that there is, compared or not: it is the unit. The controls on
+        random weights cost what their recipes cost, and are not timed.
         """
         trained = self._readers[0]
-        models = {recipe.key: trained.model(recipe) for recipe in trained.recipes}
-        rounds: dict[str, list[float]] = {key: [] for key in models}
+        units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in trained.recipes)]
+        models = {recipe.key: trained.model(recipe) for recipe in [*units, *trained.recipes]}
+        batches = timed_batches(texts, self.batch_size)
+        fastest = {key: [float("inf")] * len(batches) for key in models}
         for _ in range(TIMED_ROUNDS):
             for key, model in models.items():
-                start = time.perf_counter()
-                model.encode(list(texts), batch_size=self.batch_size, show_progress_bar=False)
-                rounds[key].append(time.perf_counter() - start)
-            self.on_progress("Timing", len(texts))
-        return {key: median(seconds) for key, seconds in rounds.items()}
+                for index, batch in enumerate(batches):
+                    start = time.perf_counter()
+                    model.encode(batch, batch_size=self.batch_size, show_progress_bar=False)
+                    fastest[key][index] = min(fastest[key][index], time.perf_counter() - start)
+            self.on_progress("Timing", sum(map(len, batches)))
+        return {key: sum(seconds) / sum(map(len, batches)) for key, seconds in fastest.items()}
+
+
+def unit_of_cost(pooling: str) -> Recipe:
+    """What a cost under this pooling is a multiple of."""
+    return Recipe("Classical", pooling, CausalTransformer)

@@ -121,6 +121,7 @@ class Comparison:
         versions: Of the packages that matter, by name.
         command: The command that made it, as typed.
         date: Of the day, ISO 8601.
+        chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
     """
 
     model: str
@@ -134,6 +135,20 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     date: str = ""
+    chosen: str = ""
+
+    def choice(self) -> Result:
+        """The recipe to use: what was chosen on other data, or else the best here.
+
+        Raises:
+            ValueError: If no recipe has a number on the first task, or the chosen one is not among the results.
+        """
+        if not self.chosen:
+            return self.best()
+        found = next((result for result in self.results if result.name == self.chosen), None)
+        if found is None:
+            raise ValueError(f"{self.chosen}, which was chosen, is not among the results.")
+        return found
 
     def best(self) -> Result:
         """The recipe, not a control, with the best score on the first task; the earliest of equals.

@@ -13,13 +13,17 @@ from .uncertainty import Statistic
 _BAG_IN_WORDS = "the bag of input embeddings"
 
 
-def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None) -> list[str]:
+def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> list[str]:
     """The best recipe, what is tied with it, and which recipes do not beat their controls.
+
+    Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
+    the result would be to choose again.
 
     Args:
         results: All recipes and controls.
         task: The one that decides.
         statistic: Its scores by the results' names, for paired differences; None if nothing can be resampled.
+        chosen: The result's name that was chosen before; empty if none was.
 
     Returns:
         Sentences.
@@ -35,10 +39,16 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None) 
             "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
             "meaning. Do not choose a recipe by them alone."
         )
-    says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
-    says.append(_tied(own, best, task))
-    for control, what in _controls(best, scored):
-        says.append(_against(best, control, what, task, statistic))
+    lead = scored.get(chosen, best)
+    if chosen:
+        says.append(f"Chosen before these scores were known: {lead.name}, {_shown(lead, task)} on {task.name}.")
+        says.append(_after_the_fact(best, lead, task, statistic))
+    else:
+        says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
+        says.append(_selected(own, task))
+        says.append(_tied(own, best, task))
+    for control, what in _controls(lead, scored):
+        says.append(_against(lead, control, what, task, statistic))
     says += _beaten(own, scored, task)
     return [sentence for sentence in says if sentence]
 
@@ -55,6 +65,25 @@ def _best(results: Sequence[Result], task: Task) -> Result:
 def _shown(result: Result, task: Task) -> str:
     estimate = result.scores[task.name]
     return f"{task.show(estimate.value)} {task.show_interval(estimate)}".rstrip()
+
+
+def _selected(own: Sequence[Result], task: Task) -> str:
+    if task.proxy or len(own) == 1:
+        return ""
+    return f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less."
+
+
+def _after_the_fact(best: Result, lead: Result, task: Task, statistic: Statistic | None) -> str:
+    """What is ahead of the choice on the very scores that the choice may not look at."""
+    if best is lead:
+        return ""
+    difference = _difference(best, lead, task, statistic)
+    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
+    told = ", which cannot be told from 0" if difference.tied else ""
+    return (
+        f"{best.name} is ahead of it here by {shown}{told}. It was not chosen: to take it now would be to choose by "
+        "these scores."
+    )
 
 
 def _tied(own: Sequence[Result], best: Result, task: Task) -> str:

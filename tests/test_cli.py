@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from st_reba import META_TASKS, TEMPLATES, __version__, cli
 from st_reba.recipes import default_recipes
+from st_reba.search import candidates
 
 from .backbones import TEXTS
 from .benchmark.demo import DemoSTS
@@ -46,7 +48,7 @@ class TestCompare:
         """The offline default: the demo LM, the demo texts, word sense."""
         shown = []
         real = cli.compare.compare
-        monkeypatch.setattr(cli.compare, "compare", lambda *args: shown.append(args) or real(*args))
+        monkeypatch.setattr(cli.compare, "compare", lambda *args, **kw: shown.append(args) or real(*args, **kw))
         output = run("compare")
         ((recipes, pairs, words),) = shown
         assert recipes.backbone.model.config.hidden_size == 256
@@ -91,12 +93,57 @@ class TestCompare:
         assert np.allclose(np.linalg.norm(model.encode(TEXTS), axis=1), 1, atol=1e-6)
         card = (best / "README.md").read_text(encoding="utf-8")
         assert "## Beside other recipes" in card
+        assert "Scores that chose are likely too high: on other texts expect less." in card
+        assert "A score that chose among 4 recipes is likely too high" in output
         assert f"| {named[1]}, {named[2]} | {100 * max(own.values()):.1f} [".replace("-", "−") in card
         assert f"| Random weights, {named[1]}, {named[2]} |" in card
         assert "| Bag of input embeddings, mean |" in card
         again = run("compare", *options, "--save-best", best, expect=1)
         assert "best exists and is not an empty directory: choose another --save-best" in again
         assert "report exists and is not an empty" in run("compare", *options, "--report", report, expect=1)
+
+    def test_a_search_saves_what_it_chose(self, backbone_path, tmp_path, monkeypatch):
+        """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
+        every = [candidate for candidate in candidates(3) if candidate.reading.method == "Classical"]
+        every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
+        monkeypatch.setattr("st_reba.search.halving.candidates", lambda layers: every)
+        made = []
+        real = cli.compare.compare
+
+        def turned(recipes, pairs, words, *, chosen):
+            """The scores of the held-out half, with another recipe ahead of the chosen."""
+            found = real(recipes, pairs, words, chosen=chosen)
+            results = [
+                dataclasses.replace(
+                    result,
+                    scores={
+                        name: dataclasses.replace(score, value=-0.123 if result.name == chosen else 0.9)
+                        for name, score in result.scores.items()
+                    },
+                )
+                for result in found.results
+            ]
+            made.append(chosen)
+            return dataclasses.replace(found, results=results)
+
+        monkeypatch.setattr(cli.compare, "compare", turned)
+        best, report = tmp_path / "best", tmp_path / "report"
+        options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--report", report)
+        output = run("compare", "--search", *options)
+        (chosen,) = made
+        assert chosen in ("Classical, mean", "Classical, last")
+        assert f"and chose {chosen}" in output
+        assert f"Wrote {chosen} to {best}" in output
+        assert "demo pairs, held out" in output
+        model = SentenceTransformer(str(best), device="cpu")
+        assert model[1].pooling_mode == {"mean": "mean", "last": "lasttoken"}[chosen.rpartition(", ")[2]]
+        card = (best / "README.md").read_text(encoding="utf-8")
+        assert "on other texts than those of the scores, which are of 65 demo pairs, held out" in card
+        assert "The best of the recipes" not in card
+        assert f"| {chosen} | −12.3 [" in card
+        page = (report / "report.html").read_text(encoding="utf-8")
+        assert "Chosen on other texts, on STS" in page
+        assert f'<p class="name">Classical<span>, {chosen.rpartition(", ")[2]} pooling</span></p>' in page
 
     def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
         words = tmp_path / "words.csv"

@@ -74,6 +74,16 @@ def test_forgetting_and_the_files(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_batches_are_of_neighbours_in_length():
+    asked = []
+    embedder = Embedder()
+    with EmbeddingStore(lambda texts, prompt: asked.append(texts) or embedder(texts, prompt), batch_size=2) as store:
+        texts = ["a", "abc", "ab", "abcde", "abcd", "abc"]
+        found = store.look_up("wide", texts)
+        assert asked == [["abcde", "abcd"], ["abc", "ab"], ["a"]]
+        assert torch.equal(found, torch.stack([vector("wide", text, None) for text in texts]))
+
+
 def test_a_failed_batch_leaves_nothing_behind(tmp_path):
     embedder = Embedder()
     failing = [True]

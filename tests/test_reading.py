@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.reading import TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes
+from st_reba.lookup import EmbeddingStore
+from st_reba.reading import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
 from st_reba.recipes import default_recipes, random_weights
 
 from .backbones import TEXTS
@@ -63,6 +69,12 @@ def test_costs_are_of_what_is_trained(recipes):
     seconds = made.costs(TEXTS)
     assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
     assert set(seconds) == {recipe.key for recipe in made.all if not recipe.random}
+
+
+def test_the_unit_is_timed_though_it_is_not_compared(backbone):
+    made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.key == "ReBA-2, last"])
+    seconds = made.costs(TEXTS)
+    assert set(seconds) == {"Classical, mean", "Classical, last", "Bag of input embeddings, mean", "ReBA-2, last"}
     assert all(spent > 0 for spent in seconds.values())
 
 
@@ -71,7 +83,46 @@ def test_what_was_embedded_is_noted(backbone, token_ids):
     made.embed(TEXTS[:2])
     made.embed(TEXTS[2:] * 30)
     assert made.lengths == [len(token_ids(text)) for text in [*TEXTS[:2], *TEXTS[2:] * 30]]
-    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30][:TIMED_TEXTS]
+    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30]
+
+
+def test_the_sample_is_drawn_evenly(backbone):
+    """Evaluators give the longest texts first: what is timed must not be those alone."""
+    made = Recipes(backbone, default_recipes()[:1])
+    made.embed = lambda texts: Recipes._sample(made, texts) or made.lengths.extend([1] * len(texts))
+    for number in range(100):
+        made.embed([str(number)] * 50)
+    assert len(made.sample) == 1024
+    assert np.mean([int(text) for text in made.sample]) == pytest.approx(49.5, abs=4)
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=400), st.integers(1, 64))
+@settings(max_examples=50, deadline=None)
+def test_timed_batches(texts, batch_size):
+    batches = timed_batches(texts, batch_size)
+    assert len(batches) <= TIMED_BATCHES
+    sizes = [len(batch) for batch in batches]
+    assert sum(sizes) == min(len(texts), TIMED_BATCHES * min(batch_size, TIMED_TEXTS))
+    assert not Counter(text for batch in batches for text in batch) - Counter(texts)
+    lengths = [len(text) for batch in batches for text in batch]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_is_timed_is_as_long_as_the_data(backbone, monkeypatch):
+    """A few long texts among many short ones."""
+    texts = [" ".join(["cat"] * (40 if number % 20 == 0 else 1 + number % 15)) for number in range(300)]
+    made = Recipes(backbone, default_recipes(1)[:1])
+    with EmbeddingStore(made.embed, batch_size=32) as store:
+        store.look_up("Classical, mean", texts)
+    timed = []
+    encode = SentenceTransformer.encode
+    monkeypatch.setattr(
+        SentenceTransformer, "encode", lambda self, batch, **kw: timed.append(list(batch)) or encode(self, batch, **kw)
+    )
+    made.costs(made.sample)
+    words = [len(text.split()) for batch in timed for text in batch]
+    assert np.mean(words) == pytest.approx(np.mean([len(text.split()) for text in set(texts)]), rel=0.25)
+    assert np.mean(words) < 20
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")

@@ -15,14 +15,14 @@ BAG_WHITENED = "Bag of input embeddings, whitened"
 CONTROLS = (BAG, BAG_WHITENED, RANDOM_A, RANDOM_B)
 
 
-def says(right: dict[str, float], task: Task = TASK, items: int = 200, resampled: bool = True) -> str:
+def says(right: dict[str, float], task: Task = TASK, items: int = 200, resampled: bool = True, chosen: str = "") -> str:
     """The verdict on recipes with such shares of the items, the first ones, right."""
     scores = {f"{name}, mean": (np.arange(items) < share * items).astype(float) for name, share in right.items()}
     statistic = uncertainty.mean(scores)
     controls = [f"{name}, mean" for name in CONTROLS if name in right]
     found = uncertainty.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
     results = [Result(name, "mean", name in CONTROLS, {task.name: found[f"{name}, mean"]}) for name in right]
-    return " ".join(verdict(results, task, statistic if resampled else None))
+    return " ".join(verdict(results, task, statistic if resampled else None, chosen))
 
 
 def test_a_clear_winner():
@@ -33,6 +33,29 @@ def test_a_clear_winner():
     assert "It beats itself on random weights (10.0 [" in text
     assert "Not ahead" not in text
     assert "No recipe" not in text
+
+
+def test_a_score_that_chose_is_called_one():
+    selected = "A score that chose among 2 recipes is likely too high: on other texts expect less."
+    assert selected in says({BAG: 0.2, "A": 0.9, "B": 0.5})
+    assert "likely too high" not in says({BAG: 0.2, "A": 0.9})
+    assert "likely too high" not in says({BAG: 0.2, "A": 0.9, "B": 0.5}, chosen="A, mean")
+    proxy = Task("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+    assert "likely too high" not in says({BAG: 0.1, "A": 0.6, "B": 0.4}, proxy)
+
+
+def test_what_was_chosen_before_stands_whatever_is_ahead_now():
+    text = says({BAG: 0.2, RANDOM_A: 0.1, RANDOM_B: 0.3, "A": 0.9, "B": 0.5}, chosen="B, mean")
+    assert "Chosen before these scores were known: B, mean, 50.0 [" in text
+    assert "A, mean is ahead of it here by 40.0 [" in text
+    assert "It was not chosen: to take it now would be to choose by these scores." in text
+    assert "It beats itself on random weights (30.0 [" in text
+    assert "Best on" not in text
+    close = says({"A": 0.51, "B": 0.505}, chosen="B, mean")
+    assert "which cannot be told from 0. It was not chosen" in close
+    same = says({BAG: 0.2, "A": 0.9, "B": 0.5}, chosen="A, mean")
+    assert "Chosen before these scores were known: A, mean, 90.0 [" in same
+    assert "ahead of it here" not in same
 
 
 def test_what_is_tied_and_what_cannot_be_told():

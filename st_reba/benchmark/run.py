@@ -7,14 +7,15 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import is_full
-from ..lookup import Embed, EmbeddingStore, stand_in
+from ..fingerprint import fingerprint_of
+from ..lookup import Embed, EmbeddingStore, adopted_settings, stand_in
 from ..results import Task
 from .samples import (
     Sample,
@@ -74,7 +75,7 @@ def run_tasks(
     embed: Embed,
     *,
     model: str,
-    revision: str,
+    revision: str | Mapping[str, str],
     like: Any = None,
     output: Path | None = None,
     batch_size: int = 32,
@@ -95,8 +96,10 @@ def run_tasks(
         variants: Their names, such as ``"ReBA-2, mean"``.
         embed: Embeds texts in all of them.
         model: The language model's name.
-        revision: Tells its versions and settings apart, such as :func:`st_reba.fingerprint.fingerprint`.
-        like: A ``SentenceTransformer`` whose prompts, similarity and truncation every variant takes over, if any.
+        revision: Tells apart all that a vector depends on besides the text, for all variants or for each by its name:
+            what :meth:`st_reba.reading.Recipes.revisions` gives. Kept results of another revision are not taken.
+        like: A ``SentenceTransformer`` whose prompts, similarity and truncation every variant takes over, if any. They
+            are added to the revision.
         output: Where results are kept, or None to keep none. ``results/<model>/<revision>/<task>.json`` is in mteb's
             own format and layout (``mteb.ResultCache(output)`` reads it), with a model such as
             ``st_reba/demo-lm__ReBA-2__mean`` for each variant; ``samples/`` beside it holds the items of the scores.
@@ -120,7 +123,8 @@ def run_tasks(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output
         store = stack.enter_context(EmbeddingStore(embed, on_texts=on_texts))
         stack.enter_context(_without_bars())
-        models = {variant: _encoder(store, variant, names[variant], revision, like) for variant in variants}
+        revisions = {variant: revision if isinstance(revision, str) else revision[variant] for variant in variants}
+        models = {variant: _encoder(store, variant, names[variant], revisions[variant], like) for variant in variants}
         run = _Run(store, models, folder, batch_size, on_step)
         scores = []
         for task in resolved:
@@ -150,6 +154,8 @@ def _encoder(
     """A variant as mteb sees any SentenceTransformer."""
     import mteb
 
+    if like is not None:
+        revision = f"{revision}-{fingerprint_of(adopted_settings(like))}"
     with _without_remarks():
         encoder = mteb.SentenceTransformerEncoderWrapper(stand_in(store, variant, like=like))
         meta = encoder.mteb_model_meta.model_copy(update={"name": name, "revision": revision})

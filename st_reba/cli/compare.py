@@ -134,14 +134,14 @@ def compare_command(
             chosen = _searched(backbone, texts, seed, batch_size)
             texts = chosen.held_out
         asked = default_recipes(repetitions, fit_on) if chosen is None else chosen.recipes()
-        total = None if tasks else work(texts, questions)
+        total = None if tasks else work(texts, questions, batch_size)
         with _recipes(backbone, asked, batch_size, total) as recipes:
             if tasks:
                 found = compare_tasks(recipes, tasks, model=shown, output=mteb_results)
                 measured_on = f"{len(tasks)} tasks of mteb"
             else:
-                found = compare(recipes, texts, questions)
-                measured_on = _named(texts, data)
+                found = compare(recipes, texts, questions, chosen="" if chosen is None else chosen.chosen)
+                measured_on = _named(texts, data) + ("" if chosen is None else ", held out")
         if chosen is not None:
             found = with_selection(chosen, found)
         found = replace(found, model=shown, data=measured_on, command=shlex.join(["st-reba", *sys.argv[1:]]))
@@ -178,7 +178,7 @@ def _write(found: Comparison, recipes: Recipes, report: Path | None, with_page: 
         if best is not None:
             save_best(found, recipes, best)
             console.print(
-                f'Wrote {found.best().name} to {best}. Load it with: import st_reba; SentenceTransformer("{best}")',
+                f'Wrote {found.choice().name} to {best}. Load it with: import st_reba; SentenceTransformer("{best}")',
                 soft_wrap=True,
             )
     except OSError as error:

@@ -163,16 +163,16 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
     )
     rows = _rows(comparison)
     task = comparison.tasks[0]
-    best = comparison.best()
+    best, choice = comparison.best(), comparison.choice()
     control = best_of(comparison.results, task, control=True)
     others = [row.result for row in rows if not row.result.control and row.result is not best]
     tied = [result for result in others if has_number(result, task) and result.scores[task.name].tied]
     names = dict.fromkeys(result.recipe for result in comparison.results)
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
-        best=best,
+        best=choice,
         control=control,
-        unbeaten=control is not None and rank(control, task) <= rank(best, task),
+        unbeaten=control is not None and rank(control, task) <= rank(choice, task),
         others=others,
         tied=tied,
         cheapest=_cheapest(best, tied),
@@ -193,8 +193,10 @@ def _rows(comparison: Comparison) -> list[Row]:
     task = comparison.tasks[0]
     ordered = sorted(comparison.results, key=lambda result: rank(result, task))
     columns = [_column(comparison, task, ordered) for task in comparison.tasks]
-    best = comparison.best()
-    return [Row(result, result is best, [column[index] for column in columns]) for index, result in enumerate(ordered)]
+    choice = comparison.choice()
+    return [
+        Row(result, result is choice, [column[index] for column in columns]) for index, result in enumerate(ordered)
+    ]
 
 
 def _column(comparison: Comparison, task: Task, results: list[Result]) -> list[Cell | None]:

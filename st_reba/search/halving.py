@@ -66,6 +66,11 @@ class Found:
     chosen_on: Pairs
     held_out: Pairs
 
+    @property
+    def chosen(self) -> str:
+        """Key of the recipe that was found best on the pairs to choose on."""
+        return self.finalists[0].recipe([]).key
+
     def recipes(self) -> list[Recipe]:
         """The finalists, and beside them the recipe without any choice."""
         texts = self.chosen_on.texts()

@@ -17,13 +17,13 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
 
     Args:
         found: What the search found.
-        comparison: Of ``found.recipes()`` on ``found.held_out``.
+        comparison: Of ``found.recipes()`` on ``found.held_out``, with ``found.chosen`` as what was chosen before.
     """
     task = comparison.tasks[0]
     scores = {
         result.name: result.scores[task.name].value for result in comparison.results if task.name in result.scores
     }
-    chosen = found.finalists[0].recipe([]).key
+    chosen = found.chosen
     plain = PLAIN.recipe([]).key
     held = scores[chosen] - scores[plain]
     steps = ", then ".join(f"{rung.candidates} recipes on {rung.pairs} pairs" for rung in found.rungs)
@@ -41,6 +41,7 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
         )
     return replace(
         comparison,
+        chosen=chosen,
         verdict=[*says, *comparison.verdict],
         settings={
             **comparison.settings,

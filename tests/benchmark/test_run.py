@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from statistics import fmean
@@ -155,6 +156,32 @@ def test_what_is_missing_is_run(embed, models, tmp_path):
     assert embed.asked
 
 
+def test_a_result_that_was_cut_short_is_made_again(embed, tmp_path):
+    """By a full disk, or a kill while mteb wrote it."""
+    (first,) = run_tasks([demo.DemoPairs()], ["Echo-2, mean"], embed, output=tmp_path, **SETTINGS)
+    (path,) = (tmp_path / "results").rglob("DemoPairs.json")
+    path.write_text(path.read_text()[:200])
+    embed.asked.clear()
+    (again,) = run_tasks([demo.DemoPairs()], ["Echo-2, mean"], embed, output=tmp_path, **SETTINGS)
+    assert embed.asked
+    assert again.scores["Echo-2, mean"].value == first.scores["Echo-2, mean"].value
+
+
+def test_a_full_disk(embed, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mteb.ResultCache, "save_to_cache", full)
+    with pytest.raises(OSError, match=rf"{tmp_path} cannot take the results of DemoPairs: the disk is full"):
+        run_tasks([demo.DemoPairs()], ["Echo-2, mean"], embed, output=tmp_path, **SETTINGS)
+
+
+def test_revisions_of_single_variants(embed, tmp_path):
+    revisions = {"Classical, mean": "a", "Echo-2, mean": "b"}
+    run_tasks([demo.DemoPairs()], list(revisions), embed, model="m", revision=revisions, output=tmp_path)
+    assert {path.parent.name for path in (tmp_path / "results").rglob("DemoPairs.json")} == {"a", "b"}
+
+
 def test_without_samples_there_is_nothing_to_resample(embed, no_embedding, tmp_path):
     run_tasks([demo.DemoPairs()], ["Echo-2, mean"], embed, output=tmp_path, **SETTINGS)
     (path,) = (tmp_path / "samples").rglob("DemoPairs.json")
@@ -250,7 +277,7 @@ def test_retrieval_and_reranking_are_sts_evaluators(outcome, models):
         )
 
 
-def test_prompts_reach_the_model(backbone_path):
+def test_prompts_reach_the_model(backbone_path, tmp_path):
     like = pipeline(CausalTransformer(backbone_path()))
     like.prompts = {"query": "ask: ", "document": "read: ", "STS": "same? "}
     asked = []
@@ -264,5 +291,12 @@ def test_prompts_reach_the_model(backbone_path):
     (expected,) = mteb.evaluate(like, demo.DemoReranking(), cache=None, show_progress_bar=False).task_results
     assert scores.scores["only"].value == pytest.approx(expected.get_score(), abs=1e-5)
     asked.clear()
-    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, **SETTINGS)
+    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
     assert {prompt for prompt, _ in asked} == {"same? "}
+    # Results under other prompts are others.
+    asked.clear()
+    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
+    assert not asked
+    like.prompts = {**like.prompts, "STS": "alike? "}
+    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
+    assert {prompt for prompt, _ in asked} == {"alike? "}

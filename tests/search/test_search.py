@@ -147,8 +147,10 @@ def _refuse(backbone, layer):
 
 def test_the_report_says_how_much_was_selection(backbone, pairs, found):
     recipes = Recipes(backbone, found.recipes())
-    comparison = with_selection(found, compare(recipes, found.held_out))
+    comparison = with_selection(found, compare(recipes, found.held_out, chosen=found.chosen))
     chosen = found.finalists[0].recipe([]).key
+    assert comparison.choice().name == comparison.chosen == found.chosen == chosen
+    assert f"Chosen before these scores were known: {chosen}" in " ".join(comparison.verdict)
     assert f"chose {chosen}" in comparison.verdict[0]
     assert f"{len(found.held_out)} other pairs" in comparison.verdict[0]
     scores = {result.name: result.scores["STS"].value for result in comparison.results}
@@ -161,7 +163,7 @@ def test_the_report_says_how_much_was_selection(backbone, pairs, found):
 
 def test_nothing_better_is_said(backbone, pairs):
     found = search(backbone, pairs, every=[PLAIN])
-    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out))
+    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen))
     assert comparison.verdict[1] == "It found nothing better than the recipe without any choice."
 
 
