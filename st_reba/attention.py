@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .chunks import diagonal_blocks, split
 from .kernels import attention_with_lse
+from .precision import autocast_dtype, summing_dtype, widened, without_autocast
 
 NAME = "st_reba"
 
@@ -52,7 +53,7 @@ _NOTHING = -1e4
 
 
 class WeightSource(Protocol):
-    """The attention weights of one layer, to be formed piece by piece."""
+    """The attention weights of one layer, to be formed piece by piece, in float32 or, in a float64 model, float64."""
 
     @property
     def layer(self) -> int: ...
@@ -62,9 +63,11 @@ class WeightSource(Protocol):
     def heads(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        """log p(query -> key), (texts, keys, queries), float32; into ``out`` where one is given."""
+        """log p(query -> key), (texts, keys, queries), of ``dtype``; into ``out`` where one is given."""
         ...
 
     def at_keys(self, positions: Tensor) -> WeightSource:
@@ -218,17 +221,17 @@ class Rerouting:
     def logits(
         self, query: Tensor, key: Tensor, scale: float, softcap: float | None, position_bias: Tensor | None
     ) -> Tensor:
-        """What each query gives the token's key, (B, H, N), float32."""
+        """What each query gives the token's key, (B, H, N), float32 or float64."""
         groups = query.shape[1] // key.shape[1]
-        one = self.taken(key).repeat_interleave(groups, dim=1).float()
-        logits = (query.float() @ one.mT)[..., 0] * scale
+        one = widened(self.taken(key).repeat_interleave(groups, dim=1))
+        logits = (widened(query) @ one.mT)[..., 0] * scale
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         if position_bias is not None:
             # The key keeps its position.
             index = self.positions.to(query.device).view(-1, 1, 1, 1)
             whole = position_bias.expand(len(query), -1, -1, -1)
-            logits = logits + whole.gather(3, index.expand(*whole.shape[:3], 1))[..., 0].float()
+            logits = logits + whole.gather(3, index.expand(*whole.shape[:3], 1))[..., 0].to(logits)
         return logits + self.bias
 
     def taken(self, states: Tensor) -> Tensor:
@@ -278,9 +281,13 @@ class QueryKeySource:
     def device(self) -> torch.device:
         return self.query.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return summing_dtype(self.query.dtype)
+
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        key = self.key[texts, head // (self.heads // self.key.shape[1]), keys].float()
-        query = self.query[texts, head, queries].float()
+        key = widened(self.key[texts, head // (self.heads // self.key.shape[1]), keys])
+        query = widened(self.query[texts, head, queries])
         negative_lse = -self.log_sum_exp[texts, head, None, queries]
         if self.softcap is None:
             result = torch.baddbmm(negative_lse, key, query.mT, alpha=self.scale, out=out)
@@ -365,6 +372,10 @@ class SymmetrizedSource:
     def device(self) -> torch.device:
         return self.forward.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.forward.dtype
+
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
         # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
         forward = self.forward.log_weights(texts, head, keys, queries).clamp(min=_NOTHING)
@@ -399,9 +410,13 @@ class MapSource:
     def device(self) -> torch.device:
         return self.weights.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return summing_dtype(self.weights.dtype)
+
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
         # Clamped, because the gradient of log is infinite at the zeros of a causal map.
-        weights = self.weights[texts, head, queries, keys].mT.float().clamp(min=torch.finfo(torch.float32).tiny)
+        weights = widened(self.weights[texts, head, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
         return torch.log(weights, out=out)
 
     def at_keys(self, positions: Tensor) -> MapSource:
@@ -435,7 +450,7 @@ class RunningMaximum:
         return self.layers is None or layer in self.layers
 
     def result(self) -> Tensor:
-        """max of log weights, (B, keys, queries), float32."""
+        """max of log weights, (B, keys, queries), float32 or, in a float64 model, float64."""
         if self._maximum is None:
             raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
         return self._maximum
@@ -447,7 +462,7 @@ class RunningMaximum:
         maximum = self._maximum
         if maximum is None:
             shape = (source.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
-            maximum = torch.full(shape, float("-inf"), device=source.device)
+            maximum = torch.full(shape, float("-inf"), dtype=source.dtype, device=source.device)
         elif maximum.device != source.device:
             maximum = maximum.to(source.device)
         if torch.is_grad_enabled():
@@ -471,7 +486,7 @@ class RunningMaximum:
                 skipped = max(0, start - self.queries.start) if isinstance(self.keys, slice) else 0
                 queries = slice(self.queries.start + skipped, self.queries.stop)
                 target = maximum[texts, start - keys.start : stop - keys.start, skipped:]
-                scratch = torch.empty(target.shape, device=source.device)
+                scratch = torch.empty(target.shape, dtype=source.dtype, device=source.device)
                 for head in range(source.heads):
                     source.log_weights(texts, head, slice(start, stop), queries, scratch)
                     torch.maximum(target, scratch, out=target)
@@ -522,7 +537,7 @@ class MeanWeights:
         return layer == self.layer
 
     def observe(self, source: WeightSource) -> None:
-        """Keep (B, keys), float32, on the device of ``queries``.
+        """Keep (B, keys), of the dtype of ``source``, on the device of ``queries``.
 
         Keys behind the query are not masked where the layer needed no mask.
         """
@@ -602,27 +617,41 @@ def observable_attention(
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    bias = _as_bias(attention_mask, position_bias, key.shape[2])
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    causal = causal and attention_mask is None and query.shape[2] > 1
-    # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
-    explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
-    if causal and (explicit or bias is not None):
-        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-        hidden = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
-        bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
-    if explicit:
-        output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
-    else:
-        output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
-    if rerouting is not None:
-        logits = rerouting.logits(query, key, scale, softcap, position_bias)
-        output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
-    if probe is not None:
-        source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
-        probe.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
+    query, key, value = _in_one_dtype(query, key, value)
+    if position_bias is not None:
+        # The kernels round it so: the weights must know.
+        position_bias = position_bias.to(query.dtype)
+    # Autocast would round the weights on their way to the probe, too.
+    with without_autocast(query.device):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        bias = _as_bias(attention_mask, position_bias, key.shape[2])
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = causal and attention_mask is None and query.shape[2] > 1
+        # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
+        explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
+        if causal and (explicit or bias is not None):
+            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+            hidden = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
+            bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
+        if explicit:
+            output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
+        else:
+            output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
+        if rerouting is not None:
+            logits = rerouting.logits(query, key, scale, softcap, position_bias)
+            output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
+        if probe is not None:
+            source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
+            probe.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch's own SDPA has them under autocast, where rotary positions leave query and key wider than value."""
+    dtype = autocast_dtype(query.device)
+    if dtype is None or query.dtype == torch.float64:
+        return query, key, value
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
@@ -635,7 +664,7 @@ def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, d
     weight = torch.sigmoid(logits - lse)[..., None]
     given = weight if dropout == 0 else nn.functional.dropout(weight, dropout)
     value = value.repeat_interleave(output.shape[1] // value.shape[1], dim=1)
-    mixed = (1 - weight) * output.float() + given * value.float()
+    mixed = (1 - weight) * widened(output) + given * widened(value)
     return mixed.to(output.dtype), torch.logaddexp(lse, logits)
 
 
@@ -668,9 +697,9 @@ def _explicit_attention(
     sinks: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention written out, one head at a time, in float32 where it matters. Same shapes as the fused one.
+    """Softmax attention written out, one head at a time, in float32 or float64 where it matters.
 
-    A sink is one more logit of each head, (H,), that takes weight and gives no value.
+    Same shapes as the fused one. A sink is one more logit of each head, (H,), that takes weight and gives no value.
     """
     groups = query.shape[1] // key.shape[1]
     outputs, sums = [], []
@@ -678,12 +707,12 @@ def _explicit_attention(
         scores = torch.matmul(query[:, head], key[:, head // groups].mT) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.float()
+        scores = widened(scores)
         if bias is not None:
             scores = scores + bias[:, head if bias.shape[1] > 1 else 0]
         lse = scores.logsumexp(dim=-1)
         if sinks is not None:
-            lse = torch.logaddexp(lse, sinks[head].float())
+            lse = torch.logaddexp(lse, sinks[head].to(lse))
         weights = (scores - lse[..., None]).exp().to(query.dtype)
         if dropout > 0:
             weights = nn.functional.dropout(weights, dropout)

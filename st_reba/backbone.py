@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention import NAME, LayerCensus, MapSource, Probe, Rerouting, attending_both_ways, rerouted, watching
+from .precision import without_autocast
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -235,18 +236,20 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
         )
 
 
-def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe) -> Tensor:
+def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe, **kwargs: Any) -> Tensor:
     """Run a backbone that hands out its maps, and show them to a probe.
 
     Args:
         model: A backbone whose route is not ``through_function``.
         input_ids: (B, N), no more texts than :func:`micro_batch` says.
         probe: Shown each layer's map that it wants.
+        **kwargs: For the backbone's forward.
 
     Returns:
         Last hidden states (B, N, D).
     """
-    output = model(input_ids=input_ids, output_attentions=True, return_dict=True, **without_hidden_states(model))
+    given = {**kwargs, **without_hidden_states(model)}
+    output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
     for layer, weights in enumerate(output.attentions):
         if weights is not None and probe.wants(layer):
             probe.observe(MapSource(layer, weights))
@@ -297,9 +300,12 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def dry_run(model: nn.Module) -> Iterator[None]:
-    """Try a model out in this block: without dropout and gradients, and left as it was."""
-    with in_eval_mode(model), torch.inference_mode():
+def dry_run(model: Any) -> Iterator[None]:
+    """Try a model out in this block, and leave it as it was.
+
+    Without dropout, gradients and autocast, whose rounding would look like another result.
+    """
+    with in_eval_mode(model), torch.inference_mode(), without_autocast(device(model)):
         yield
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .precision import summing_dtype, widened, without_autocast
+
 #: (query, key, value, bias, causal, scale) -> (output, log-sum-exp)
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
 
@@ -33,7 +35,8 @@ def attention_with_lse(
         scale: Factor on the dot products.
 
     Returns:
-        The output (B, H, N, d) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32.
+        The output (B, H, N, d) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32, or float64 where
+        ``query`` is.
     """
     groups = query.shape[1] // key.shape[1]
     kernel = trusted_kernel(query.device.type, query.dtype, query.shape[-1], groups, bias is not None)
@@ -54,9 +57,9 @@ def plain_attention(
         scale=scale,
     )
     visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    lse = torch.empty(query.shape[:3], dtype=summing_dtype(query.dtype), device=query.device)
     for head in range(query.shape[1]):
-        scores = query[:, head].float() @ key[:, head // groups].float().mT * scale
+        scores = widened(query[:, head]) @ widened(key[:, head // groups]).mT * scale
         if bias is not None:
             scores += bias[:, head if bias.shape[1] > 1 else 0]
         if visible is not None:
@@ -88,32 +91,45 @@ _CANDIDATES: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
 
 @cache
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
-    """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`."""
+    """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`.
+
+    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
+    reference, nor on torch's default dtype.
+    """
     candidate = _CANDIDATES.get(device_type)
     if candidate is None:
         return plain_attention
+    with without_autocast(torch.device(device_type)):
+        return candidate if _agrees(candidate, device_type, dtype, head_size, groups, with_bias) else plain_attention
+
+
+def _agrees(
+    candidate: Kernel, device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool
+) -> bool:
+    """Whether a kernel gives what the plain computation does, to within its own precision, on a small problem."""
     length = 5
     generator = torch.Generator().manual_seed(0)
 
     def sample(heads: int) -> Tensor:
-        return torch.randn(2, heads, length, head_size, generator=generator).to(device_type, dtype)
+        drawn = torch.randn(2, heads, length, head_size, generator=generator, dtype=torch.float32)
+        return drawn.to(device_type, dtype)
 
     query, key, value = sample(2 * groups), sample(2), sample(2)
     bias = None
     if with_bias:
-        bias = torch.full((1, 1, length, length), float("-inf"), device=device_type).triu(1).to(dtype)
+        bias = torch.full((1, 1, length, length), float("-inf"), dtype=dtype, device=device_type).triu(1)
     scale = head_size**-0.5
-    # The reference runs on float32 copies: what is asked is whether the kernel is right to within its own precision.
+    # The reference runs on wider copies: it has no rounding of its own.
     expected, expected_lse = plain_attention(
-        query.float(), key.float(), value.float(), None if bias is None else bias.float(), bias is None, scale
+        widened(query), widened(key), widened(value), None if bias is None else widened(bias), bias is None, scale
     )
     try:
         output, lse = candidate(query, key, value, bias, bias is None, scale)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
-        return plain_attention
+        return False
     tolerance = 8 * torch.finfo(dtype).eps
-    right = lse.shape == expected_lse.shape and torch.allclose(
-        lse.float(), expected_lse, rtol=tolerance, atol=tolerance
+    return (
+        (lse.dtype, lse.shape) == (expected_lse.dtype, expected_lse.shape)
+        and torch.allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
+        and torch.allclose(widened(output), expected, rtol=tolerance, atol=tolerance)
     )
-    right = right and torch.allclose(output.float(), expected, rtol=tolerance, atol=tolerance)
-    return candidate if right else plain_attention

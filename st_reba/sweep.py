@@ -112,7 +112,7 @@ class RecipeSweep:
         _check(texts, batch_size)
         rows: Literal["all", "last"] = "last" if self.poolings == ("lasttoken",) else "all"
         keys = [(recipe, pooling) for recipe in self.recipes for pooling in self.poolings]
-        embeddings = torch.empty(len(keys), len(texts), self._dimension)
+        embeddings = torch.empty(len(keys), len(texts), self._dimension, dtype=torch.float32)
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         for batch in track(_batches(order, batch_size), "Batches", disable=not show_progress_bar):
             for chosen, readings in self._passes([texts[index] for index in batch], prompt, rows):

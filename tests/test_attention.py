@@ -31,9 +31,10 @@ def layer(index=0, **attributes):
     return module
 
 
-def problem(length=9, requires_grad=False):
+def problem(length=9, requires_grad=False, dtype=torch.float32):
     generator = torch.Generator().manual_seed(2)
-    return [torch.randn(3, heads, length, 8, generator=generator, requires_grad=requires_grad) for heads in (4, 2, 2)]
+    drawn = [torch.randn(3, heads, length, 8, generator=generator) for heads in (4, 2, 2)]
+    return [tensor.to(dtype).requires_grad_(requires_grad) for tensor in drawn]
 
 
 def naive(query, key, value, mask=None, softcap=None, sinks=None, bias=None):
@@ -101,6 +102,53 @@ def test_output_and_weights(case, watched, differentiable):
     else:
         output, _ = observable_attention(layer(), *tensors, **kwargs)
     torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("differentiable", [False, True])
+class TestPrecision:
+    """Of what a probe is shown, and of the output."""
+
+    def run(self, tensors, case):
+        extras = CASES[case]
+        mask = extras.get("mask")
+        probe = Maps()
+        with watching(probe):
+            output, _ = observable_attention(
+                layer(),
+                *tensors,
+                attention_mask=None if mask is None else (mask & torch.ones(9, 9).tril().bool())[None, None],
+                softcap=extras.get("softcap"),
+                s_aux=extras.get("sinks"),
+                position_bias=extras.get("bias"),
+            )
+        return output, probe.seen[0]
+
+    def test_float64_stays_float64(self, case, differentiable):
+        tensors = problem(requires_grad=differentiable, dtype=torch.float64)
+        expected, weights = naive(*tensors, **CASES[case])
+        output, found = self.run(tensors, case)
+        visible = weights > 0
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found[visible], weights[visible], rtol=1e-12, atol=1e-12)
+
+    def test_under_autocast_products_are_rounded_and_sums_are_not(self, case, differentiable):
+        """Query and key come in float32 and value in half precision, as rotary positions leave them."""
+        query, key, value = problem(requires_grad=differentiable)
+        rounded = [tensor.bfloat16().float() for tensor in (query, key, value)]
+        extras = dict(CASES[case])
+        if "bias" in extras:
+            extras["bias"] = extras["bias"].bfloat16().float()
+        expected, weights = naive(*rounded, **extras)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output, found = self.run([query, key, value.bfloat16()], case)
+        assert output.dtype == torch.bfloat16
+        assert found.dtype == torch.float32
+        visible = weights > 0
+        torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
+        # The softmax that is written out rounds its scores, as eager attention under autocast does.
+        allowed = 2e-2 if differentiable or "softcap" in case or case == "sinks" else 1e-5
+        torch.testing.assert_close(found[visible], weights[visible], rtol=allowed, atol=allowed)
 
 
 def test_an_additive_mask_is_a_mask():

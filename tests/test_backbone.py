@@ -161,3 +161,14 @@ def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
     assert module.max_seq_length == 16
     model = pipeline(module)
     assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_a_backbone_that_hands_out_its_maps_gets_what_forward_was_given(backbone_path, monkeypatch):
+    module = ReBAModule(backbone_path("bloom"))
+    seen = []
+    forward = module.model.forward
+    monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
+    module(module.preprocess(TEXTS), use_cache=False, output_attentions=False)
+    assert all(kwargs["use_cache"] is False and kwargs["output_attentions"] for kwargs in seen)
+    assert seen

@@ -142,6 +142,41 @@ def test_wrong_settings(settings, message, backbone_path):
         RefinedThoughtModule(backbone_path(), **settings)
 
 
+class TestForwardArguments:
+    @pytest.fixture(params=[True, False], ids=["cached", "whole"])
+    def module(self, request, backbone_path):
+        module = RefinedThoughtModule(backbone_path(), iterations=3)
+        module._reuses_cache = request.param
+        return module
+
+    def test_what_every_pass_can_take_reaches_every_pass(self, module, monkeypatch):
+        seen = []
+        forward = module.model.forward
+        monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
+        features = module.preprocess(TEXTS)
+        expected = module(dict(features))["token_embeddings"]
+        assert len(seen) == 3
+        assert not any("output_attentions" in kwargs for kwargs in seen)
+        found = module(dict(features), output_attentions=False, task="query")["token_embeddings"]
+        assert [kwargs.get("output_attentions") for kwargs in seen[3:]] == [False] * 3
+        # What ST keeps from a backbone is kept from it in every pass.
+        assert not any("task" in kwargs for kwargs in seen)
+        assert torch.equal(found, expected)
+
+    @pytest.mark.parametrize(
+        ("given", "named"),
+        [
+            ({"position_ids": torch.arange(9)}, "position_ids"),
+            ({"use_cache": False}, "use_cache"),
+            ({"token_type_ids": torch.zeros(5, 9)}, "token_type_ids"),
+            ({"use_cache": True, "past_key_values": None}, "past_key_values, use_cache"),
+        ],
+    )
+    def test_what_belongs_to_the_tokens_of_one_pass_is_refused(self, given, named, module):
+        with pytest.raises(ValueError, match=f"forward was given {named}: with iterations=3 each pass reads other"):
+            module(module.preprocess(TEXTS), **given)
+
+
 @pytest.mark.parametrize("architecture", OWN_ATTENTION)
 def test_architectures_that_cannot(architecture, backbone_path):
     with pytest.raises(ValueError, match="attention of .*'s last layer cannot be watched.*Use iterations=1"):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import backbone
 from ..layout import Layout, LayoutBuilder, Template, lay_out
+from ..precision import widened
 from ..projections import output_projections
 from ..taps import Halt, Tap, tapping, until_halted
 from .base import CausalModule, PoolOver, Reading, at, put
@@ -198,8 +199,8 @@ class ContrastivePromptingModule(EarlyExitModule):
         return found[0]
 
     def _contrast(self, values: Tensor, irrelevant: Tensor) -> Tensor:
-        difference = values.float() - irrelevant.float()
-        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, values.float()))
+        difference = widened(values) - widened(irrelevant)
+        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, widened(values)))
         # What differs by rounding alone is the same (so in a window that holds nothing but what both prompts end with):
         # it must not be blown up, here or by a norm that follows.
         same = length <= torch.finfo(values.dtype).eps ** 0.75 * before

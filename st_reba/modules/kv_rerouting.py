@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import backbone
 from ..attention import Rerouting, rerouted
 from ..layout import Layout
+from ..precision import widened
 from .base import PoolOver, Reading, Rows
 from .causal import CausalTransformer
 
@@ -109,7 +110,7 @@ def _mean_and_last(tokens: Reading) -> Reading:
     """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
     mask = tokens.mask[..., None]
     count = tokens.mask.sum(dim=1).clamp(min=1)
-    mean = (tokens.states.float() * mask).sum(dim=1) / count[:, None]
+    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
     text = torch.arange(len(count), device=count.device)
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)

@@ -18,6 +18,7 @@ from ..all_layers import beside
 from ..attention import InChunks, Probe, RunningMaximum, watching
 from ..chunks import chunk_sizes, repeated_chunks, split
 from ..layout import Layout, Template
+from ..precision import summing_dtype, weighted_sum
 from .base import (
     CausalModule,
     PoolOver,
@@ -36,7 +37,7 @@ class CopySums(NamedTuple):
 
     Attributes:
         states: (B, rows, D), the last hidden states of the rows' tokens in copy c: Echo-c, or Classical for c = 1.
-        sums: (B, rows, D), float32, the sums of a_ij v_j up to copy c: ReBA-c.
+        sums: (B, rows, D), float32 or float64, the sums of a_ij v_j up to copy c: ReBA-c.
         totals: (B, rows, 1), the sums of a_ij.
         mask: (B, rows), which rows are real.
         ids: (B, rows), the tokens they belong to.
@@ -53,7 +54,7 @@ class Sums(NamedTuple):
     """What the tokens of some texts look back to.
 
     Attributes:
-        sums: (..., D), float32, the sums of a_ij v_j.
+        sums: (..., D), float32 or float64, the sums of a_ij v_j.
         totals: (..., 1), the sums of a_ij.
         dtype: That of the v_j.
     """
@@ -292,7 +293,7 @@ class ReBAModule(CausalModule):
         values = split(states, 1, start, length, count).flatten(0, 1)
         offset = torch.arange(length, device=states.device).expand(texts * count, -1)
         weights = backward_weights(maximum.result().to(states.device), offset, offset, offset < sizes.view(-1, 1))
-        return Sums(torch.bmm(weights, values.float()), weights.sum(dim=-1, keepdim=True), states.dtype)
+        return Sums(weighted_sum(weights, values), weights.sum(dim=-1, keepdim=True), states.dtype)
 
     def _sums_in_parts(self, chunks: Layout, copies: range, **kwargs: Any) -> Sums:
         """What the rows' tokens of R chunks look back to in these copies, (R, rows, ...), a few chunks at a time."""
@@ -326,14 +327,14 @@ class ReBAModule(CausalModule):
         counted = (layout.copy_index >= copies.start) & (position >= keys[:, :1])
         states = self._watch(layout, maximum, counted, **kwargs)
         log_weights = maximum.result().to(states.device)
-        sums = torch.zeros(*keys.shape, states.shape[-1], device=states.device)
-        totals = torch.zeros(*keys.shape, 1, device=states.device)
+        sums = torch.zeros(*keys.shape, states.shape[-1], dtype=summing_dtype(states.dtype), device=states.device)
+        totals = sums.new_zeros(*keys.shape, 1)
         for number in copies:
             position = (start + number * length + offset).clamp(max=states.shape[1] - 1)
             values = _take(states, position)
             column = (position - first).clamp(min=0)[:, None].expand(-1, keys.shape[1], -1)
             weights = backward_weights(log_weights.gather(2, column), keys, position, offset < length)
-            sums = torch.baddbmm(sums, weights, values.float())
+            sums = sums + weighted_sum(weights, values)
             totals = totals + weights.sum(dim=-1, keepdim=True)
             yield values, Sums(sums, totals, states.dtype)
 
@@ -346,7 +347,7 @@ class ReBAModule(CausalModule):
     def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
         """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
         if not self._route.through_function:
-            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe))
+            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs))
         with watching(probe):
             return self._hidden_states(layout, read, **kwargs)
 
@@ -368,7 +369,7 @@ def backward_weights(maximum: Tensor, key: Tensor, query: Tensor, is_text: Tenso
     """
     key, query = key[..., None], query[:, None]
     weights = torch.where((query >= key) & is_text[:, None], maximum, float("-inf")).exp()
-    return weights * torch.where(query == key, 1.0, 0.5)
+    return torch.where(query == key, weights, 0.5 * weights)
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -18,10 +18,24 @@ from .. import backbone
 from ..all_layers import beside, last_layer
 from ..attention import AfterPrefix, MeanWeights, attending_both_ways, masked_by, watching
 from ..layout import Layout, LayoutBuilder, Template
+from ..precision import weighted_sum, widened
 from .base import CausalModule, PoolOver, Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_ITERATIONS = 1024
+
+# What each further pass sets for tokens of its own.
+_OWN = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "input_ids",
+        "inputs_embeds",
+        "past_key_values",
+        "position_ids",
+        "use_cache",
+    }
+)
 
 
 class RefinedThoughtModule(CausalModule):
@@ -152,17 +166,35 @@ class RefinedThoughtModule(CausalModule):
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
         else:
             self._refuse_checkpointing()
+            self._refuse_what_is_for_one_pass(kwargs)
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
-            states, passes = take_passes(layout, self.iterations)
+            states, passes = take_passes(layout, self.iterations, **kwargs)
         reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
         return reading._replace(extra={"passes": passes})
 
-    def _cached_passes(self, layout: Layout, iterations: int) -> tuple[Tensor, Tensor]:
+    def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
+        unfit = sorted(name for name, value in kwargs.items() if name in _OWN or isinstance(value, Tensor))
+        if unfit:
+            raise ValueError(
+                f"forward was given {', '.join(unfit)}: with iterations={self.iterations} each pass reads other "
+                "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
+            )
+
+    def _run(self, given: Mapping[str, Any], **inputs: Any) -> Tensor:
+        """A pass of the backbone over these inputs, with what forward was given: its last hidden states.
+
+        Those of all layers stand beside them if they are wanted.
+        """
+        quiet = backbone.without_hidden_states(self.model)
+        output = Transformer.forward(self, {**inputs, "modality": "text"}, **{**given, **quiet})
+        return beside(output[self.module_output_name])
+
+    def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
         text = torch.arange(len(ids), device=ids.device)
         cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
-        states, memory = self._first_pass(layout, last, cache)
+        states, memory = self._first_pass(layout, last, cache, **kwargs)
         thought = _Thought(states[text, last], self.tolerance)
         eos = self.model.get_input_embeddings()(ids[text, last])
         position_ids = torch.stack([last, last + 1], dim=1)
@@ -170,6 +202,7 @@ class RefinedThoughtModule(CausalModule):
             probe = MeanWeights(torch.ones_like(last), self._last_layer)
             with watching(probe), masked_by(AfterPrefix(last, new=2)):
                 step = self._run(
+                    kwargs,
                     inputs_embeds=torch.stack([memory.to(eos.dtype), eos], dim=1),
                     past_key_values=cache,
                     position_ids=position_ids,
@@ -182,7 +215,7 @@ class RefinedThoughtModule(CausalModule):
         states = states.index_put((text, last), thought.embedding)
         return states, thought.passes
 
-    def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache) -> tuple[Tensor, Tensor]:
+    def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The base model's states (B, N, D) and memory (B, D), in parts of the size that runs best; fills the cache."""
         states, memories = [], []
         for rows in even_slices(len(last), super()._part_size(layout)):
@@ -190,38 +223,34 @@ class RefinedThoughtModule(CausalModule):
             length = part.input_ids.shape[1]
             probe = MeanWeights(last[rows], self._last_layer)
             with watching(probe), cache.filling(rows):
-                found = self._run(input_ids=part.input_ids, past_key_values=cache, use_cache=True)
+                found = self._run(kwargs, input_ids=part.input_ids, past_key_values=cache, use_cache=True)
             memories.append(_weighted(probe.result() * part.attention_mask, found))
             states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
         return torch.cat(states), torch.cat(memories)
 
-    def _whole_passes(self, layout: Layout, iterations: int) -> tuple[Tensor, Tensor]:
+    def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
         ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
         text = torch.arange(len(ids), device=ids.device)
         embeddings = self.model.get_input_embeddings()(ids)
         eos = embeddings[text, last]
-        states, memory = self._whole_pass(embeddings, last)
+        states, memory = self._whole_pass(embeddings, last, **kwargs)
         thought = _Thought(states[text, last], self.tolerance)
         longer = torch.cat([embeddings, torch.zeros_like(embeddings[:, :1])], dim=1)
         while thought.passes_taken < iterations and thought.active.any():
             given = longer.index_put((text, last), memory.to(longer.dtype)).index_put((text, last + 1), eos)
-            refined, memory = self._whole_pass(given, last + 1)
+            refined, memory = self._whole_pass(given, last + 1, **kwargs)
             # The text's own states change only where layers attend both ways, and only while it is thought about.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
             thought.refine(refined[text, last + 1])
         return states.index_put((text, last), thought.embedding), thought.passes
 
-    def _whole_pass(self, embeddings: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def _whole_pass(self, embeddings: Tensor, last: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
         real = torch.arange(embeddings.shape[1], device=last.device) <= last[:, None]
         probe = MeanWeights(last, self._last_layer)
         with watching(probe), attending_both_ways(self._both_ways, real):
-            states = self._run(inputs_embeds=embeddings)
+            states = self._run(kwargs, inputs_embeds=embeddings)
         return states, _weighted(probe.result() * real, states)
-
-    def _run(self, **kwargs: Any) -> Tensor:
-        """A pass of the backbone: its last hidden states, with those of all layers beside them if they are wanted."""
-        return beside(self.model(**kwargs, **backbone.without_hidden_states(self.model)).last_hidden_state)
 
 
 class _PrefixLayer(DynamicLayer):
@@ -294,7 +323,7 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        new, old = (last_layer(states).float() for states in (embedding, self.embedding))
+        new, old = (widened(last_layer(states)) for states in (embedding, self.embedding))
         moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active
@@ -304,5 +333,5 @@ class _Thought:
 
 
 def _weighted(weights: Tensor, states: Tensor) -> Tensor:
-    """sum_j weights_j states_j, of the last layer: (B, N) and (B, N, D) to (B, D), float32."""
-    return (weights[:, None, :] @ last_layer(states).float())[:, 0]
+    """sum_j weights_j states_j, of the last layer: (B, N) and (B, N, D) to (B, D), float32 or float64."""
+    return weighted_sum(weights[:, None], last_layer(states))[:, 0]

@@ -99,7 +99,7 @@ class TokenPrependingModule(EarlyExitModule):
         embeddings = self.model.get_input_embeddings()
         self._embedding_scale = _scale(embeddings)
         table = _table(embeddings)
-        drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.register_buffer(_STATE, drawn.to(table.device))
         self._set_rows(rows)
 

@@ -96,7 +96,8 @@ class StatesCache:
             KeyError: If one of them is not.
         """
         places = [self._place(text) for text in texts]
-        found = torch.empty(len(places), self.module.depth, self.module.get_embedding_dimension())
+        shape = (len(places), self.module.depth, self.module.get_embedding_dimension())
+        found = torch.empty(shape, dtype=torch.float32)
         for file in {file for file, _ in places}:
             wanted = [index for index, (own, _) in enumerate(places) if own == file]
             rows = [places[index][1] for index in wanted]
