@@ -199,7 +199,7 @@ class RecipeSweep:
     ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
         """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
         modules = (self._classical.eval(), self._modules[0])
-        layouts = [Layout(**module.preprocess(texts, prompt=prompt)) for module in modules]
+        layouts = [module.lay_out(texts, prompt) for module in modules]
         # (3, T, 2, N)
         both = torch.stack(list(vars(Layout.interleaved(layouts)).values())).unflatten(1, (-1, 2))
         chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()

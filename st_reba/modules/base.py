@@ -301,6 +301,10 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             )
         return dict(vars(layout))
 
+    def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
+        """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
+        return self._lay_out_all(self._texts(texts), [prompt or ""] * len(texts), None)
+
     def _texts(self, texts: Sequence[str]) -> list[str]:
         """As the tokenizer is given them."""
         return [normalized(text) for text in texts] if self.normalize_text else list(texts)
