@@ -16,6 +16,7 @@ from transformers import AutoModel
 
 import st_reba
 from st_reba import ReBAModule, RefinedThoughtModule, TwinTower, kernels
+from st_reba.data import DEMO_MODEL
 
 from . import oracles
 from .backbones import TEXTS
@@ -191,3 +192,16 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(architecture, backbone
             expected = oracle(token_ids(text))
             assert expected.dtype == torch.float64
             assert relative_error(encode(text, output_value="token_embeddings"), expected) < 1e-12
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_what_a_batch_changes_is_rounding(dtype, allowed):
+    """The README says how much, on trained weights."""
+    module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
+    module.CPU_TOKENS = 2**20
+    encode = pipeline(module).encode
+    texts = [*TEXTS, "我爱自然语言处理。 " * 3]
+    together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
+    alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
+    found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()
+    assert found < allowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +19,7 @@ from .. import backbone
 from ..files import check_free
 from ..loaded_weights import CheckedTransformer
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
+from .digests import weights_digest
 from .extras import require_peft
 from .fitting import MODEL, finish, fit
 from .rows import read_scored_pairs, read_triplets
@@ -54,8 +55,8 @@ class BeLLMTraining(RunSettings):
     """
 
     model: str
-    triplets: str
-    evaluation: str | None = None
+    triplets: str = setting(may_change=True)
+    evaluation: str | None = setting(None, may_change=True)
     bidirectional_layers: int | Literal["none", "last", "all"] = setting("last", least=0)
     pooling: Literal["mean", "lasttoken"] = "mean"
     template: str = "representative-word"
@@ -100,6 +101,7 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation, settings.batch_size)
     set_seed(settings.seed)
     model = build_bellm(settings)
+    frozen = weights_digest(model)
     add_lora(model, settings)
     fit(
         model,
@@ -117,7 +119,7 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
         evaluator=evaluator,
         evaluation_steps=settings.evaluation_steps,
         no_duplicates=settings.no_duplicates,
-        identity={name: value for name, value in asdict(settings).items() if name not in _FREE},
+        identity={**settings.identity(), "frozen_weights": frozen},
         progress=progress,
     )
     model.eval()
@@ -128,10 +130,6 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     with finish(output) as scratch:
         model.save_pretrained(str(scratch))
     return model
-
-
-# What may differ when a run goes on: it changes nothing about the weights.
-_FREE = ("triplets", "evaluation", "evaluation_steps", "checkpoint_steps")
 
 
 def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:

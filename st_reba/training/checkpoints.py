@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,15 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..encoding.durable import durable, remove_scratch
+from .digests import data_digest
+
 #: Where in an output directory they lie.
 CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
+# What is known by a digest, which nobody could read.
+_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights"}
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
 
@@ -49,29 +52,46 @@ class CompleteCheckpoints(TrainerCallback):
             if not name.startswith("model.") or name.endswith("_extra_state")
         }
         target = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / _LOSS_STATE
-        torch.save(own, target.with_suffix(".new"))
-        os.replace(target.with_suffix(".new"), target)
+        with durable(target) as stream:
+            torch.save(own, stream)
 
 
 def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any) -> None:
     """Refuse to go on from the checkpoints of another run; note which run it is where there are none.
 
     Raises:
-        ValueError: If settings or data are not those that the checkpoints were made with.
+        ValueError: If settings or data are not those that the checkpoints were made with, or it is not known which
+            those were.
     """
-    noted = directory / _RUN
     # As JSON has it: a tuple comes back as a list.
-    now = json.loads(json.dumps({**settings, "data": _digest(dataset)}))
-    if last_checkpoint(directory) is not None and noted.is_file():
-        then = json.loads(noted.read_text(encoding="utf-8"))
-        for name in sorted({*now, *then}):
-            if now.get(name) != then.get(name):
-                raise ValueError(
-                    f"{directory} holds checkpoints of a run with {_said(name, then)}, but now it is "
-                    f"{_said(name, now)}. Give what was given then to go on, or another output directory."
-                )
+    now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}))
     directory.mkdir(parents=True, exist_ok=True)
-    noted.write_text(json.dumps(now, indent=2, sort_keys=True), encoding="utf-8")
+    remove_scratch(directory)
+    if last_checkpoint(directory) is None:
+        with durable(directory / _RUN) as stream:
+            stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
+        return
+    then = _noted(directory)
+    for name in sorted({*now, *then}):
+        if now.get(name) != then.get(name):
+            raise ValueError(
+                f"{directory} holds checkpoints of a run with {_said(name, then)}, but now it is "
+                f"{_said(name, now)}. Give what was given then to go on, or another output directory."
+            )
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    """The run that a directory's checkpoints are of."""
+    try:
+        run = json.loads((directory / _RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        run = None
+    if not isinstance(run, dict):
+        raise ValueError(
+            f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
+            "anew, or give another output directory."
+        )
+    return run
 
 
 def _step(checkpoint: Path) -> int:
@@ -79,12 +99,4 @@ def _step(checkpoint: Path) -> int:
 
 
 def _said(name: str, run: Mapping[str, Any]) -> str:
-    return "other data" if name == "data" else f"{name}={run.get(name)!r}"
-
-
-def _digest(dataset: Any) -> str:
-    digest = hashlib.sha256(repr(dataset.column_names).encode())
-    for batch in dataset.with_format("arrow").iter(batch_size=1000):
-        for column in batch.columns:
-            digest.update(repr(column.to_pylist()).encode())
-    return digest.hexdigest()
+    return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"

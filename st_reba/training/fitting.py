@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.sampler import BatchSamplers
@@ -19,7 +20,7 @@ from ..files import check_free, whole_directory
 from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
 from .divergence import DivergedError, StopOnDivergence
 from .extras import require_accelerate
-from .upkeep import ClearGradients, SetEpoch
+from .upkeep import ClearGradients, OwnIntervals, SetEpoch
 
 __all__ = ["MODEL", "DivergedError", "Fitted", "StopOnDivergence", "finish", "fit"]
 
@@ -45,6 +46,15 @@ class Fitted:
     def losses(self) -> list[tuple[int, float]]:
         """Step and mean training loss since the entry before."""
         return [(int(entry["step"]), entry["loss"]) for entry in self.log if "loss" in entry]
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """Evaluates without a draw from the training's random state: how often changes no weight."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        device = self.args.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            return super().evaluate(*args, **kwargs)
 
 
 def fit(
@@ -95,13 +105,15 @@ def fit(
         data_collator: Turns a list of rows into a batch; None: ST's own.
         callbacks: Further callbacks of the trainer.
         no_duplicates: Whether no text may stand twice in a batch, for losses with in-batch negatives.
-        identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values.
+        identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
+            arguments here, all that decide the weights must be, and the data's content.
         logging_steps: Steps between entries of the log.
         progress: Whether to show a bar.
 
     Raises:
         DivergedError: If the loss or a gradient is no longer a finite number, before it reaches the weights.
-        ValueError: If the checkpoints there are of another run, or its finished model is there already.
+        ValueError: If the checkpoints there are of another run or do not say of which, or its finished model is there
+            already.
         ImportError: If accelerate is not installed.
     """
     require_accelerate()
@@ -137,8 +149,9 @@ def fit(
         report_to=["tensorboard"] if is_tensorboard_available() else [],
         dataloader_pin_memory=model.device.type == "cuda",
     )
-    watch = [SetEpoch(), ClearGradients(), StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss)]
-    trainer = SentenceTransformerTrainer(
+    upkeep = [SetEpoch(), ClearGradients(), OwnIntervals()]
+    watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss)]
+    trainer = _Trainer(
         model=model,
         args=arguments,
         train_dataset=dataset,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
-from torch import nn
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..files import check_free
 from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from ..modules import LayerStates, LayerwiseAutoencoder
+from .digests import weights_digest
 from .extras import require_datasets
 from .fitting import MODEL, finish, fit
 from .rows import read_scored_pairs, read_sentences
@@ -62,9 +60,9 @@ class FreezeTraining(RunSettings):
     batch_size: int = setting(64, least=2)
     learning_rate: float = setting(1e-3, above=0)
     model: str
-    pairs: str
-    evaluation: str | None = None
-    sentences: str | None = None
+    pairs: str = setting(may_change=True)
+    evaluation: str | None = setting(None, may_change=True)
+    sentences: str | None = setting(None, may_change=True)
     stage: Stage = "autoencoder"
     loss: Literal["mse", "log-variance"] | None = None
     lowest_score: float = 0.0
@@ -78,7 +76,7 @@ class FreezeTraining(RunSettings):
     pretraining_epochs: int = setting(15, least=1)
     pretraining_batch_size: int = setting(256, least=1)
     pretraining_learning_rate: float = setting(1e-3, above=0)
-    cache: str | None = None
+    cache: str | None = setting(None, may_change=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,7 +125,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
 
     set_seed(settings.seed)
     autoencoder = _autoencoder(settings, states)
-    identity = {name: value for name, value in asdict(settings).items() if name not in _FREE}
+    identity = {**settings.identity(), "frozen_weights": before}
     if settings.stage == "autoencoder":
         _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, output / "pretraining", identity, progress)
         autoencoder = autoencoder.without_decoders()
@@ -156,19 +154,6 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     with finish(output) as directory:
         model.save_pretrained(str(directory))
     return model
-
-
-# What may differ when a run goes on: it changes nothing about the weights.
-_FREE = ("pairs", "sentences", "evaluation", "evaluation_steps", "checkpoint_steps", "cache")
-
-
-def weights_digest(module: nn.Module) -> str:
-    """A checksum of all parameters and buffers of a module, to the byte."""
-    digest = hashlib.blake2b()
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
@@ -229,8 +214,10 @@ def _pretrain(
         ReconstructionLoss(trained),
         output=output,
         epochs=settings.pretraining_epochs,
+        max_steps=settings.max_steps,
         batch_size=settings.pretraining_batch_size,
         learning_rate=settings.pretraining_learning_rate,
+        checkpoint_steps=settings.checkpoint_steps,
         seed=settings.seed,
         identity=identity,
         progress=progress,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -38,9 +38,9 @@ class JTCSETraining(RunSettings):
     """
 
     model: str
-    texts: str
+    texts: str = setting(may_change=True)
     second_model: str | None = None
-    evaluation: str | None = None
+    evaluation: str | None = setting(None, may_change=True)
     cross_every: int = setting(2, least=0)
     max_seq_length: int = setting(64, least=3)
     no_duplicates: bool = True
@@ -52,7 +52,7 @@ class JTCSETraining(RunSettings):
     batch_size: int = setting(64, least=2)
     learning_rate: float = setting(1.3e-6, above=0)
     weight_decay: float = setting(0.01, least=0)
-    evaluation_steps: int | None = setting(100, least=1)
+    evaluation_steps: int | None = setting(100, least=1, may_change=True)
 
 
 def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
@@ -107,7 +107,7 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         evaluation_steps=settings.evaluation_steps,
         seed=settings.seed,
         no_duplicates=settings.no_duplicates,
-        identity=asdict(settings),
+        identity=settings.identity(),
         progress=progress,
     )
     with finish(output) as directory:

@@ -22,7 +22,12 @@ _NAMES: dict[Any, str] = {
 
 
 def setting(
-    default: Any = MISSING, *, least: float | None = None, above: float | None = None, below: float | None = None
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    may_change: bool = False,
 ) -> Any:
     """A field of :class:`Settings` with a range.
 
@@ -31,8 +36,10 @@ def setting(
         least: The lowest number that is allowed.
         above: A number that it must exceed.
         below: A number that it must not reach.
+        may_change: Whether a run that was interrupted may go on with another value: true of what decides when something
+            is written or evaluated, and of where data lie, of which the content counts.
     """
-    return field(default=default, metadata={"least": least, "above": above, "below": below})
+    return field(default=default, metadata={"least": least, "above": above, "below": below, "may_change": may_change})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +73,13 @@ class RunSettings(Settings):
     learning_rate: float = setting(2e-5, above=0)
     warmup_ratio: float = setting(0.0, least=0, below=1)
     weight_decay: float = setting(0.0, least=0)
-    checkpoint_steps: int | None = setting(None, least=1)
-    evaluation_steps: int | None = setting(None, least=1)
+    checkpoint_steps: int | None = setting(None, least=1, may_change=True)
+    evaluation_steps: int | None = setting(None, least=1, may_change=True)
     seed: int = setting(42, least=0)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run which goes on must share with the run that was interrupted."""
+        return {known.name: getattr(self, known.name) for known in fields(self) if not known.metadata.get("may_change")}
 
 
 def read_settings(path: str | Path, kind: type[S]) -> S:

@@ -1,4 +1,4 @@
-"""What the trainer of older sentence-transformers leaves undone between steps and between epochs."""
+"""What the trainers of transformers and of older sentence-transformers leave undone."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ class ClearGradients(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         kwargs["optimizer"].zero_grad()
+
+
+class OwnIntervals(TrainerCallback):
+    """Saves, evaluates and logs as often as this run is asked to.
+
+    The trainer goes on as often as the run did that wrote the checkpoint.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)

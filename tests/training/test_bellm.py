@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -202,6 +203,46 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
     )
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert all(torch.equal(weights[name], weight) for name, weight in straight_weights.items())
+
+
+class TestResuming:
+    @pytest.fixture
+    def stopped(self, settings, tmp_path, monkeypatch):
+        from st_reba.training import bellm
+
+        from .test_fitting import StopAfter
+
+        fit = bellm.fit
+        with monkeypatch.context() as patch:
+            patch.setattr(bellm, "fit", lambda *args, **kwargs: fit(*args, callbacks=[StopAfter(3)], **kwargs))
+            with pytest.raises(KeyboardInterrupt):
+                train_bellm(settings(epochs=2, checkpoint_steps=2), tmp_path / "broken", progress=False)
+        return tmp_path / "broken"
+
+    def test_with_moved_data_and_other_intervals(self, stopped, settings, triplets, tmp_path):
+        straight = train_bellm(settings(epochs=2), tmp_path / "straight", progress=False)
+        moved = shutil.move(triplets, tmp_path / "moved.tsv")
+        changed = settings(epochs=2, triplets=str(moved), checkpoint_steps=5, evaluation_steps=2)
+        resumed = train_bellm(changed, stopped, progress=False)
+        assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
+
+    def test_of_another_rank_is_refused(self, stopped, settings):
+        with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
+            train_bellm(settings(epochs=2, checkpoint_steps=2, rank=8), stopped, progress=False)
+
+    def test_of_a_model_that_changed_in_its_place_is_refused(self, stopped, settings, monkeypatch):
+        """The checkpoints hold the adapter alone."""
+        from st_reba.training import bellm
+
+        def changed(given):
+            model = build_bellm(given)
+            with torch.no_grad():
+                model[0].model.layers[1].mlp.up_proj.weight[3, 5] *= 1 + 2**-10
+            return model
+
+        monkeypatch.setattr(bellm, "build_bellm", changed)
+        with pytest.raises(ValueError, match="a run with other frozen weights, but now it is other frozen weights"):
+            train_bellm(settings(epochs=2, checkpoint_steps=2), stopped, progress=False)
 
 
 def test_a_finished_run_is_left_alone(settings, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -198,6 +199,49 @@ class TestCheckpoints:
                 trained, ROWS.select(range(9)), MultipleNegativesRankingLoss(trained), output=stopped,
                 identity={"model": "a"}, **RUN,
             )  # fmt: skip
+
+    def test_how_often_is_written_and_evaluated_may_change(self, stopped, model, tmp_path):
+        straight = model()
+        fit(straight, ROWS, MultipleNegativesRankingLoss(straight), output=tmp_path / "straight", **RUN)
+        trained = model()
+        found = self.resume(
+            trained,
+            stopped,
+            checkpoint_steps=3,
+            evaluator=EmbeddingSimilarityEvaluator(TEXTS[:3], TEXTS[1:4], [0.1, 0.5, 0.9], write_csv=False),
+            evaluation_steps=4,
+            logging_steps=2,
+        )
+        assert (found.resumed_at, found.steps) == (4, 9)
+        assert sorted(path.name for path in (stopped / "checkpoints").glob("checkpoint-*")) == [
+            "checkpoint-6",
+            "checkpoint-9",
+        ]
+        assert [entry["step"] for entry in found.log if "eval_spearman_cosine" in entry] == [8, 9]
+        assert [step for step, _ in found.losses if step > 4] == [6, 8]
+        expected = weights(straight)
+        assert all(torch.equal(weight, expected[name]) for name, weight in weights(trained).items())
+
+    @pytest.mark.parametrize("held", [None, b"", b'{"epochs": 3', b"[]", b"\xff"])
+    def test_of_a_run_that_is_not_known_are_refused(self, held, stopped, model):
+        noted = stopped / "checkpoints" / "run.json"
+        noted.unlink()
+        if held is not None:
+            noted.write_bytes(held)
+        with pytest.raises(ValueError, match=r"its run.json does not say of which run. Remove .* to begin anew, or"):
+            self.resume(model(), stopped)
+
+    def test_which_run_it_is_is_written_whole_or_not_at_all(self, model, tmp_path, monkeypatch):
+        """Seen from a machine that fails before the bytes are on the disk."""
+        noted = tmp_path / "checkpoints" / "run.json"
+
+        def fails(descriptor):
+            raise OSError("the machine failed")
+
+        monkeypatch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="the machine failed"):
+            self.resume(model(), tmp_path)
+        assert list(noted.parent.iterdir()) == []
 
     def test_one_that_was_not_written_to_its_end_is_passed_over(self, stopped, model):
         (stopped / "checkpoints" / "checkpoint-4" / "loss_state.pt").unlink()

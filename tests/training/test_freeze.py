@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
 from st_reba.training import DivergedError, freeze
-from st_reba.training.freeze import FreezeTraining, train_freeze, weights_digest
+from st_reba.training.digests import weights_digest
+from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
 
@@ -117,6 +120,36 @@ def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     monkeypatch.setattr(freeze, "fit", fit)
     resumed = train_freeze(given, files / "out", progress=False)
     assert same(resumed[1].state_dict(), whole[1].state_dict())
+
+
+@pytest.mark.parametrize("run", ["pretraining", "out/checkpoints"])
+def test_a_run_goes_on_with_moved_data_and_other_intervals(run, settings, files, monkeypatch):
+    given = settings(checkpoint_steps=2, sentences=str(files / "sentences.txt"))
+    whole = train_freeze(given, files / "whole", progress=False)
+    fit = freeze.fit
+    with monkeypatch.context() as patched:
+        patched.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAt(run, 3)]))
+        with pytest.raises(KeyboardInterrupt):
+            train_freeze(given, files / "out", progress=False)
+    moved = {name: str((files / name).rename(files / f"moved-{name}")) for name in ("pairs.tsv", "sentences.txt")}
+    changed = settings(
+        pairs=moved["pairs.tsv"],
+        sentences=moved["sentences.txt"],
+        evaluation=moved["pairs.tsv"],
+        checkpoint_steps=3,
+        evaluation_steps=5,
+        cache=str(files / "other-cache"),
+    )
+    resumed = train_freeze(changed, files / "out", progress=False)
+    assert same(resumed[1].state_dict(), whole[1].state_dict())
+
+
+def test_max_steps_ends_the_pretraining_too(settings, files):
+    given = settings(max_steps=1, sentences=str(files / "sentences.txt"))
+    train_freeze(given, files / "out", progress=False)
+    for run in ("pretraining/checkpoints", "checkpoints"):
+        (state,) = (files / "out" / run).glob("checkpoint-*/trainer_state.json")
+        assert json.loads(state.read_text())["global_step"] == 1
 
 
 def test_the_seed_decides(settings, files):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -57,6 +58,35 @@ def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):
     assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
     before = TwinTower(settings().model, settings().second_model).state_dict()
     assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
+
+
+def test_a_run_goes_on_with_moved_data_and_other_intervals(settings, texts, tmp_path, monkeypatch):
+    whole = train_jtcse(settings(), tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patched:
+        stopping(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            train_jtcse(settings(), tmp_path / "parts", progress=False)
+    moved = shutil.move(texts, tmp_path / "moved.txt")
+    changed = settings(texts=str(moved), checkpoint_steps=3, evaluation_steps=7)
+    resumed = train_jtcse(changed, tmp_path / "parts", progress=False)
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"temperature": 0.1}, "temperature=0.05, but now it is temperature=0.1"), (None, "other data")],
+)
+def test_a_run_does_not_go_on_as_another(changes, named, settings, texts, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        stopping(patched, 3)
+        with pytest.raises(KeyboardInterrupt):
+            train_jtcse(settings(), tmp_path / "parts", progress=False)
+    if changes is None:
+        with open(texts, "a", encoding="utf-8") as stream:
+            stream.write("\none more text")
+    with pytest.raises(ValueError, match=f"of a run with {named}"):
+        train_jtcse(settings(**(changes or {})), tmp_path / "parts", progress=False)
 
 
 def test_the_coin_matters_for_resuming(settings, tmp_path, monkeypatch):
