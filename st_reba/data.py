@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .files import check_file
+
 _ASSETS = Path(__file__).parent / "assets"
 
 #: The small bilingual language model that makes everything run offline. For demonstrations only: see its README.md.
@@ -42,7 +44,7 @@ def read_data(path: str | Path) -> Pairs | list[str]:
     (:func:`read_pairs`).
 
     Raises:
-        ValueError: If the file is neither, naming the first line that does not fit.
+        ValueError: If the file is neither, naming the first line that does not fit; or a directory.
         FileNotFoundError: If there is no such file.
     """
     lines = list(_lines(path))
@@ -80,6 +82,7 @@ def read_pairs(path: str | Path) -> Pairs:
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, and their numbers."""
+    check_file(Path(path))
     for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")

@@ -13,13 +13,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Transformer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    check_torch_load_is_safe,
-)
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
+from transformers.utils.import_utils import check_torch_load_is_safe
 
 from .saved_settings import check_model
 

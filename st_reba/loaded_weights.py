@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
-from transformers.utils import is_accelerate_available
+from transformers.utils.import_utils import is_accelerate_available
 
 from .compat import ReportingTransformer
 from .lm_head import head_blocks

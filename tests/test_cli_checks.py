@@ -159,7 +159,7 @@ class TestDiskFull:
         """Its scores have been shown, nothing is left of it, and the best recipe is written."""
         monkeypatch.setattr(page, "write_csv", full)
         said = run(*line)
-        assert f"{tmp_path / 'report'} could not be written: the disk is full, and nothing is left of it." in said
+        assert f"{tmp_path / 'report'} could not be written: there is no room left on the disk" in said
         assert "choose another --report" in said
         assert "Best on STS" in said
         assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "pairs.tsv"]
@@ -170,7 +170,7 @@ class TestDiskFull:
 
         monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
         said = run(*line)
-        assert f"{tmp_path / 'best'} could not be written: the disk is full" in said
+        assert f"{tmp_path / 'best'} could not be written: there is no room left on the disk" in said
         assert "choose another --save-best" in said
         assert (tmp_path / "report" / "results.csv").exists()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.tsv", "report"]
@@ -184,7 +184,7 @@ class TestDiskFull:
     def test_layers(self, commands, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.DependencyEvaluator.draw", full)
         said = run(*commands(backbone_path(), "cpu")["layers"])
-        assert f"{tmp_path / 'out'} could not be written: the disk is full" in said
+        assert f"{tmp_path / 'out'} could not be written: there is no room left on the disk" in said
         assert not (tmp_path / "out").exists()
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -89,6 +90,26 @@ def test_a_killed_run_resumes_to_the_same_bytes(model_directory, tmp_path):
     assert not parts.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_run_on_several_devices(number, model_directory, tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(20_000)))
+    parts = tmp_path / "a.npy.partial" / "parts"
+    options = ["--device", "cpu,cpu", "--batch-size", "4", "--chunk-size", "4"]
+    command = [sys.executable, "-c", "from st_reba.cli import app; app()", "encode", str(model_directory), str(path)]
+    process = psutil.Popen([*command, "--out", str(tmp_path / "a.npy"), *options], stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and (not parts.is_dir() or len(list(parts.iterdir())) < 4):
+        time.sleep(0.05)
+    workers = process.children(recursive=True)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert (len(gone) >= 2, alive) == (True, [])
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+    assert ("Stopped. The same command goes on" in output) == (number == signal.SIGTERM)
+    assert not list(tmp_path.glob("*.npy"))
+
+
 def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
@@ -114,10 +135,24 @@ def test_refusals(options, message, model_directory, texts, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 
+def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
+    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
+    bare = tmp_path / "a model"
+    bare.symlink_to(backbone_path())
+    output = run(bare, texts, "--out", tmp_path / "a.npy", expect=1)
+    assert f"{bare} has no modules.json: it is not a saved SentenceTransformer" in output
+    assert f"st-reba build --model '{bare}' --method reba --pooling mean --out my-model" in output
+    (tmp_path / "empty").mkdir()
+    output = run(tmp_path / "empty", texts, "--out", tmp_path / "a.npy", expect=1)
+    assert "empty has no modules.json: it is not a saved SentenceTransformer. Give one that" in output
+    assert not (tmp_path / "a.npy").exists()
+
+
 def test_bad_input(model_directory, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     output = run(model_directory, tmp_path / "t.jsonl", "--out", tmp_path / "a.npy", expect=1)
     assert 't.jsonl, line 2: "text" is a number, but a text is a string.' in output
+    assert "is a directory: give a file" in run(model_directory, tmp_path, "--out", "a.npy", expect=1)
     assert "no.txt: there is no such file" in run(model_directory, "no.txt", "--out", "a.npy", expect=1)
 
 
@@ -130,6 +165,12 @@ def test_the_bar_shows_rate_and_time_left():
         time.sleep(0.01)
         shown("Encoding", 700, 1000)
         line = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
+        shown(cli.encode.HASHING, 500, 1000)
+        shown(cli.encode.HASHING, 600, 1000)
+        time.sleep(0.01)
+        shown(cli.encode.HASHING, 700, 1000)
+        hashing = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
     assert "Encoding" in line
     assert "texts/s" in line
     assert re.search(r"left +\d:\d\d:\d\d", line)
+    assert "MB/s" in hashing

@@ -101,3 +101,9 @@ def test_neither_pairs_nor_texts(content, message, tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_data(path)
+
+
+@pytest.mark.parametrize("read", [read_data, read_pairs, read_texts])
+def test_a_directory(read, tmp_path):
+    with pytest.raises(ValueError, match="is a directory: give a file"):
+        read(tmp_path)

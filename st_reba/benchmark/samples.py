@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..encoding.durable import durable
+
 if TYPE_CHECKING:
     from mteb import AbsTask, TaskResult
 
@@ -46,9 +48,8 @@ class Sample:
 def write_samples(samples: list[Sample], path: Path) -> None:
     """Write as JSON; the file takes its place when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(list(map(asdict, samples)), default=np.ndarray.tolist), encoding="utf-8")
-    scratch.replace(path)
+    with durable(path) as stream:
+        stream.write(json.dumps(list(map(asdict, samples)), default=np.ndarray.tolist).encode())
 
 
 def read_samples(path: Path) -> list[Sample]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -21,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ..encoding import Encoder, Engine, LocalEngine, RayEngine, encode_file
+from ..encoding import HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 from .common import Dtype, DtypeOption, app, clear_errors, console, placement, usable
 
 
@@ -95,7 +99,7 @@ def encode_command(
             truncate_dim=truncate_dim,
             normalize=normalize,
         )
-        with _Shown() as shown:
+        with _terminable(), _Shown() as shown:
             try:
                 made = encode_file(
                     encoder,
@@ -111,13 +115,33 @@ def encode_command(
                     overwrite=overwrite,
                     on_progress=shown,
                 )
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 shown.stop()
                 console.print(f"Stopped. The same command goes on from {out}.partial.", highlight=False)
-                raise typer.Exit(130) from None
+                number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+                raise typer.Exit(128 + number) from None
     found = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""
     beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
     console.print(f"Wrote {made.rows:,} vectors to {out}{found}.{beside}", highlight=False, soft_wrap=True)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send to end a job."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, so that worker processes are closed; a second one ends it at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _engine(engine: EngineName, workers: int | None, device: str | None, dtype: Dtype) -> tuple[Engine, Dtype]:
@@ -133,7 +157,8 @@ def _engine(engine: EngineName, workers: int | None, device: str | None, dtype: 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} texts/s" if speed >= 10 else f"{speed:.1f} texts/s")
+        unit = "MB/s" if task.description == HASHING else "texts/s"
+        return Text("" if speed is None else f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.1f} {unit}")
 
 
 class _Shown(Progress):

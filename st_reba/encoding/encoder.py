@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from sentence_transformers import SentenceTransformer
+
+from .kept import check_characters
+from .sources import Sources, check_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: Those that need to know each dimension's range.
 SCALED: tuple[Precision, ...] = ("int8", "uint8")
-
-_HEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,35 +52,29 @@ class Encoder:
             raise ValueError(f"truncate_dim={self.truncate_dim}: give a whole number from 1.")
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("Give a prompt in full or by its name, not both.")
+        if self.prompt is not None:
+            check_characters(self.prompt, "The prompt")
 
     def pinned(self) -> Encoder:
         """The same with an absolute path, or with the commit that a revision stands for at this moment.
 
         Raises:
-            ValueError: If there is no such directory and no such model.
+            ValueError: If there is no such directory and no such model, or it is no saved SentenceTransformer.
         """
-        directory = Path(self.model)
-        if directory.is_dir():
+        if Path(self.model).is_dir():
             if self.revision is not None:
                 raise ValueError(f"{self.model} is a directory: a revision is for models of the Hub.")
-            return replace(self, model=str(directory.absolute()))
-        return replace(self, revision=_commit(self.model, self.revision))
+            check_saved(Path(self.model))
+            return replace(self, model=str(Path(self.model).absolute()))
+        return replace(self, revision=saved_commit(self.model, self.revision))
 
-    def identity(self) -> str:
-        """What tells a :meth:`pinned` model's weights and settings from others: a commit, or a digest of the files'
-        names, sizes and beginnings (model cards and hidden files apart)."""
-        root = Path(self.model)
-        if not root.is_dir():
-            return f"{self.model}@{self.revision}"
-        digest = hashlib.sha256()
-        for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            name = path.relative_to(root)
-            if path.suffix == ".md" or any(part.startswith(".") for part in name.parts):
-                continue
-            with path.open("rb") as stream:
-                head = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
-            digest.update(f"{name.as_posix()} {path.stat().st_size} {head}\n".encode())
-        return digest.hexdigest()
+    def sources(self) -> Sources:
+        """What decides the vectors of a :meth:`pinned` model: its files, and those of its adapters' base models.
+
+        Raises:
+            ValueError: If an adapter's base model is not to be found.
+        """
+        return Sources.of(self.model, self.revision)
 
     def load(self, device: str) -> SentenceTransformer:
         """The model, on a device.
@@ -98,8 +90,8 @@ class Encoder:
             raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Or give the prompt in full.')
         return model
 
-    def encode(self, model: SentenceTransformer, texts: list[str], pool: Any = None) -> np.ndarray:
-        """``(len(texts), values)``, float32 or the model's own precision; in one piece, wherever it is done.
+    def encode(self, model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+        """``(len(texts), values)``, float32 or the model's own precision.
 
         Raises:
             ValueError: If the vectors are shorter than ``truncate_dim``.
@@ -112,21 +104,7 @@ class Encoder:
             show_progress_bar=False,
             normalize_embeddings=self.normalize,
             truncate_dim=self.truncate_dim,
-            pool=pool,
-            chunk_size=len(texts),
         )
         if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
             raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
         return vectors
-
-
-def _commit(model: str, revision: str | None) -> str:
-    """The commit of a model on the Hub, or in its cache without a network."""
-    reason: Exception | None = None
-    for name in ("modules.json", "config.json"):
-        try:
-            return Path(hf_hub_download(model, name, revision=revision)).parent.name
-        except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-            reason = error
-    said = str(reason).strip().splitlines()[0]
-    raise ValueError(f"{model}: there is no such directory, and the Hub gives no such model ({said})") from None

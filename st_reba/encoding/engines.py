@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from operator import methodcaller
 from typing import Protocol
 
-from .encoder import Encoder
-from .work import ChunkWorker, Encode, Plan, calibrate
+from .work import ChunkWorker, Plan
+from .workers import WorkerProcess, share
 
 
 class Engine(Protocol):
@@ -22,8 +21,11 @@ class Engine(Protocol):
 
     device: str
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
-        """Calibrate if need be, then encode the chunks of these numbers; yields each that is done, in any order."""
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
+        """Calibrate if need be, then encode the chunks of these numbers; yields each that is done, in any order.
+
+        What was started for it is ended when it is closed.
+        """
 
 
 class LocalEngine:
@@ -31,7 +33,7 @@ class LocalEngine:
 
     Args:
         devices: One device: the model runs in this process. Several (a name may come twice): each has a process with a
-            copy of the model. The output is the same.
+            model of its own, which ends when this process ends, however it does. The output is the same.
 
     Raises:
         ValueError: If no device is given, or they are not of one kind.
@@ -44,46 +46,18 @@ class LocalEngine:
         self.devices = list(devices)
         self.device = kinds.pop()
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
-        with self._encoders(plan.encoder) as encoders:
-            if plan.needs_ranges:
-                calibrate(plan, encoders[0])
-            workers = [ChunkWorker(plan, encode) for encode in encoders]
-            if len(workers) == 1:
-                for number in todo:
-                    workers[0](number)
-                    yield number
-            else:
-                yield from _side_by_side(workers, todo)
-
-    @contextmanager
-    def _encoders(self, encoder: Encoder) -> Iterator[list[Encode]]:
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         if len(self.devices) == 1:
-            yield [partial(encoder.encode, encoder.load(self.devices[0]))]
+            worker = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(self.devices[0])))
+            if plan.needs_ranges:
+                worker.calibrate()
+            for number in todo:
+                worker.encode(number)
+                yield number
             return
-        model = encoder.load("cpu")
         with ExitStack() as stack:
-            pools = []
-            for device in self.devices:
-                # A pool for each device, not one for all: each then takes its next chunk when it is ready.
-                pools.append(model.start_multi_process_pool([device]))
-                stack.callback(model.stop_multi_process_pool, pools[-1])
-            yield [partial(encoder.encode, model, pool=pool) for pool in pools]
-
-
-def _side_by_side(workers: Sequence[ChunkWorker], todo: Sequence[int]) -> Iterator[int]:
-    """Each chunk by whichever worker is free: at most one chunk a worker is in memory."""
-    free: queue.SimpleQueue[ChunkWorker] = queue.SimpleQueue()
-    for worker in workers:
-        free.put(worker)
-
-    def encode(number: int) -> int:
-        worker = free.get()
-        try:
-            worker(number)
-        finally:
-            free.put(worker)
-        return number
-
-    with ThreadPoolExecutor(len(workers)) as executor:
-        yield from executor.map(encode, todo)
+            workers = [stack.enter_context(WorkerProcess(plan, device)) for device in self.devices[: len(todo)]]
+            if plan.needs_ranges:
+                workers[0].begin(methodcaller("calibrate"))
+                workers[0].finish()
+            yield from share(workers, todo)

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..files import check_file
 from ..version import __version__
+from .digests import Digests, Stamp
 from .durable import durable
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
 from .extras import require_pyarrow
-from .outputs import EMBEDDING, NpyOutput, Output, output_for
+from .outputs import EMBEDDING, NpyOutput, Output, check_schema, output_for
+from .target import Target
 from .texts import Index, TextFile, open_texts
 from .work import Plan
 from .workspace import Settings, Workspace
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
+#: Of :data:`HASHING` it is megabytes.
 OnProgress = Callable[[str, int, int | None], None]
+
+#: Reading the model and the input for their digests; told of where it takes a while.
+HASHING = "Hashing"
+_A_WHILE = 10**9
+_MEGABYTE = 10**6
 
 #: Those whose version may change a vector's last bits, or a file's bytes.
 _PACKAGES = ("sentence-transformers", "transformers", "torch", "numpy")
@@ -59,9 +71,11 @@ def encode_file(
 ) -> Encoded:
     """Encode a file of any size; memory does not grow with it.
 
-    The input is read once and every row checked before the first is encoded. Chunks are then encoded one by one and
-    kept in ``OUT.partial`` until all are there; a run that was killed goes on from them when it is called again, and
-    the output is the same, byte for byte, on the same hardware with the same number of threads.
+    Every row of the input is checked before the first is encoded, and so is every kept value: a column's type is the
+    one that holds them all. Chunks are then encoded one by one and kept in ``OUT.partial`` until all are there; a run
+    that was killed goes on from them when it is called again, and the output is the same, byte for byte, on the same
+    hardware with the same number of threads. It goes on with the same model and the same input alone, which are known
+    by digests of their whole files.
 
     Args:
         encoder: The model and how it is used.
@@ -75,12 +89,15 @@ def encode_file(
         ranges: For int8 and uint8: a ``.npy`` (2, values) with the minimum and maximum of each dimension, instead.
         chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch.
         engine: Where the model runs; on the CPU in this process if None.
-        overwrite: Replace the output, and begin anew where an interrupted run had other settings.
+        overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
         on_progress: Called as the work goes on.
 
     Raises:
-        ValueError: If a setting or a row of the input cannot be used, or the output is there.
+        ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
+            or input or model change during the run.
         FileNotFoundError: If the input is missing.
+        FileExistsError: If a file appeared in the output's place meanwhile: it is left, and the output is beside it.
+        ChildProcessError: If the process of one of several devices dies.
     """
     out = Path(out).absolute()
     _check_numbers(precision, calibration_rows, ranges, chunk_size)
@@ -89,19 +106,19 @@ def encode_file(
     _check_kept(keep, output)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
     workspace = Workspace.beside(out)
+    encoder = encoder.pinned()
+    _check_apart(out, workspace, [source.path, *([] if ranges is None else [Path(ranges)])], Path(encoder.model))
     output.check_target(out)
-    # An interrupted run may have written the ranges already.
-    for path in (out, None if workspace.path.exists() else sidecar):
-        if path is not None and path.exists() and not overwrite:
+    targets = {path: Target(path, overwrite) for path in (out, sidecar) if path is not None}
+    for path, target in targets.items():
+        # An interrupted run may have written the ranges already.
+        if target.occupied and not overwrite and not (path == sidecar and workspace.path.exists()):
             raise ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
-    encoder = encoder.pinned()
-    settings = {
-        **source.fingerprint(),
+    settings: Settings = {
         "column": source.column,
         "keep": ", ".join(keep),
-        "weights": encoder.identity(),
         **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
         "device": engine.device,
         "precision": precision,
@@ -111,18 +128,29 @@ def encode_file(
         "output": output.kind,
         **_versions(),
     }
-    with workspace.begun(settings, overwrite):
-        index = _index(source, chunk_size, workspace, on_progress)
+    with workspace.held():
+        sources = encoder.sources()
+        stamps = [Stamp.of(path) for path in (source.path, *sources.files.values())]
+        digests = Digests(workspace.digests, _told(on_progress)).read(stamp.path for stamp in stamps)
+        settings = {
+            "input size": stamps[0].size,
+            "input digest": digests[source.path],
+            "weights": sources.identity(digests),
+            **settings,
+        }
+        workspace.begin(settings, overwrite)
+        index, schema = _checked(source, chunk_size, workspace, on_progress)
         if given is not None:
             with durable(workspace.ranges) as stream:
                 np.save(stream, given)
         elif precision in SCALED and min(index.rows, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
         plan = Plan(
-            input=source.path,
+            source=stamps[0],
             column=column,
             keep=tuple(keep),
-            schema=_schema(source, index) if keep else None,
+            schema=schema,
+            model=tuple(stamps[1:]),
             encoder=encoder,
             precision=precision,
             calibration_rows=calibration_rows,
@@ -132,10 +160,12 @@ def encode_file(
         resumed = _encode(plan, index, engine, on_progress)
         on_progress("Writing", index.rows, index.rows)
         if sidecar is not None:
-            with durable(sidecar) as stream:
-                stream.write(workspace.ranges.read_bytes())
-        output.assemble([workspace.parts / output.part(number) for number in range(len(index))], index.rows, out)
+            _write_ranges(workspace.ranges.read_bytes(), targets[sidecar])
+        parts = [workspace.parts / output.part(number) for number in range(len(index))]
+        output.assemble(parts, index.rows, out, targets[out].take)
     workspace.remove()
+    for path, target in targets.items():
+        target.check("vectors" if path == out else "ranges")
     return Encoded(index.rows, resumed, sidecar)
 
 
@@ -146,36 +176,48 @@ def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -
     resumed = done = index.rows - sum(index[number].rows for number in todo)
     on_progress("Encoding", done, index.rows)
     if todo:
-        for number in engine.run(plan, todo):
-            done += index[number].rows
-            on_progress("Encoding", done, index.rows)
+        with closing(engine.run(plan, todo)) as numbers:
+            for number in numbers:
+                done += index[number].rows
+                on_progress("Encoding", done, index.rows)
     missing = set(range(len(index))) - plan.workspace.done()
     if missing:
         raise RuntimeError(f"{len(missing)} of {len(index)} chunks are missing in {plan.workspace.parts}.")
     return resumed
 
 
-def _index(source: TextFile, chunk_size: int, workspace: Workspace, on_progress: OnProgress) -> Index:
-    if workspace.index.exists():
-        return Index.load(workspace.index)
-    on_progress("Checking", 0, None)
-    index = source.index(chunk_size, lambda rows: on_progress("Checking", rows, None))
-    with durable(workspace.index) as stream:
-        index.save(stream)
-    return index
-
-
-def _schema(source: TextFile, index: Index) -> object:
-    """Types of the kept columns, from the first chunk."""
+def _checked(source: TextFile, chunk_size: int, workspace: Workspace, on_progress: OnProgress) -> tuple[Index, Any]:
+    """Where the chunks begin, and the types of the kept columns; None if there are none."""
+    if not workspace.index.exists():
+        on_progress("Checking", 0, None)
+        index = source.index(chunk_size, lambda rows: on_progress("Checking", rows, None))
+        if source.keep:
+            schema = source.schema()
+            check_schema(schema)
+            with durable(workspace.schema) as stream:
+                stream.write(schema.serialize())
+        # Last: where it is, the whole check has been passed.
+        with durable(workspace.index) as stream:
+            index.save(stream)
+    if not source.keep:
+        return Index.load(workspace.index), None
     arrow, _ = require_pyarrow("Keeping columns")
-    try:
-        schema = arrow.table(source.read(index[0]).kept).schema
-    except arrow.ArrowException as error:
-        raise ValueError(f"{source.path}: a column to keep has values of several types ({error}).") from None
-    for column in schema:
-        if arrow.types.is_null(column.type):
-            raise ValueError(f'{source.path}: "{column.name}" has no value in the first {index[0].rows} rows.')
-    return schema
+    return Index.load(workspace.index), arrow.ipc.read_schema(arrow.py_buffer(workspace.schema.read_bytes()))
+
+
+def _write_ranges(content: bytes, target: Target) -> None:
+    # An interrupted run may have come as far as this.
+    if not (target.path.is_file() and target.path.read_bytes() == content):
+        with durable(target.path, target.take) as stream:
+            stream.write(content)
+
+
+def _told(on_progress: OnProgress) -> Callable[[int, int], None]:
+    def on_bytes(done: int, total: int) -> None:
+        if total > _A_WHILE:
+            on_progress(HASHING, done // _MEGABYTE, total // _MEGABYTE)
+
+    return on_bytes
 
 
 def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int) -> None:
@@ -195,11 +237,39 @@ def _check_kept(keep: Sequence[str], output: Output) -> None:
         raise ValueError(f'keep {", ".join(keep)}: name each column once; "{EMBEDDING}" is the vectors\' own.')
 
 
+def _check_apart(out: Path, workspace: Workspace, inputs: Sequence[Path], model: Path) -> None:
+    """Nothing that is read may lie where the output will, nor the output in the model, which must not change."""
+    for path in (*inputs, model):
+        for target in (out, workspace.path):
+            if _within(path, target):
+                raise ValueError(f"{path} is read, but lies where --out {out} is written: choose another --out.")
+    if model.is_dir() and _within(out, model):
+        raise ValueError(f"--out {out} lies in the model's own directory: choose another --out.")
+
+
+def _within(path: Path, directory: Path) -> bool:
+    """Whether a path is, or lies in, another one; links are followed."""
+    real, above = os.path.realpath(path), os.path.realpath(directory)
+    return Path(real).is_relative_to(above) or (path.exists() and directory.exists() and path.samefile(directory))
+
+
 def _load_ranges(path: Path) -> np.ndarray:
-    ranges = np.load(path)
-    if ranges.ndim != 2 or len(ranges) != 2 or not np.all(ranges[0] <= ranges[1]):
-        raise ValueError(f"{path}: shape {ranges.shape}; ranges are a (2, values) array, minima before maxima.")
-    return np.asarray(ranges, dtype=np.float32)
+    wanted = "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's OUT.ranges.npy"
+    check_file(path)
+    try:
+        ranges = np.load(path)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not an array that NumPy can read ({error}); {wanted}.") from None
+    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "fiu":
+        kind = "an archive" if not isinstance(ranges, np.ndarray) else f"an array of {ranges.dtype}"
+        raise ValueError(f"{path} is {kind}; {wanted}.")
+    if ranges.ndim != 2 or len(ranges) != 2:
+        raise ValueError(f"{path}: shape {ranges.shape}; {wanted}.")
+    with np.errstate(over="ignore"):
+        ranges = ranges.astype(np.float32)
+    if not np.isfinite(ranges).all() or not np.all(ranges[0] <= ranges[1]):
+        raise ValueError(f"{path} has values that are not finite, or minima above their maxima; {wanted}.")
+    return ranges
 
 
 def _versions() -> Settings:

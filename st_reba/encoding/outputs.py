@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from .durable import durable, replace
+from .durable import durable
 from .extras import require_pyarrow
+
+#: ``(finished, target)``: how a finished file or directory comes to its place.
+Move = Callable[[Path, Path], None]
 
 #: The column of the vectors in Parquet.
 EMBEDDING = "embedding"
@@ -40,8 +44,8 @@ class Output(ABC):
         """Write ``vectors (rows, values)`` and an Arrow table of kept columns, or None."""
 
     @abstractmethod
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
-        """Make ``target`` of all parts, in their order, in one step. Parts may be used up only by that step."""
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
+        """Make the whole of all parts, in their order, and ``move`` it to ``target``. Only that may use parts up."""
 
     def check_target(self, target: Path) -> None:
         """Refuse to replace what is no output of this kind.
@@ -61,14 +65,14 @@ class NpyOutput(Output):
     def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
         np.save(stream, vectors)
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
         first = np.load(parts[0], mmap_mode="r")
         header = {
             "descr": np.lib.format.dtype_to_descr(first.dtype),
             "fortran_order": False,
             "shape": (rows, *first.shape[1:]),
         }
-        with durable(target) as stream:
+        with durable(target, move) as stream:
             np.lib.format.write_array_header_1_0(stream, header)
             for path in parts:
                 with path.open("rb") as part:
@@ -88,11 +92,11 @@ class ParquetOutput(Output):
         table = arrow.table({EMBEDDING: column}) if kept is None else kept.append_column(EMBEDDING, column)
         parquet.write_table(table, stream, **_layout(table.schema, len(vectors)))
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
         _, parquet = require_pyarrow("Parquet")
         schema = parquet.read_schema(parts[0])
         layout = _layout(schema)
-        with durable(target) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+        with durable(target, move) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
             for path in parts:
                 writer.write_table(parquet.read_table(path, partitioning=None))
 
@@ -102,10 +106,8 @@ class ShardsOutput(ParquetOutput):
 
     kind = "directory"
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path) -> None:
-        if target.exists():
-            shutil.rmtree(target)
-        replace(parts[0].parent, target)
+    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
+        move(parts[0].parent, target)
 
     def check_target(self, target: Path) -> None:
         if target.exists() and not (target.is_dir() and all(_PART.fullmatch(path.name) for path in target.iterdir())):
@@ -125,6 +127,22 @@ def output_for(out: Path) -> Output:
         raise ValueError(f"--out {out}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
     require_pyarrow("Parquet")
     return ParquetOutput() if out.suffix else ShardsOutput()
+
+
+def check_schema(schema: Any) -> None:
+    """Refuse types of kept columns that Parquet cannot give back.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    arrow, parquet = require_pyarrow("Parquet")
+    for column in schema:
+        stream = io.BytesIO()
+        try:
+            parquet.write_table(arrow.schema([column]).empty_table(), stream)
+            parquet.read_table(stream)
+        except (arrow.ArrowException, OSError) as error:
+            raise ValueError(f'Parquet cannot hold "{column.name}", {column.type}: do not keep it ({error}).') from None
 
 
 def part_number(path: Path) -> int:

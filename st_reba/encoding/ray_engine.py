@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 
 from .extras import require_ray
-from .work import ChunkWorker, Encode, Plan, calibrate
+from .work import ChunkWorker, Plan
 
 #: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.
 _GROUPS = 64
@@ -41,7 +41,7 @@ class RayEngine:
         self.workers = workers
         self.device = device or ("cuda" if self._ray.cluster_resources().get("GPU") else "cpu")
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Iterator[int]:
+    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         resources = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
         data = self._ray.data
         context = data.DataContext.get_current()
@@ -71,19 +71,19 @@ class _Actor:
 
     @cached_property
     def _worker(self) -> ChunkWorker:
-        return ChunkWorker(self._plan, _encode(self._plan, self._device))
+        return _worker(self._plan, self._device)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (number,) = batch["chunk"].tolist()
-        return {**batch, "refusal": np.array([_refusal(lambda: self._worker(number))])}
+        return {**batch, "refusal": np.array([_refusal(lambda: self._worker.encode(number))])}
 
 
 def _calibrate(plan: Plan, device: str) -> str:
-    return _refusal(lambda: calibrate(plan, _encode(plan, device)))
+    return _refusal(lambda: _worker(plan, device).calibrate())
 
 
-def _encode(plan: Plan, device: str) -> Encode:
-    return partial(plan.encoder.encode, plan.encoder.load(device))
+def _worker(plan: Plan, device: str) -> ChunkWorker:
+    return ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(device)))
 
 
 def _refusal(work: Callable[[], None]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import zlib
@@ -18,9 +17,11 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from ..files import check_file
 from .extras import require_pyarrow
+from .kept import NotANumber, Place, check_characters
 
-_HEAD_BYTES = 1 << 20
+_SKIPPED_BYTES = 1 << 20
 _CHECKED_ROWS = 1 << 14
 _FORMATS = (
     "plain text (.txt, one text a line), JSON lines (.jsonl, .ndjson) or Parquet (.parquet); "
@@ -101,7 +102,8 @@ class TextFile(ABC):
         """Read the whole file once, check every row, and note where each ``chunk_size`` rows begin.
 
         Raises:
-            ValueError: If a row is no text, naming file and line; or if there is none.
+            ValueError: If a row is no text, or has a kept value that cannot be written as it is, naming file and line;
+                or if there is no row.
         """
 
     @abstractmethod
@@ -112,12 +114,13 @@ class TextFile(ABC):
             ValueError: If a row is no text, or the file has changed since it was indexed.
         """
 
-    def fingerprint(self) -> dict[str, str | int]:
-        """What tells this file from another one, or from itself before an edit."""
-        status = self.path.stat()
-        with self.path.open("rb") as stream:
-            head = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
-        return {"input size": status.st_size, "input modified": status.st_mtime_ns, "input beginning": head}
+    @abstractmethod
+    def schema(self) -> Any:
+        """The Arrow schema of the kept columns, which holds every value of theirs unchanged; after :meth:`index`.
+
+        Raises:
+            ValueError: If there is none.
+        """
 
     def _whole(self, index: Index) -> Index:
         if index.rows == 0:
@@ -143,12 +146,16 @@ class LineFile(TextFile):
     def _is_row(self, raw: bytes) -> bool:
         return True
 
+    def _note(self, values: Sequence[Any], line: int) -> None:
+        """Take in the kept values of a row, of which :meth:`schema` will tell; a ValueError says what is wrong."""
+
     def index(self, chunk_size: int, on_rows: Callable[[int], None] = lambda rows: None) -> Index:
         starts = array("q")
         row, line, offset = 0, 1, 0
+        note = self._note if self.keep else None
         for raw in self._lines(0):
             if self._is_row(raw):
-                self._row(raw, line)
+                self._row(raw, line, note)
                 if row % chunk_size == 0:
                     starts.extend((row, line, offset))
                 row += 1
@@ -173,10 +180,15 @@ class LineFile(TextFile):
                 return Rows(texts, {name: [values[i] for values in kept] for i, name in enumerate(self.keep)})
         raise self._changed()
 
-    def _row(self, raw: bytes, line: int) -> tuple[str, Sequence[Any]]:
+    def _row(
+        self, raw: bytes, line: int, note: Callable[[Sequence[Any], int], None] | None = None
+    ) -> tuple[str, Sequence[Any]]:
         try:
-            text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
-            return self._parse(text.removesuffix("\n").removesuffix("\r"))
+            decoded = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+            text, values = self._parse(decoded.removesuffix("\n").removesuffix("\r"))
+            if note is not None:
+                note(values, line)
+            return text, values
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 ({error.reason}). Save the file as UTF-8."
         except ValueError as error:
@@ -199,7 +211,7 @@ class LineFile(TextFile):
             self._stream.seek(offset)
         else:
             while self._position < offset:
-                skipped = self._stream.read(min(offset - self._position, _HEAD_BYTES))
+                skipped = self._stream.read(min(offset - self._position, _SKIPPED_BYTES))
                 if not skipped:
                     raise self._changed()
                 self._position += len(skipped)
@@ -213,16 +225,40 @@ class PlainTextFile(LineFile):
     def _parse(self, line: str) -> tuple[str, Sequence[Any]]:
         return line, (line,) * len(self.keep)
 
+    def schema(self) -> Any:
+        arrow, _ = require_pyarrow("Keeping columns")
+        return arrow.schema([(name, arrow.string()) for name in self.keep])
+
 
 class JsonLinesFile(LineFile):
     """One JSON object a line; lines of white space alone are passed over."""
+
+    def __init__(self, path: Path, column: str, keep: Sequence[str]) -> None:
+        super().__init__(path, column, keep)
+        self._places = [Place(f'"{name}"') for name in self.keep]
+
+    def _note(self, values: Sequence[Any], line: int) -> None:
+        for place, value in zip(self._places, values, strict=True):
+            place.add(value, line)
+
+    def schema(self) -> Any:
+        arrow, _ = require_pyarrow("Keeping columns")
+        types = {}
+        for name, place in zip(self.keep, self._places, strict=True):
+            try:
+                types[name] = place.arrow_type()
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from None
+            if arrow.types.is_null(types[name]):
+                raise ValueError(f'{self.path}: "{name}" has no value in any row: do not keep it.')
+        return arrow.schema(list(types.items()))
 
     def _is_row(self, raw: bytes) -> bool:
         return not raw.isspace()
 
     def _parse(self, line: str) -> tuple[str, Sequence[Any]]:
         try:
-            record = json.loads(line)
+            record = _JSON.decode(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not JSON ({error}).") from None
         if not isinstance(record, dict):
@@ -232,10 +268,7 @@ class JsonLinesFile(LineFile):
         text = record[self.column]
         if not isinstance(text, str):
             raise ValueError(f'"{self.column}" is {_kind(text)}, but a text is a string.')
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f'"{self.column}" holds half of a surrogate pair, which is no character.') from None
+        check_characters(text, f'"{self.column}"')
         return text, [record.get(name) for name in self.keep]
 
 
@@ -253,6 +286,8 @@ class ParquetFile(TextFile):
         for name in (column, *keep):
             if name not in schema.names:
                 raise ValueError(f'{path}: no column "{name}", but {_listed(schema.names)}.')
+            if (count := schema.names.count(name)) > 1:
+                raise ValueError(f'{path}: {count} columns are called "{name}": give each a name of its own.')
         kind = schema.field(column).type
         if not self._is_text(kind):
             raise ValueError(f'{path}: column "{column}" is {kind}, but texts are strings.')
@@ -266,12 +301,19 @@ class ParquetFile(TextFile):
         types = self._arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
-        return bool(types.is_string(kind) or types.is_large_string(kind))
+        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+    @property
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys((self.column, *self.keep)))
+
+    def schema(self) -> Any:
+        return self._arrow.schema([self._file.schema_arrow.field(name) for name in self.keep])
 
     def index(self, chunk_size: int, on_rows: Callable[[int], None] = lambda rows: None) -> Index:
         row = 0
-        for batch in self._file.iter_batches(batch_size=_CHECKED_ROWS, columns=[self.column]):
-            self._check(batch.column(0), row)
+        for batch in self._read_batches(range(len(self._groups))):
+            self._check(batch.column(self.column), row)
             row += len(batch)
             on_rows(row)
         rows = np.array([*range(0, row, chunk_size), row], dtype=np.int64)
@@ -308,14 +350,18 @@ class ParquetFile(TextFile):
             if len(piece):
                 yield piece
 
+    def _read_batches(self, groups: Sequence[int]) -> Iterator[Any]:
+        try:
+            yield from self._file.iter_batches(batch_size=_CHECKED_ROWS, row_groups=list(groups), columns=self._columns)
+        except (self._arrow.ArrowException, OSError) as error:
+            raise ValueError(f"{self.path} cannot be read to its end ({error}).") from None
+
     def _go_to(self, row: int) -> None:
         """Begin at the row group of ``row``, unless going on from here is as near."""
         group = bisect_right(self._groups, row) - 1
         if self._position <= row and self._groups[group] <= self._position:
             return
-        columns = list(dict.fromkeys((self.column, *self.keep)))
-        groups = list(range(group, len(self._groups)))
-        self._batches = self._file.iter_batches(batch_size=_CHECKED_ROWS, row_groups=groups, columns=columns)
+        self._batches = self._read_batches(range(group, len(self._groups)))
         self._pending = None
         self._position = self._groups[group]
 
@@ -330,11 +376,12 @@ def open_texts(path: str | Path, column: str | None = None, keep: Sequence[str] 
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If its suffix is unknown, or it has no such columns.
+        ValueError: If it is no file, its suffix is unknown, or it has no such columns.
     """
     path = Path(path).absolute()
+    check_file(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.")
+        raise ValueError(f"{path} is a pipe or a device, but texts are read more than once: write them to a file.")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = suffixes[-1:] in (["." + name] for name in ("gz", "zst"))
     kind = "".join(suffixes[-2:-1] if compressed else suffixes[-1:])
@@ -349,6 +396,17 @@ def open_texts(path: str | Path, column: str | None = None, keep: Sequence[str] 
     if any(name != "text" for name in keep):
         raise ValueError(f'{path}: plain text has no columns to keep but "text" itself, not {_listed(keep)}.')
     return PlainTextFile(path, "text", keep)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{_listed(sorted({name for name in names if names.count(name) > 1}))} more than once")
+    return record
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=NotANumber)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from sentence_transformers.util import quantize_embeddings
 
+from .digests import Stamp
 from .durable import durable
 from .encoder import SCALED, Encoder, Precision
 from .extras import require_pyarrow
@@ -26,10 +27,11 @@ class Plan:
     """All that a worker needs to know. Plain data, for worker processes.
 
     Attributes:
-        input: The file of texts.
+        source: The file of texts, as it was checked.
         column: Its column, as :func:`open_texts` takes it.
         keep: Columns to write beside the vectors.
         schema: Their Arrow types; None if there are none.
+        model: The model's files on this machine, as they were when the run was begun.
         encoder: What makes the vectors.
         precision: What they are written as.
         calibration_rows: How many rows from the first on give the ranges for int8 and uint8.
@@ -37,10 +39,11 @@ class Plan:
         workspace: Where.
     """
 
-    input: Path
+    source: Stamp
     column: str | None
     keep: tuple[str, ...]
     schema: Any
+    model: tuple[Stamp, ...]
     encoder: Encoder
     precision: Precision
     calibration_rows: int
@@ -49,11 +52,11 @@ class Plan:
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether :func:`calibrate` has something to do."""
+        """Whether :meth:`ChunkWorker.calibrate` has something to do."""
         return self.precision in SCALED and not self.workspace.ranges.exists()
 
     def open(self) -> TextFile:
-        return open_texts(self.input, self.column, self.keep)
+        return open_texts(self.source.path, self.column, self.keep)
 
 
 class ChunkWorker:
@@ -62,16 +65,41 @@ class ChunkWorker:
     Args:
         plan: The job.
         encode: The loaded model.
+
+    Raises:
+        ValueError: If the model's files are not those that the run began with.
     """
 
     def __init__(self, plan: Plan, encode: Encode) -> None:
+        for stamp in plan.model:
+            stamp.check()
         self.plan = plan
-        self.encode = encode
         self.texts = plan.open()
         self.index = Index.load(plan.workspace.index)
-        self.ranges = np.load(plan.workspace.ranges) if plan.precision in SCALED else None
+        self._encode = encode
 
-    def __call__(self, number: int) -> None:
+    @cached_property
+    def _ranges(self) -> np.ndarray | None:
+        return np.load(self.plan.workspace.ranges) if self.plan.precision in SCALED else None
+
+    def calibrate(self) -> None:
+        """Fix each dimension's range once, so that what a text becomes does not depend on the texts beside it.
+
+        Writes ``ranges (2, values)``, the minimum and the maximum over the first ``calibration_rows`` rows.
+        """
+        low, high = np.inf, -np.inf
+        left = min(self.plan.calibration_rows, self.index.rows)
+        for number in range(len(self.index)):
+            batch = self._read(self.index[number]).texts[:left]
+            vectors = np.asarray(self._encode(batch), dtype=np.float32)
+            low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
+            left -= len(batch)
+            if not left:
+                break
+        with durable(self.plan.workspace.ranges) as stream:
+            np.save(stream, np.stack([low, high]).astype(np.float32))
+
+    def encode(self, number: int) -> None:
         """Encode one chunk.
 
         Raises:
@@ -81,37 +109,26 @@ class ChunkWorker:
         if part.exists():
             return
         chunk = self.index[number]
-        rows = self.texts.read(chunk)
-        vectors = self._quantized(self.encode(rows.texts))
+        rows = self._read(chunk)
+        vectors = self._quantized(self._encode(rows.texts))
         kept = kept_table(rows, chunk, self.plan)
         with durable(part) as stream:
             self.plan.output.write_part(stream, vectors, kept)
 
+    def _read(self, chunk: Chunk) -> Rows:
+        """The rows of a chunk, of the file that was checked and no other."""
+        try:
+            return self.texts.read(chunk)
+        finally:
+            # Also instead of what is wrong with the row of another file.
+            self.plan.source.check()
+
     def _quantized(self, vectors: np.ndarray) -> np.ndarray:
-        if self.ranges is not None and self.ranges.shape[1] != vectors.shape[1]:
+        if self._ranges is not None and self._ranges.shape[1] != vectors.shape[1]:
             raise ValueError(
-                f"The ranges are for vectors of {self.ranges.shape[1]} values, but these have {vectors.shape[1]}."
+                f"The ranges are for vectors of {self._ranges.shape[1]} values, but these have {vectors.shape[1]}."
             )
-        return np.ascontiguousarray(quantize_embeddings(vectors, self.plan.precision, ranges=self.ranges))
-
-
-def calibrate(plan: Plan, encode: Encode) -> None:
-    """Fix each dimension's range once, so that what a text becomes does not depend on the texts beside it.
-
-    Writes ``ranges (2, values)``, the minimum and the maximum over the first ``calibration_rows`` rows.
-    """
-    texts, index = plan.open(), Index.load(plan.workspace.index)
-    low, high = np.inf, -np.inf
-    left = min(plan.calibration_rows, index.rows)
-    for number in range(len(index)):
-        batch = texts.read(index[number]).texts[:left]
-        vectors = np.asarray(encode(batch), dtype=np.float32)
-        low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
-        left -= len(batch)
-        if not left:
-            break
-    with durable(plan.workspace.ranges) as stream:
-        np.save(stream, np.stack([low, high]).astype(np.float32))
+        return np.ascontiguousarray(quantize_embeddings(vectors, self.plan.precision, ranges=self._ranges))
 
 
 def kept_table(rows: Rows, chunk: Chunk, plan: Plan) -> Any:
@@ -126,5 +143,5 @@ def kept_table(rows: Rows, chunk: Chunk, plan: Plan) -> Any:
     try:
         return arrow.table(rows.kept, schema=plan.schema)
     except arrow.ArrowException as error:
-        where = f"{plan.input}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
-        raise ValueError(f"{where}: a kept column is of another type than in the first rows ({error}).") from None
+        where = f"{plan.source.path}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
+        raise ValueError(f"{where}: a kept column is of another type than when it was checked ({error}).") from None

@@ -36,6 +36,15 @@ class Workspace:
         return self.path / "index.npy"
 
     @property
+    def schema(self) -> Path:
+        return self.path / "schema.arrow"
+
+    @property
+    def digests(self) -> Path:
+        # Hidden: it is there before the manifest, which makes the folder a run's.
+        return self.path / ".digests.json"
+
+    @property
     def ranges(self) -> Path:
         return self.path / "ranges.npy"
 
@@ -44,14 +53,11 @@ class Workspace:
         return self.path / "manifest.json"
 
     @contextmanager
-    def begun(self, settings: Settings, overwrite: bool) -> Iterator[None]:
-        """Begin a run, or go on with an interrupted one of the same settings; alone.
-
-        A run that fails before its first part leaves no folder.
+    def held(self) -> Iterator[None]:
+        """Have the folder alone. A run that fails before its first part leaves none.
 
         Raises:
-            ValueError: If other settings were used (``overwrite`` begins anew), if another process is at it, or if the
-                folder is something else.
+            ValueError: If another process is at it, or if the folder is something else.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._is_ours():
@@ -62,13 +68,34 @@ class Workspace:
         except Timeout:
             raise ValueError(f"{self.path} is in use: another process is writing this output.") from None
         try:
-            self._prepare(settings, overwrite)
             yield
         finally:
             empty = not self.done()
             lock.release()
             if empty:
                 self.remove()
+
+    def begin(self, settings: Settings, overwrite: bool) -> None:
+        """Begin a run, or go on with an interrupted one of the same settings.
+
+        Raises:
+            ValueError: If other settings were used (``overwrite`` begins anew).
+        """
+        remove_scratch(self.path)
+        if self._manifest.is_file():
+            before = json.loads(self._manifest.read_text("utf-8"))
+            if before != settings:
+                if not overwrite:
+                    raise ValueError(self._difference(before, settings))
+                self._manifest.unlink()
+        if not self._manifest.is_file():
+            shutil.rmtree(self.parts, ignore_errors=True)
+            for path in (self.index, self.schema, self.ranges):
+                path.unlink(missing_ok=True)
+            with durable(self._manifest) as stream:
+                stream.write(json.dumps(settings, indent=1).encode())
+        self.parts.mkdir(exist_ok=True)
+        remove_scratch(self.parts)
 
     def done(self) -> set[int]:
         """The chunks that need not be encoded again."""
@@ -81,23 +108,6 @@ class Workspace:
 
     def _is_ours(self) -> bool:
         return self._manifest.is_file() or all(path.name.startswith(".") for path in self.path.iterdir())
-
-    def _prepare(self, settings: Settings, overwrite: bool) -> None:
-        remove_scratch(self.path)
-        if self._manifest.is_file():
-            before = json.loads(self._manifest.read_text("utf-8"))
-            if before != settings:
-                if not overwrite:
-                    raise ValueError(self._difference(before, settings))
-                self._manifest.unlink()
-        if not self._manifest.is_file():
-            shutil.rmtree(self.parts, ignore_errors=True)
-            self.index.unlink(missing_ok=True)
-            self.ranges.unlink(missing_ok=True)
-            with durable(self._manifest) as stream:
-                stream.write(json.dumps(settings, indent=1, ensure_ascii=False).encode())
-        self.parts.mkdir(exist_ok=True)
-        remove_scratch(self.parts)
 
     def _difference(self, before: Settings, now: Settings) -> str:
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -16,6 +16,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ..encoding.durable import durable_text
 from ..layers import LayerReader
 from .figures import BLUE, ORANGE, layer_axes
 
@@ -161,7 +162,7 @@ class DependencyEvaluator(BaseEvaluator):
         """
         summary = self._summary()
         names = ["last"] if self.layers == "last" else range(len(summary))
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
+        with durable_text(Path(path)) as file:
             writer = csv.writer(file)
             writer.writerow(["layer", "sentences", "mean", *_QUARTILES])
             for name, values in zip(names, summary, strict=True):

@@ -6,6 +6,8 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..encoding.durable import durable_text
+
 
 def append_metrics(
     directory: str | Path, task: str, name: str, epoch: int, steps: int, metrics: Mapping[str, float]
@@ -17,10 +19,12 @@ def append_metrics(
     """
     path = Path(directory) / ("_".join(filter(None, [task, name, "results"])) + ".csv")
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
+    before = path.read_bytes().decode() if path.exists() else ""
+    with durable_text(path) as file:
         writer = csv.writer(file)
-        if is_new:
+        if before:
+            file.write(before)
+        else:
             writer.writerow(["epoch", "steps", *metrics])
         writer.writerow([epoch, steps, *metrics.values()])
     return path

@@ -12,6 +12,7 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
+from ..encoding.durable import durable_text
 from ..layers import LayerReader
 from ..lookup import Embed, EmbeddingStore, stand_in
 from .figures import BLUE, GREY, ORANGE, layer_axes
@@ -122,7 +123,7 @@ class TurningPointEvaluator(BaseEvaluator):
     def write_csv(self, path: str | Path) -> None:
         """Write the last evaluation as a table, one line a layer: its index, and the metric under its name."""
         _ = self.turning_point
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
+        with durable_text(Path(path)) as file:
             writer = csv.writer(file)
             writer.writerow(["layer", self.metric])
             writer.writerows(enumerate(self.scores))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
-from transformers.utils import check_torch_load_is_safe
+from transformers.utils.import_utils import check_torch_load_is_safe
 
 from ..saved_settings import check_settings
 from .base import check_inside, note_requirement

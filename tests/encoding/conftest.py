@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from st_reba import ReBAModule
+from st_reba.encoding import Encoder
 
 from ..conftest import pipeline
 
@@ -17,6 +19,32 @@ def model_directory(backbone_path, tmp_path_factory):
     model.prompts = {"query": "find: "}
     model.save_pretrained(str(directory), create_model_card=False)
     return directory
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_waiting_for_the_disk():
+    """No test here cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+class Ones(Encoder):
+    """Loads nothing and computes nothing."""
+
+    def load(self, device):
+        return None
+
+    def encode(self, model, texts):
+        return np.ones((len(texts), 2), np.float32)
+
+
+@pytest.fixture
+def ones(tmp_path_factory):
+    """Encodes without a model: its directory is one by name alone."""
+    directory = tmp_path_factory.mktemp("ones")
+    (directory / "modules.json").write_text("[]")
+    return Ones(str(directory))
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

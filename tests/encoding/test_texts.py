@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import re
 
@@ -137,6 +138,30 @@ class TestParquet:
         with pytest.raises(ValueError, match=re.escape(message)):
             open_texts(path).index(2)
 
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
+    def test_every_kind_of_string(self, kind, tmp_path):
+        """Polars writes views."""
+        path = self.write(tmp_path / "t.parquet", pa.array(["a", "b" * 20, ""], kind), row_group_size=2)
+        assert all_rows(open_texts(path)) == ["a", "b" * 20, ""]
+
+    @pytest.mark.parametrize("options", [{}, {"column": "body", "keep": ["text"]}])
+    def test_columns_of_one_name(self, options, tmp_path):
+        columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+        pq.write_table(pa.table(columns, names=["text", "text", "body"]), tmp_path / "t.parquet")
+        with pytest.raises(ValueError, match='t.parquet: 2 columns are called "text": give each a name of its own'):
+            open_texts(tmp_path / "t.parquet", **options)
+        assert all_rows(open_texts(tmp_path / "t.parquet", "body")) == ["c"], "others may be called alike"
+
+    def test_a_page_that_is_damaged(self, tmp_path):
+        """Also one of a kept column: it is found before the first row is encoded."""
+        path = self.write(tmp_path / "t.parquet", ["a", "b"], compression="none", write_page_checksum=True)
+        place = pq.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
+        with path.open("r+b") as stream:
+            stream.seek(place)
+            stream.write(bytes(16))
+        with pytest.raises(ValueError, match="t.parquet cannot be read to its end"):
+            open_texts(path, keep=["id"]).index(2)
+
     def test_what_is_no_parquet(self, tmp_path):
         with pytest.raises(ValueError, match="is not a Parquet file"):
             open_texts(write(tmp_path / "t.parquet", b"PAR1"))
@@ -155,6 +180,14 @@ class TestParquet:
 def test_refusals(name, options, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         open_texts(write(tmp_path / name, b"a"), **options)
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match="is a directory: give a file"):
+        open_texts(tmp_path)
+    os.mkfifo(tmp_path / "t.txt")
+    with pytest.raises(ValueError, match="is a pipe or a device, but texts are read more than once"):
+        open_texts(tmp_path / "t.txt")
 
 
 def test_missing(tmp_path):

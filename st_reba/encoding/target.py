@@ -1,0 +1,95 @@
+"""The place of an output: nothing is destroyed there but what its user has agreed to replace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from .durable import move_new, replace
+
+
+class Target:
+    """Where an output goes. What lies there when a run begins may be replaced if that was asked for; nothing else may.
+
+    Args:
+        path: The place.
+        overwrite: Whether what lies there at the beginning may be replaced.
+
+    Attributes:
+        landed: Where the output lies after :meth:`take`: at ``path``, or beside it.
+    """
+
+    def __init__(self, path: Path, overwrite: bool) -> None:
+        self.path = self.landed = path
+        self._before = _state(path)
+        self._overwrite = overwrite
+
+    @property
+    def occupied(self) -> bool:
+        """Whether something lay there at the beginning."""
+        return self._before is not None
+
+    def take(self, finished: Path, target: Path) -> None:
+        """Move what is finished to ``target``, the place; beside it, if something lies there that did not before."""
+        if self._overwrite and self.occupied and _state(target) == self._before:
+            _replace(finished, target)
+            return
+        for place in _names(target):
+            try:
+                move_new(finished, place)
+            except OSError:
+                if not os.path.lexists(place):
+                    raise
+            else:
+                self.landed = place
+                return
+
+    def check(self, holds: str) -> None:
+        """See that the output is in its place.
+
+        Raises:
+            FileExistsError: If it had to be put beside it, saying where it is.
+        """
+        if self.landed != self.path:
+            raise FileExistsError(
+                f"{self.path} appeared, or was written, while this ran: it is left as it is, and the {holds} are in "
+                f"{self.landed}."
+            )
+
+
+def _state(path: Path) -> object:
+    """Tells what lies at a path from anything else that may come to lie there; None if nothing does."""
+    if not os.path.lexists(path):
+        return None
+    if not path.is_dir():
+        return _signature(path)
+    return _signature(path), sorted((entry.name, _signature(entry)) for entry in path.iterdir())
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _names(path: Path) -> Iterator[Path]:
+    yield path
+    for number in count(1):
+        yield path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _replace(finished: Path, target: Path) -> None:
+    if not finished.is_dir():
+        replace(finished, target)
+        return
+    # No system replaces a directory that holds something in one step.
+    aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+    replace(target, aside)
+    replace(finished, target)
+    if aside.is_symlink():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from st_reba.encoding.durable import durable, durable_text
+from st_reba.files import NoRoomError, check_file, room_in, whole_directory
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+
+#: More than any buffer holds.
+MANY = 1 << 17
+
+WRITERS = {
+    "write": lambda path: path.write_bytes(bytes(8 * MANY)),
+    "numpy": lambda path: np.save(path.open("wb"), np.zeros(MANY)),
+    "pyarrow": lambda path: pq.write_table(pa.table({"a": np.random.rand(MANY)}), path.open("wb")),
+    "torch": lambda path: torch.save(torch.zeros(MANY), path),
+    "safetensors": lambda path: _refuse("Error while serializing: I/O error: No space left on device (os error 28)"),
+}
+
+
+def _refuse(message: str) -> None:
+    """safetensors writes elsewhere and moves, so that no device catches it: its own words."""
+    raise SafetensorError(message)
+
+
+@pytest.fixture
+def full(tmp_path):
+    path = tmp_path / "full"
+    path.symlink_to("/dev/full")
+    return path
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_writer_says_that_the_disk_is_full(writer, full, tmp_path):
+    sentence = "there is no room left on the disk .* make room, and run the same again"
+    with pytest.raises(NoRoomError, match=sentence), room_in(tmp_path):
+        WRITERS[writer](full)
+
+
+def test_a_durable_file(tmp_path, monkeypatch):
+    """Nothing is left, and what was there is as it was."""
+    (tmp_path / "a").write_text("before")
+    monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex="0"))
+    (tmp_path / ".writing-0").symlink_to("/dev/full")
+    sentence = f"{tmp_path}: there is no room left on the disk"
+    with pytest.raises(NoRoomError, match=sentence), durable(tmp_path / "a") as stream:
+        np.save(stream, np.zeros(MANY))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "before"
+
+
+def test_a_durable_text(tmp_path):
+    with durable_text(tmp_path / "a") as text:
+        text.write("ä\r\nb\n")
+    assert (tmp_path / "a").read_bytes() == "ä\r\nb\n".encode()
+
+
+def test_a_whole_directory(tmp_path):
+    def write(scratch):
+        (scratch / "started").touch()
+        (scratch / "weights").symlink_to("/dev/full")
+        WRITERS["torch"](scratch / "weights")
+
+    sentence = "there is no room left on the disk"
+    with pytest.raises(NoRoomError, match=sentence), whole_directory(tmp_path / "out") as scratch:
+        write(scratch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quota_is_room_and_told_once(tmp_path):
+    with pytest.raises(NoRoomError) as told, room_in(tmp_path), room_in(tmp_path / "inner"):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "file")
+    assert str(told.value).startswith("file: there is no room")
+    assert str(told.value).count("no room") == 1
+    assert told.value.__cause__.errno == errno.EDQUOT
+
+
+def test_other_errors_are_as_they_were(tmp_path):
+    with pytest.raises(PermissionError, match="not yours"), room_in(tmp_path):
+        raise PermissionError(errno.EACCES, "not yours")
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} is a directory: give a file"):
+        check_file(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no: there is no such file"):
+        check_file(tmp_path / "no")
