@@ -4,9 +4,8 @@ Importing this package makes its modules known: ``SentenceTransformer("path-or-i
 """
 
 from . import attention, registry
-from .layout import TEMPLATES, in_context
+from .layout import in_context
 from .modules import (
-    META_TASKS,
     AllButTheTop,
     BidirectionalLastLayer,
     CausalTransformer,
@@ -26,6 +25,7 @@ from .modules import (
     ValueAggregationModule,
     WhiteningTransform,
 )
+from .templates import META_TASKS, TEMPLATES
 from .version import __version__
 from .words import encode_words
 

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
+from .compat import MODULES_HEAR_OF_THEIR_MODEL
 from .results import Comparison, Result, Task, controls_of
 from .version import __version__
 
@@ -52,6 +53,9 @@ class STRebaCardData(SentenceTransformerModelCardData):
             # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
+            if not MODULES_HEAR_OF_THEIR_MODEL and hasattr(model[0], "check_pooling"):
+                # The one place where ST 5 shows us a complete pipeline.
+                model[0].check_pooling(model)
 
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)

@@ -248,6 +248,37 @@ def _rebound(value: Any, module: nn.Module, twin: nn.Module) -> Any:
     return value
 
 
+class FinalNorm:
+    """What stands between a model's last layer and its last hidden state, to be left out for a while.
+
+    It runs all the same, which costs next to nothing, and hands on what it was given.
+
+    Args:
+        model: The language model.
+
+    Raises:
+        ValueError: If the model does more to its last layer's states than its children do.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._places = Places(model, dict(enumerate(inspect(model).norm)))
+
+    def left_out(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """In this block, the model, or a copy of it, gives the states that its last layer leaves."""
+        return tapping({self._places.at(model, number): _passing_on() for number in self._places.paths})
+
+
+def _passing_on() -> Tap:
+    """A module that gives what it was given."""
+    given: list[Tensor] = []
+
+    def before(states: Tensor) -> Tensor:
+        given.append(states)
+        return states
+
+    return Tap(before, lambda states: given.pop())
+
+
 class PositionWise:
     """The parts of a model's last layer that look at one position at a time, and so need only those that are read.
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
-from torch import Tensor
+from torch import Tensor, nn
 
 from .decoder import inspect
 from .modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
@@ -19,11 +19,12 @@ class LayerReader:
 
     .. math:: v^{(l)} = \mathrm{norm}(h^{(l)}), \quad l = 0, \dots, L
 
-    where :math:`h^{(l)}` is the residual stream after layer l and norm is the backbone's final norm: what is left of a
-    model whose layers above l were removed (the degradation experiment of the BeLLM paper, section 3.1), without
-    running it L times. Layer 0 is what enters the first layer: the input embeddings, with those of the positions where
-    an architecture adds them. Layer L is what the model embeds. Which tokens are read (copy, ``pool_over``, padding)
-    is the module's choice, and the later modules of the pipeline are applied as they are.
+    where :math:`h^{(l)}` is the residual stream after layer l and norm is the backbone's final norm, or nothing if the
+    module reads without it: what is left of a model whose layers above l were removed (the degradation experiment of
+    the BeLLM paper, section 3.1), without running it L times. Layer 0 is what enters the first layer: the input
+    embeddings, with those of the positions where an architecture adds them. Layer L is what the model embeds. Which
+    tokens are read (copy, ``pool_over``, padding) is the module's choice, and the later modules of the pipeline are
+    applied as they are.
 
     A batch's states of all layers are held at once, L + 1 times (B, N, D), and nothing from one batch to the next.
 
@@ -54,7 +55,7 @@ class LayerReader:
                 "model."
             )
         self.count = len(decoder.layers) + 1
-        self._final_norm = decoder.norm
+        self._final_norm = decoder.norm if module.final_norm else nn.Identity()
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
+from .templates import TEMPLATES
 from .tokens import Extent, Tokens, cut, separator, special_tokens, tokenized
 
 SLOT = "{text}"
@@ -28,42 +29,6 @@ Tokenization = Literal["whole", "pieces"]
 #: mistake or an attack.
 MAX_TEMPLATE_LENGTH = 2**16
 
-#: Templates by name, for ``template=``.
-#:
-#: - ``springer``: the zero-shot prompt of Springer et al., "Repetition Improves Language Model Embeddings" (ICLR 2025).
-#: - ``representative-word`` (as released and as in the paper) and ``csts``: BeLLM's (NAACL 2024). ``csts`` is for
-#:   conditional similarity, where ``"Given the context ..., "`` goes before it as the ``prompt``.
-#: - ``prompteol``: Jiang et al., "Scaling Sentence Embeddings with Large Language Models" (arXiv 2307.16645).
-#: - ``pretended-cot``, ``knowledge``, ``promptsth``, ``promptsum``: Zhang et al., "Simple Techniques for Enhancing
-#:   Sentence Embeddings in Generative Language Models" (2024), as released, blanks before the commas included.
-#: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
-#: - ``...-zh``: our Chinese counterparts.
-TEMPLATES = {
-    "springer": "Rewrite the sentence: {text}, rewritten sentence: {text}",
-    "representative-word": 'The representative word for sentence {text} is:"',
-    "representative-word-paper": 'The representative word for {text} is:"',
-    "csts": 'summarize the sentence {text} in one word:"',
-    "prompteol": 'This sentence : "{text}" means in one word:"',
-    "pretended-cot": 'After thinking step by step , this sentence : "{text}" means in one word:"',
-    "knowledge": (
-        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
-        'additional but less central details. With this in mind , this sentence : "{text}" means in one word:"'
-    ),
-    "promptsth": 'This sentence : "{text}" means something',
-    "promptsum": 'This sentence : "{text}" can be summarized as',
-    "prompteol-zh": "这句话：“{text}”用一个词来概括就是：“",
-    "pretended-cot-zh": "经过一步一步的思考，这句话：“{text}”用一个词来概括就是：“",
-    "knowledge-zh": (
-        "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，"
-        "这句话：“{text}”用一个词来概括就是：“"
-    ),
-    "promptsth-zh": "这句话：“{text}”表达了某种意思",
-    "promptsum-zh": "这句话：“{text}”可以概括为",
-    "compress": "Context: {text} Compress the Context in one word:",
-    "compress-query": "Query: {text} Compress the Query in one word:",
-    "compress-zh": "上下文：{text} 用一个词来压缩上下文：",
-    "compress-query-zh": "问题：{text} 用一个词来压缩问题：",
-}
 
 # A final mark that closes a sentence as the prompts expect it, and what stands in for the quotation marks that are the
 # template's own.
@@ -123,7 +88,7 @@ class Template:
 
     @classmethod
     def parse(cls, template: str, *, prepends: bool = False) -> Template:
-        """Read a template string or the name of one in :data:`TEMPLATES`.
+        """Read a template string or the name of one in :data:`st_reba.TEMPLATES`.
 
         ``{text}`` is the only thing that is not literal. ``str.format`` is never called, because a template may come
         from a configuration file that somebody else wrote.

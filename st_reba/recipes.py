@@ -34,7 +34,7 @@ from .results import BAG, RANDOM
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
 
-#: Prompts that are read at their end, by the names of their recipes, and their templates.
+#: Prompts that are read at their end, by the names of their recipes: names of templates, which bring the rest.
 PROMPTS = {
     "PromptEOL": "prompteol",
     "PromptEOL, Chinese": "prompteol-zh",
@@ -129,12 +129,13 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     recipes.append(Recipe("Bidirectional, prompt", "last", BidirectionalLastLayer, words=False))
     recipes += [Recipe(f"RT-{passes}", "last", _thought(passes), words=False) for passes in (2, 4, 8)]
     recipes += [Recipe(method, "last", _prompted(template), words=False) for method, template in PROMPTS.items()]
-    recipes.append(Recipe("MetaEOL", "mean", _meta_eol, words=False))
+    recipes.append(Recipe("MetaEOL", "mean", MetaEOLModule, words=False))
+    recipes.append(Recipe("CK", "mean", _ck, words=False))
     recipes += [Recipe("KV re-routing", pooling, KVReroutingModule, words=False) for pooling in POOLINGS]
-    recipes.append(Recipe("Token prepending", "last", _token_prepending, words=False))
+    recipes.append(Recipe("Token prepending", "last", TokenPrependingModule, words=False))
     recipes.append(Recipe("Token prepending, blocks", "mean", HierarchicalTokenPrependingModule))
-    recipes.append(Recipe("Value aggregation", "last", _value_aggregation, words=False))
-    recipes.append(Recipe("Contrastive prompting", "last", _contrastive_prompting, words=False))
+    recipes.append(Recipe("Value aggregation", "last", ValueAggregationModule, words=False))
+    recipes.append(Recipe("Contrastive prompting", "last", ContrastivePromptingModule, words=False))
     for name, made in fitted_on(demo_sentences() if fit_texts is None else list(fit_texts)).items():
         recipes += [
             Recipe("Classical", pooling, CausalTransformer, copies=1, words=False, filtered=name, filter=made)
@@ -182,26 +183,12 @@ def _reba(repetitions: int, pooling: str, bidirectional_layers: int = 0) -> Call
 
 
 def _prompted(template: str) -> Callable[[CausalModule], CausalModule]:
-    return lambda backbone: CausalTransformer(
-        backbone, template=template, pool_over="all", rows="last", normalize_text=True
-    )
+    return lambda backbone: CausalTransformer(backbone, template=template)
 
 
-def _meta_eol(backbone: CausalModule) -> CausalModule:
-    return MetaEOLModule(backbone, normalize_text=True)
+def _ck(backbone: CausalModule) -> CausalModule:
+    return MetaEOLModule(backbone, templates="ck")
 
 
 def _thought(passes: int) -> Callable[[CausalModule], CausalModule]:
     return lambda backbone: RefinedThoughtModule(backbone, iterations=passes)
-
-
-def _token_prepending(backbone: CausalModule) -> CausalModule:
-    return TokenPrependingModule(backbone, rows="last", normalize_text=True)
-
-
-def _value_aggregation(backbone: CausalModule) -> CausalModule:
-    return ValueAggregationModule(backbone, normalize_text=True)
-
-
-def _contrastive_prompting(backbone: CausalModule) -> CausalModule:
-    return ContrastivePromptingModule(backbone, normalize_text=True)

@@ -83,6 +83,28 @@ def test_the_prompt_is_read_to_its_end(backbone_path):
     assert item["input_ids"].tolist() == whole[len(tokenizer(front[:-1])["input_ids"]) :]
 
 
+@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+def test_the_whole_layout(kind, backbone_path):
+    """The ``avg`` of the authors' training command: every token of the input, what stands before the text too."""
+    path = backbone_path("llama", kind)
+    module = BidirectionalLastLayer(path, pool_over="whole")
+    features = module.preprocess(["the cat"], prompt="query: ")
+    given = module(dict(features))
+    assert given["input_ids"].tolist() == features["input_ids"].tolist()
+    words = pipeline(module).encode(["the cat", "a"], output_value="token_embeddings")
+    for value, vector in zip(words, pipeline(module).encode(["the cat", "a"]), strict=True):
+        assert relative_error(vector, value.mean(dim=0)) < TOLERANCE
+
+
+@pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule])
+def test_the_whole_layout_is_what_sts_transformer_reads(module_class, backbone_path, eager, token_ids):
+    module = module_class(backbone_path(), pool_over="whole")
+    vectors = pipeline(module).encode(TEXTS)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        states, _ = oracles.run(eager(), token_ids(text) * module.copies)
+        assert relative_error(vector, states.mean(dim=0)) < TOLERANCE
+
+
 def test_presets():
     assert TEMPLATES["representative-word"] == 'The representative word for sentence {text} is:"'
     assert TEMPLATES["representative-word-paper"] == 'The representative word for {text} is:"'

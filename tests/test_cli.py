@@ -216,7 +216,18 @@ class TestBuild:
             (("--method", "token-prepending"), "TokenPrependingModule", {"rows": "last", "normalize_text": True}),
             (("--method", "hierarchical-token-prepending"), "HierarchicalTokenPrependingModule", {"rows": "all"}),
             (("--method", "value-aggregation", "--layers=-1"), "ValueAggregationModule", {"layers": [-1]}),
-            (("--method", "contrastive-prompting"), "ContrastivePromptingModule", {"scale": 0.5}),
+            (("--method", "contrastive-prompting"), "ContrastivePromptingModule",
+             {"scale": 2.0, "normalize_text": True}),
+            (("--method", "contrastive-prompting", "--template", "in one word, {text}:"), "ContrastivePromptingModule",
+             {"template": "in one word, {text}:", "normalize_text": True}),
+            (("--method", "prompteol", "--template", "in one word, {text}:"), "CausalTransformer",
+             {"template": "in one word, {text}:", "pool_over": "all", "rows": "last", "normalize_text": True}),
+            (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
+             {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
+            (("--method", "classical", "--template", "prompteol"), "CausalTransformer", {"rows": "last"}),
+            (("--method", "ck"), "MetaEOLModule",
+             {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
+              "output_layer": 2, "final_norm": False}),
         ],
     )  # fmt: skip
     def test_a_ready_directory(self, options, kind, settings, roomy_path, tmp_path):
@@ -243,6 +254,7 @@ class TestBuild:
                 ("--method", "metaeol", "--template", "{text}"),
                 "classical or echo; MetaEOL brings its own eight",
             ),
+            (("--method", "ck", "--template", "{text}"), "classical or echo; CK is two prompts"),
             (
                 ("--method", "prompteol", "--layers=-1"),
                 "reba, kv-rerouting or value-aggregation; prompteol has",

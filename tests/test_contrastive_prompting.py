@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import GPT2Config, GPT2Model
 
-from st_reba import CausalTransformer, ContrastivePromptingModule
+from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
+from st_reba.layout import normalized
 
 from . import backbones, oracles
 from .backbones import ARCHITECTURES, TEXTS
@@ -18,7 +22,7 @@ TOLERANCE = 1e-5
 def prompts(token_ids):
     """Ids of a text under both prompts."""
     fronts = ("This", "The irrelevant information of this")
-    return lambda text: [token_ids(f'{front} sentence : "{text}" means in one word:"') for front in fronts]
+    return lambda text: [token_ids(f'{front} sentence : "{normalized(text)}" means in one word:"') for front in fronts]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -81,12 +85,63 @@ def test_both_prompts_see_the_same_tokens(tmp_path):
     assert module.preprocess([]) == {}
 
 
-def test_what_is_usual(tmp_path):
-    """A sixth of the depth, and 27 of 32 layers, as in the paper."""
-    model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1)).eval()
-    module = ContrastivePromptingModule(backbones.save(model, tmp_path))
-    assert (module.contrast_layer, module.output_layer, module.scale, module.final_norm) == (5, 27, 0.5, False)
-    assert "6 layers under the auxiliary prompt, of 27 that are run" in module.cost
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """As many layers as the paper's models have."""
+    model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1, n_positions=256)).eval()
+    return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
+
+
+@pytest.mark.parametrize(
+    ("template", "layer", "scale", "output_layer"),
+    [
+        ("prompteol", 4, 2.0, 27),
+        ("prompteol-zh", 4, 2.0, 27),
+        ("pretended-cot", 6, 3.0, 31),
+        ("knowledge", 6, 3.0, 31),
+        ('Of "{text}":', 4, 2.0, 27),
+    ],
+)
+def test_what_is_usual(template, layer, scale, output_layer, deep):
+    """The paper's layers 5 and 7 of 32, counted from 1, and its strengths."""
+    module = ContrastivePromptingModule(deep, template=template)
+    assert (module.contrast_layer, module.scale) == (layer, scale)
+    assert (module.output_layer, module.final_norm) == (output_layer, False)
+    assert f"{layer + 1} layers under the auxiliary prompt, of {output_layer} that are run" in module.cost
+
+
+def test_the_prompt_that_is_usual(deep):
+    module = ContrastivePromptingModule(deep)
+    assert (module.template, module.normalize_text) == (TEMPLATES["prompteol"], True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings", "expected"),
+    [
+        (3, {}, 0),
+        (3, {"template": "knowledge"}, 0),
+        (12, {}, 1),
+        (12, {"template": "knowledge"}, 2),
+        (16, {"template": "knowledge", "output_layer": 2}, 1),
+        (1, {}, 0),
+    ],
+)
+def test_the_same_share_of_a_shallower_model(layers, settings, expected, deep):
+    """And never above what is run."""
+    shallow = CausalTransformer(deep, output_layer=layers)
+    assert ContrastivePromptingModule(shallow, **settings).contrast_layer == expected
+
+
+def test_a_model_of_version_0_1_is_steered_as_it_was(backbone_path, tmp_path):
+    """It has its layer and its scale, resolved, and the prompt's text."""
+    settings = {"template": TEMPLATES["prompteol"], "contrast_layer": 0, "scale": 0.5, "normalize_text": False}
+    model = pipeline(ContrastivePromptingModule(backbone_path(), **settings, output_layer=2), "lasttoken")
+    model.save_pretrained(str(tmp_path))
+    config = json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    assert settings.items() <= config.items()
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert (loaded[0].contrast_layer, loaded[0].scale, loaded[0].output_layer) == (0, 0.5, 2)
+    assert relative_error(loaded.encode(TEXTS), model.encode(TEXTS)) < 1e-6
 
 
 def test_gradients_reach_both_passes(backbone_path):
@@ -102,7 +157,7 @@ def test_gradients_reach_both_passes(backbone_path):
     [
         ({"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run; use -3 to 2"),
         ({"contrast_layer": 2, "output_layer": 2}, "contrast_layer=2: 2 layers of LlamaModel are run; use -2 to 1"),
-        ({"contrast_layer": 1.0}, "contrast_layer=1.0: give the index of a layer, or None for a sixth of the depth"),
+        ({"contrast_layer": 1.0}, "contrast_layer=1.0: give the index of a layer, or None for the paper's"),
         ({"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
         ({"scale": "half"}, "scale='half': give a number above 0"),
         ({"scale": True}, "scale=True: give a number above 0"),

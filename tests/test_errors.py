@@ -47,7 +47,7 @@ REPETITIONS = r"give a whole number from {} to 1024, how often the text stands i
             "has 2 slots: CausalTransformer reads one copy. Use EchoModule",
         ),
         (CausalTransformer, {"template": "x " * 300 + "{text}"}, "leave no room for 1 copies"),
-        (CausalTransformer, {"pool_over": "words"}, 'pool_over=\'words\': use "text" or "all"'),
+        (CausalTransformer, {"pool_over": "words"}, 'pool_over=\'words\': use "text", "all" or "whole"'),
         (EchoModule, {"pool_copies": "first"}, 'pool_copies=\'first\': use "last" or "repeated"'),
         (ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
         (ReBAModule, {"rows": "first"}, 'rows=\'first\': use "all" for every token, or "last"'),

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, encode_words
 from st_reba.prefixes import Prefixes
@@ -158,6 +159,24 @@ def test_the_papers_prompts(roomy_path):
     assert module(module.preprocess(TEXTS[:2]))["token_embeddings"].shape == (2, 8, 32)
 
 
+def test_ck(roomy_path, tmp_path):
+    """Pretended CoT and Knowledge, each as its authors read it; saved, it is so again."""
+    model = pipeline(MetaEOLModule(roomy_path, templates="ck"))
+    module = model[0]
+    assert module.templates == [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]]
+    assert (module.output_layer, module.final_norm, module.normalize_text) == (2, False, True)
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded[0].get_config_dict() == module.get_config_dict()
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_the_paper_changes_the_texts_a_list_of_ones_own_does_not(roomy_path):
+    assert MetaEOLModule(roomy_path).normalize_text
+    assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+    assert not MetaEOLModule(roomy_path, normalize_text=False).normalize_text
+
+
 def test_no_word_embeddings(backbone_path):
     """Even where a sentence has as many tokens as there are prompts."""
     model = pipeline(MetaEOLModule(backbone_path(), templates=["{text}"]))
@@ -177,6 +196,7 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"templates": []}, "templates: 0 of them given; give a list of 1 to 64 templates"),
         ({"templates": ["{text}"] * 65}, "templates: 65 of them given; give a list of 1 to 64"),
         ({"templates": "prompteol"}, "templates: 'prompteol' given; give a list"),
+        ({"templates": "kc"}, r"templates: 'kc' given; give a list .* or one of \['ck', 'meta-tasks'\], or None"),
         ({"templates": 8}, "templates: 8 given; give a list"),
         ({"templates": ["{text}", "springer"]}, "The template 'springer' has 2 slots: MetaEOLModule reads one copy in"),
         ({"templates": ["{text}", "no slot"]}, r"'no slot' has no \{text\}"),

@@ -75,7 +75,7 @@ def test_normalised_texts(module_class, backbone_path):
     assert not vectors[-1].any()
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
+@pytest.mark.parametrize("value", ["yes", 1, 0])
 def test_normalised_or_not(value, backbone_path):
     with pytest.raises(ValueError, match=f"normalize_text={value!r}: use True or False"):
         CausalTransformer(backbone_path(), normalize_text=value)

@@ -19,10 +19,10 @@ def test_the_recipes():
     methods += ["Bidirectional", "Echo-2, bidirectional", "ReBA-2, bidirectional"]
     expected = {f"{method}, {pooling}" for method in methods for pooling in ("mean", "last")}
     prompted = ["PromptEOL", "PromptEOL, Chinese", "Pretended CoT", "Knowledge"]
-    wordless = ["Bidirectional, prompt", "RT-2", "RT-4", "RT-8", *prompted, "MetaEOL", "KV re-routing"]
+    wordless = ["Bidirectional, prompt", "RT-2", "RT-4", "RT-8", *prompted, "MetaEOL", "CK", "KV re-routing"]
     wordless += ["Token prepending", "Value aggregation", "Contrastive prompting"]
-    expected |= {f"{method}, last" for method in wordless if method != "MetaEOL"}
-    expected |= {"MetaEOL, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
+    expected |= {f"{method}, last" for method in wordless if method not in ("MetaEOL", "CK")}
+    expected |= {"MetaEOL, mean", "CK, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
     recipes = default_recipes()
     assert {recipe.key for recipe in recipes} == expected
@@ -38,6 +38,15 @@ def test_prompts_are_read_at_their_end_as_their_authors_do(roomy_path):
     for method, module in modules.items():
         assert (module.template, module.pool_over, module.rows) == (TEMPLATES[PROMPTS[method]], "all", "last")
         assert module.normalize_text
+        last_but_one = method in ("Pretended CoT", "Knowledge")
+        assert (module.output_layer, module.final_norm) == ((2, False) if last_but_one else (None, True))
+
+
+def test_ck_is_the_mean_of_two_prompts(roomy_path):
+    backbone = CausalTransformer(roomy_path)
+    recipes = {recipe.method: recipe for recipe in default_recipes()}
+    parts = [recipes[method].model(backbone).encode(TEXTS) for method in ("Pretended CoT", "Knowledge")]
+    assert relative_error(recipes["CK"].model(backbone).encode(TEXTS), np.mean(parts, axis=0)) < 1e-5
 
 
 @pytest.mark.parametrize("repetitions", [1, 2, 5])

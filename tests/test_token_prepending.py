@@ -28,7 +28,9 @@ def drawn(module):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("layers", "output_layer"), [(1, 3), (2, 2), (3, 3)])
 def test_oracle(architecture, layers, output_layer, backbone_path, eager, token_ids):
-    module = TokenPrependingModule(backbone_path(architecture), prepend_layers=layers, output_layer=output_layer)
+    module = TokenPrependingModule(
+        backbone_path(architecture), prepend_layers=layers, output_layer=output_layer, rows="all", normalize_text=False
+    )
     model, slot = oracles.with_slot(eager(architecture), drawn(module))
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     front = token_ids("This sentence : ")
@@ -156,7 +158,7 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"seed": -1}, "seed=-1: give a whole number, 0 or more"),
         ({"seed": "x"}, "seed='x': give a whole number"),
         ({"rows": "first"}, "rows='first': use \"all\""),
-        ({"final_norm": None}, "final_norm=None: use True or False"),
+        ({"final_norm": "no"}, "final_norm='no': use True or False"),
         ({"template": "{text}"}, r"'\{text\}' must have one \{prepend\}, and have it before \{text\}"),
         ({"template": "{text}{prepend}"}, r"must have one \{prepend\}, and have it before"),
         ({"template": "{prepend}{prepend}{text}"}, r"must have one \{prepend\}"),

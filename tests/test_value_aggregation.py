@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer, ValueAggregationModule
+from st_reba.layout import normalized
 
 from . import oracles
 from .backbones import ARCHITECTURES, TEXTS
@@ -16,7 +17,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="session")
 def prompted(token_ids):
     """Ids of a text under the usual prompt."""
-    return lambda text: token_ids(f'This sentence : "{text}" means in one word:"')
+    return lambda text: token_ids(f'This sentence : "{normalized(text)}" means in one word:"')
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -23,6 +23,7 @@ from ..modules import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
+from ..templates import PRESETS
 from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
 
 
@@ -32,6 +33,7 @@ class Method(str, Enum):
     reba = "reba"
     prompteol = "prompteol"
     metaeol = "metaeol"
+    ck = "ck"
     kv_rerouting = "kv-rerouting"
     token_prepending = "token-prepending"
     hierarchical_token_prepending = "hierarchical-token-prepending"
@@ -83,6 +85,7 @@ _MODULES: dict[Method, type[CausalModule]] = {
     Method.reba: ReBAModule,
     Method.prompteol: CausalTransformer,
     Method.metaeol: MetaEOLModule,
+    Method.ck: MetaEOLModule,
     Method.kv_rerouting: KVReroutingModule,
     Method.token_prepending: TokenPrependingModule,
     Method.hierarchical_token_prepending: HierarchicalTokenPrependingModule,
@@ -92,12 +95,23 @@ _MODULES: dict[Method, type[CausalModule]] = {
 
 # What a method is, beyond its module; options come on top.
 _PRESETS: dict[Method, dict[str, object]] = {
-    Method.prompteol: {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
-    Method.metaeol: {"normalize_text": True},
-    Method.token_prepending: {"rows": "last", "normalize_text": True},
-    Method.value_aggregation: {"normalize_text": True},
-    Method.contrastive_prompting: {"normalize_text": True},
+    Method.prompteol: {"template": "prompteol"},
+    Method.ck: {"templates": "ck"},
 }
+
+_WITHOUT_TEMPLATE = {
+    Method.reba: "ReBA repeats the bare text",
+    Method.metaeol: "MetaEOL brings its own eight",
+    Method.ck: "CK is two prompts",
+}
+
+# Under these, a text of one's own is a prompt, too, and read as PromptEOL's is.
+_PROMPTED = (
+    Method.prompteol,
+    Method.token_prepending,
+    Method.value_aggregation,
+    Method.contrastive_prompting,
+)
 
 
 def _settings(
@@ -127,9 +141,12 @@ def _settings(
             raise ValueError(f"--repetitions is for --method echo or reba; {method.value} reads one copy.")
         settings["repetitions"] = repetitions
     if template is not None:
-        if method in (Method.reba, Method.metaeol):
-            why = "ReBA repeats the bare text" if method is Method.reba else "MetaEOL brings its own eight"
+        if method in _WITHOUT_TEMPLATE:
+            why = _WITHOUT_TEMPLATE[method]
             raise ValueError(f"--template is for the methods that have one, such as classical or echo; {why}.")
+        if method in _PROMPTED and template not in PRESETS:
+            known = _MODULES[method].config_keys
+            settings.update({name: value for name, value in PRESETS["prompteol"].reading().items() if name in known})
         settings["template"] = template
     return settings
 

@@ -11,7 +11,7 @@ from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
-from .meta_eol import META_TASKS, MetaEOLModule
+from .meta_eol import MetaEOLModule
 from .published import publish
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
@@ -46,7 +46,6 @@ PUBLIC_MODULES = (
 publish(*PUBLIC_MODULES)
 
 __all__ = [
-    "META_TASKS",
     "PUBLIC_MODULES",
     "AllButTheTop",
     "BidirectionalLastLayer",

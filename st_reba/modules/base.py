@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,14 +24,16 @@ from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
 from ..loaded_weights import CheckedTransformer
 from ..taps import Places
+from ..templates import PoolOver as PoolOver
+from ..templates import Preset
+from ..templates import Rows as Rows
 from ..version import REQUIREMENT
 from .published import Published
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PoolOver = Literal["text", "all"]
-Rows = Literal["all", "last"]
+_Value = TypeVar("_Value")
 
 #: The most copies any module takes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_COPIES = 1024
@@ -65,14 +69,22 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             tokenizer are then shared, not copied. What is set up here, such as how the backbone attends, is set on a
             view of it: the other stays as it is.
         template: What stands around and between the copies of a text.
+        preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
+            ``final_norm`` and ``normalize_text`` holds where the argument is None. Where it says nothing, the module's
+            own habit does.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
-            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives.
+            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives. ``"whole"``: the whole
+            layout, all that stands before the text included, the ``prompt`` and special tokens as well.
         bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
         output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one). The
             layers above are not run, and not saved; the final norm is. None: the last layer.
+        final_norm: Whether the states that are read go through the model's final norm. False: they are those of the
+            residual stream, transformers' ``hidden_states[output_layer]``, of which only those of the very last layer
+            come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
+            projection, is left out with it. None: True.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
-            :func:`st_reba.layout.normalized`.
+            :func:`st_reba.layout.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
             characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
             version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
@@ -80,7 +92,8 @@ class CausalModule(CheckedTransformer, metaclass=Published):
 
     Raises:
         ValueError: If the model is not causal, or its checkpoint lacks weights, or ``template`` does not fit into its
-            positions, or its last layers cannot be made to attend both ways, or it cannot stop after ``output_layer``.
+            positions, or its last layers cannot be made to attend both ways, or it cannot stop after ``output_layer``,
+            or before its final norm.
     """
 
     config_keys: list[str] = [
@@ -88,9 +101,17 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         "pool_over",
         "bidirectional_layers",
         "output_layer",
+        "final_norm",
         "normalize_text",
         "tokenization",
     ]
+
+    #: ``pool_over`` where neither the caller nor a preset says.
+    POOL_OVER: ClassVar[PoolOver] = "text"
+    #: The same of ``final_norm``.
+    FINAL_NORM: ClassVar[bool] = True
+    #: Whether every layer is read, so that it means nothing at which one a prompt's authors read it.
+    EVERY_LAYER: ClassVar[bool] = False
 
     #: Tokens a thread runs at a time on a CPU.
     CPU_TOKENS: ClassVar[int] = 1024
@@ -117,10 +138,12 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         model_name_or_path: str | Transformer,
         *,
         template: Template,
-        pool_over: PoolOver,
+        preset: Preset | None = None,
+        pool_over: PoolOver | None = None,
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
-        normalize_text: bool = False,
+        final_norm: bool | None = None,
+        normalize_text: bool | None = None,
         tokenization: Tokenization | None = None,
         **transformer_kwargs: Any,
     ) -> None:
@@ -129,8 +152,14 @@ class CausalModule(CheckedTransformer, metaclass=Published):
                 f"bidirectional_layers={bidirectional_layers!r}: give the number of last layers that attend both ways, "
                 "0 or more."
             )
-        if pool_over not in ("text", "all"):
-            raise ValueError(f'pool_over={pool_over!r}: use "text" or "all".')
+        preset = self._heeded(Preset(str(template)) if preset is None else preset)
+        pool_over = chosen(pool_over, preset.pool_over, self.POOL_OVER)
+        final_norm = chosen(final_norm, preset.final_norm, self.FINAL_NORM)
+        normalize_text = chosen(normalize_text, preset.normalize_text, False)
+        if pool_over not in ("text", "all", "whole"):
+            raise ValueError(f'pool_over={pool_over!r}: use "text", "all" or "whole".')
+        if not isinstance(final_norm, bool):
+            raise ValueError(f"final_norm={final_norm!r}: use True or False.")
         if not isinstance(normalize_text, bool):
             raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
         self._check_tokenization(tokenization)
@@ -146,12 +175,16 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")
         if hasattr(self.model.config, "use_cache"):
             self.model.config.use_cache = False
-        output_layer = self._usual_output_layer() if output_layer is None else output_layer
+        # Of the whole model, of which the layers above the output layer are then not run.
+        self._whole_depth = backbone.depth(self.model)
+        output_layer = self._output_layer(preset) if output_layer is None else output_layer
         self.output_layer = None if output_layer is None else decoder.resolve_layer(self.model, output_layer)
         if self.output_layer is not None:
             self.model = decoder.shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
         self.check_weights()
+        self.final_norm = final_norm
+        self._norm = None if final_norm else decoder.FinalNorm(self.model)
         self.pool_over = pool_over
         self.normalize_text = normalize_text
         self.tokenization = tokenization or ("pieces" if self.REPEATS_TEXT else "whole")
@@ -190,14 +223,24 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         # What is set here, and by what follows, is not the other's to bear.
         self.model = decoder.view(other.model)
 
-    def _usual_output_layer(self) -> int | None:
-        """``output_layer`` where none is given."""
-        return None
+    def _heeded(self, preset: Preset) -> Preset:
+        """What this module takes from a preset."""
+        return replace(preset, output_layer=None, final_norm=None) if self.EVERY_LAYER else preset
+
+    def _output_layer(self, preset: Preset) -> int | None:
+        """``output_layer`` where none is given: the preset's, or its lowest layer if the model has too few."""
+        layer = preset.output_layer
+        return layer if layer is None or layer > 0 else max(layer, -backbone.depth(self.model))
 
     @property
     def copies(self) -> int:
         """How often the text stands in the input."""
         return self._template.copies
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence."""
+        return {}
 
     @property
     def own_equation(self) -> str:
@@ -399,7 +442,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
         if not backbone.hidden_states_are_asked_for(self.model):
-            return self._handed_on(features, self._readings(self._layout(features), **kwargs))
+            return self._handed_on(features, self._read_all(self._layout(features), **kwargs))
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
         features.clear()
@@ -426,7 +469,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         """
         self._refuse_all_layers()
         with recording(self.model, self._layer_places(), norm) as record:
-            found = self._handed_on(features, self._readings(self._layout(features), **kwargs))
+            found = self._handed_on(features, self._read_all(self._layout(features), **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
@@ -448,6 +491,11 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         if self._places is None:
             self._places = decoder.layer_places(self.model)
         return self._places
+
+    def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        """What the method reads, part by part, of states that went through the final norm, or did not."""
+        with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
+            return self._readings(layout, **kwargs)
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
         """The features with what was read of a batch, part by part."""
@@ -528,6 +576,8 @@ class CausalModule(CheckedTransformer, metaclass=Published):
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
         """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
+        if self.pool_over == "whole":
+            return layout.attention_mask.bool()
         copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
         if self.pool_over == "text":
             return copies
@@ -576,8 +626,20 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         note_requirement(Path(output_path))
 
     def on_model_ready(self, model: Any) -> None:
-        """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
+        """Called by ST (6 and later) when the pipeline is complete: give it our model card, and look at its pooling."""
         card.adopt(model)
+        self.check_pooling(model)
+
+    def check_pooling(self, model: Any) -> None:
+        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
+        for part in model.children():
+            if not isinstance(part, Pooling):
+                continue
+            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
+            for mode in sorted(modes & self.unfit_poolings.keys()):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
+                )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
@@ -636,6 +698,11 @@ def resolve_layers(
             f"those with attention are {sorted(attending)}."
         )
     return chosen
+
+
+def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value:
+    """The first of these that says something."""
+    return given if given is not None else usual if preset is None else preset
 
 
 def check_rows(rows: Rows) -> None:

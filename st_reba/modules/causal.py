@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..all_layers import beside
 from ..layout import Layout, Template
-from .base import CausalModule, PoolOver, Reading, Rows, check_rows
+from ..templates import preset
+from .base import CausalModule, PoolOver, Reading, Rows, check_rows, chosen
 
 
 class CausalTransformer(CausalModule):
@@ -20,11 +21,15 @@ class CausalTransformer(CausalModule):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        template: Text with one ``{text}``, for prompts that surround the input.
-        pool_over: ``"text"`` or ``"all"``; see :class:`CausalModule`.
+        template: Text with one ``{text}``, for prompts that surround the input; or a name in
+            :data:`st_reba.TEMPLATES`. A name brings how its authors read it, in all that follows here and in
+            ``output_layer``, ``final_norm`` and ``normalize_text`` of :class:`CausalModule`; a text brings nothing.
+        pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. None: ``"text"``, unless the
+            template's name says otherwise: the prompts are read to their end.
         rows: ``"all"`` hands on every token, (B, n, D). ``"last"`` computes and hands on the last alone, (B, 1, D): the
-            cheap way when last pooling is all that is wanted.
-        **transformer_kwargs: As for ST's ``Transformer``.
+            cheap way when last pooling is all that is wanted. None: ``"all"``, unless the template's name says
+            otherwise: of the PromptEOL family, the last is read.
+        **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 
     Raises:
         ValueError: If the template has another number of slots, or the model is not causal.
@@ -40,15 +45,16 @@ class CausalTransformer(CausalModule):
         model_name_or_path: str | Transformer,
         *,
         template: str = "{text}",
-        pool_over: PoolOver = "text",
-        rows: Rows = "all",
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        check_rows(rows)
-        parsed = check_one_copy(Template.parse(template), type(self))
-        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
+        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
+        handed_on: Rows = chosen(rows, known.rows, "all")
+        check_rows(handed_on)
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
         self.template = str(parsed)
-        self._set_rows(rows)
+        self._set_rows(handed_on)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         return self._read_tokens(layout, 0, 0, **kwargs)

@@ -16,7 +16,8 @@ from ..layout import Layout, LayoutBuilder, Template, lay_out
 from ..precision import widened
 from ..projections import output_projections
 from ..taps import Halt, Tap, tapping, until_halted
-from .base import CausalModule, PoolOver, Reading, at, put
+from ..templates import USUAL_CONTRAST, Contrast, preset
+from .base import PoolOver, Reading, at, put
 from .causal import check_one_copy
 from .early_exit import EarlyExitModule
 
@@ -57,14 +58,18 @@ class ContrastivePromptingModule(EarlyExitModule):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        contrast_layer: l, from 0; negative ones from the last layer that is run. None: a sixth of the depth.
-        scale: :math:`\alpha`; or ``"norm"``, which gives the difference the length of :math:`v_n`.
-        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`.
+        contrast_layer: l, from 0; negative ones from the last layer that is run. None: the paper's, in proportion to
+            the depth of the whole model, and no higher than the last layer that is run: of 32 layers index 4, or 6
+            under Pretended CoT and Knowledge.
+        scale: :math:`\alpha`; or ``"norm"``, which gives the difference the length of :math:`v_n`. None: the paper's,
+            2, or 3 under Pretended CoT and Knowledge.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`. A name brings ``normalize_text``
+            and, for Pretended CoT and Knowledge, ``output_layer``, too; see :class:`CausalTransformer`.
         auxiliary_template: The same for the second prompt.
         output_layer: After which layer to stop, counted from 1, or from the top if negative. None: 27 of 32 layers, in
-            proportion; -1: all.
-        final_norm: Whether the embedding goes through the model's final norm. False, as in the paper: it is a state of
-            the residual stream.
+            proportion, unless the template's name says otherwise; -1: all.
+        final_norm: Whether the embedding goes through the model's final norm. None: False, as in the paper: it is a
+            state of the residual stream.
         pool_over: ``"all"``: the last token is that of the layout.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -90,18 +95,19 @@ class ContrastivePromptingModule(EarlyExitModule):
         model_name_or_path: str | Transformer,
         *,
         contrast_layer: int | None = None,
-        scale: Scale = 0.5,
+        scale: Scale | None = None,
         template: str = "prompteol",
         auxiliary_template: str = IRRELEVANT,
         output_layer: int | None = None,
-        final_norm: bool = False,
+        final_norm: bool | None = None,
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
         if contrast_layer is not None and type(contrast_layer) is not int:
-            raise ValueError(
-                f"contrast_layer={contrast_layer!r}: give the index of a layer, or None for a sixth of the depth."
-            )
+            raise ValueError(f"contrast_layer={contrast_layer!r}: give the index of a layer, or None for the paper's.")
+        parsed, known = Template.parse(template), preset(template)
+        contrast = known.contrast or USUAL_CONTRAST
+        scale = contrast.scale if scale is None else scale
         if scale != "norm" and (type(scale) not in (int, float) or not 0 < scale < inf):
             raise ValueError(f'scale={scale!r}: give a number above 0, or "norm" for the length before.')
         if pool_over != "all":
@@ -110,7 +116,8 @@ class ContrastivePromptingModule(EarlyExitModule):
         self._auxiliary = check_one_copy(Template.parse(auxiliary_template), type(self))
         super().__init__(
             model_name_or_path,
-            template=Template.parse(template),
+            template=parsed,
+            preset=known,
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
@@ -118,7 +125,7 @@ class ContrastivePromptingModule(EarlyExitModule):
         )
         self.auxiliary_template = str(self._auxiliary)
         self.scale = scale
-        self.contrast_layer = self._resolve(contrast_layer)
+        self.contrast_layer = self._resolve(contrast_layer, contrast)
         self._projections = output_projections(self.model)
         if self.contrast_layer not in self._projections.paths:
             raise ValueError(
@@ -127,10 +134,10 @@ class ContrastivePromptingModule(EarlyExitModule):
             )
         self._set_rows("last")
 
-    def _resolve(self, layer: int | None) -> int:
+    def _resolve(self, layer: int | None, contrast: Contrast) -> int:
         depth = backbone.depth(self.model)
         if layer is None:
-            return depth // 5
+            return min(contrast.index(self._whole_depth), depth - 1)
         if not -depth <= layer < depth:
             raise ValueError(
                 f"contrast_layer={layer}: {depth} layers of {type(self.model).__name__} are run; use {-depth} to "
@@ -195,7 +202,7 @@ class ContrastivePromptingModule(EarlyExitModule):
             raise Halt
 
         with until_halted(), tapping({self._projections.at(self.model, self.contrast_layer): Tap(before=take)}):
-            CausalModule._hidden_states(self, layout, **kwargs)
+            self._hidden_states(layout, **kwargs)
         return found[0]
 
     def _contrast(self, values: Tensor, irrelevant: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -27,7 +27,7 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        block_length: Tokens of a block, at least 1.
+        block_length: Tokens of a block, at least 1. The default of 32 is this package's choice, not the paper's.
         whole_sentences: Whether a block goes on to the end of the sentence that its last token stands in. False: blocks
             are of that length.
         prepend_layers: p; see :class:`TokenPrependingModule`.
@@ -35,8 +35,9 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         output_layer: See :class:`TokenPrependingModule`.
         final_norm: See :class:`TokenPrependingModule`.
         seed: Of the vector.
-        pool_over: ``"text"``: the tokens of the text, for mean pooling. ``"all"``: to the end of the layout.
-        rows: ``"all"`` or ``"last"``.
+        pool_over: ``"text"``: the tokens of the text, for mean pooling. ``"all"``: to the end of the layout. None:
+            ``"text"``.
+        rows: ``"all"`` or ``"last"``. None: ``"all"``.
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
@@ -44,6 +45,7 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
     """
 
     config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
+    POOL_OVER: ClassVar[PoolOver] = "text"
     method = "Hierarchical token prepending"
     equation = (
         r"e_i = h_i, \quad \text{where layer } l < p \text{ is given } "
@@ -64,10 +66,10 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         prepend_layers: int | None = None,
         template: str = "{prepend}{text}",
         output_layer: int | None = None,
-        final_norm: bool = False,
+        final_norm: bool | None = None,
         seed: int = 0,
-        pool_over: PoolOver = "text",
-        rows: Rows = "all",
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         if type(block_length) is not int or block_length < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -37,12 +37,13 @@ class KVReroutingModule(CausalTransformer):
         layers: The indices of the layers; negative ones from the top. None: the middle third. See
             :func:`st_reba.intrinsic_dimension.select_layers` for the paper's way to find them.
         prefix_bias: b, added to the logit of the key that stands before all others.
-        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`.
-        pool_over: ``"all"`` or ``"text"``; see :class:`CausalModule`. The last token is that of the whole layout.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
+        pool_over: ``"all"``, ``"text"`` or ``"whole"``; see :class:`CausalModule`. The last token is that of the whole
+            layout. None: ``"all"``.
         hybrid: Hand on two vectors a text, (B, 2, D): the mean of the tokens that ``pool_over`` names, and the last of
             them. ``Pooling("mean")`` then gives the paper's embedding, ``Pooling("lasttoken")`` the last token alone.
             False: every token, or the last, as ``rows`` says.
-        rows: As for :class:`CausalTransformer`, without ``hybrid``.
+        rows: As for :class:`CausalTransformer`, without ``hybrid``; with it, always ``"all"``.
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
@@ -51,6 +52,7 @@ class KVReroutingModule(CausalTransformer):
     """
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
+    POOL_OVER: ClassVar[PoolOver] = "all"
     method = "KV re-routing"
     equation = (
         r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
@@ -68,9 +70,9 @@ class KVReroutingModule(CausalTransformer):
         layers: Sequence[int] | None = None,
         prefix_bias: float = 0.0,
         template: str = "compress",
-        pool_over: PoolOver = "all",
+        pool_over: PoolOver | None = None,
         hybrid: bool = True,
-        rows: Rows = "all",
+        rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         if isinstance(prefix_bias, bool) or not isinstance(prefix_bias, (int, float)) or not math.isfinite(prefix_bias):
@@ -82,6 +84,8 @@ class KVReroutingModule(CausalTransformer):
                 'rows="last" hands on the last token alone, and hybrid=True needs the mean of all of them too: '
                 "set hybrid=False, or leave rows out."
             )
+        # The mean needs them all, however the template's authors read it.
+        rows = "all" if hybrid else rows
         super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **transformer_kwargs)
         self.layers = _resolved(layers, backbone.depth(self.model))
         self.prefix_bias = float(prefix_bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -29,15 +29,16 @@ class LayerStates(CausalTransformer):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        template: Text with one ``{text}``.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
         pool_over: Whose last token is read: ``"text"`` (the text's own) or ``"all"`` (the layout's); see
-            :class:`CausalModule`.
+            :class:`CausalModule`. None: ``"text"``, or as the template's name says.
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
         ValueError: If the template has another number of slots, the model is not causal, or its layers cannot be read.
     """
 
+    EVERY_LAYER: ClassVar[bool] = True
     method = "Layer states"
     equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
     citation = (
@@ -50,7 +51,7 @@ class LayerStates(CausalTransformer):
         model_name_or_path: str | Transformer,
         *,
         template: str = "{text}",
-        pool_over: PoolOver = "text",
+        pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)

@@ -15,36 +15,8 @@ from ..all_layers import beside
 from ..attention import AfterPrefix, masked_by
 from ..layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ..prefixes import Prefixes
+from ..templates import PRESET_SETS, Preset, agreed, preset
 from .base import CausalModule, PoolOver, Reading, compact, last_of
-
-#: The eight prompts of Lei et al. (ACL 2024), as released: two for each of four meta-tasks, text classification,
-#: sentiment analysis, paraphrase identification and information extraction.
-META_TASKS = (
-    "In this task, you're presented with a text excerpt. Your task is to categorize the excerpt into a broad category "
-    "such as 'Education', 'Technology', 'Health', 'Business', 'Environment', 'Politics', or 'Culture'. These "
-    "categories help in organizing content for better accessibility and targeting. For this task, this sentence : "
-    '"{text}" should be classified under one general category in one word:"',
-    "In this task, you're given a statement and you need to determine whether it's presenting an 'Opinion' or a "
-    "'Fact'. This distinction is vital for information verification, educational purposes, and content analysis. For "
-    'this task, this sentence : "{text}" discriminates between opinion and fact in one word:"',
-    "In this task, you're given a review from an online platform. Your task is to generate a rating for the product "
-    "based on the review on a scale of 1-5, where 1 means 'extremely negative' and 5 means 'extremely positive'. For "
-    'this task, this sentence : "{text}" reflects the sentiment in one word:"',
-    "In this task, you're reading a personal diary entry. Your task is to identify the predominant emotion expressed, "
-    'such as joy, sadness, anger, fear, or love. For this task, this sentence : "{text}" conveys the emotion in one '
-    'word:"',
-    "In this task, you're presented with two sentences. Your task is to assess whether the sentences convey the same "
-    "meaning. Use 'identical', 'similar', 'different', or 'unrelated' to describe the relationship. To enhance the "
-    'performance of this task, this sentence : "{text}" means in one word:"',
-    "In this task, you're given a sentence and a phrase. Your task is to determine if the phrase can be a contextual "
-    "synonym within the given sentence. Options include 'yes', 'no', or 'partially'. To enhance the performance of "
-    'this task, this sentence : "{text}" means in one word:"',
-    "In this task, you're examining a news article. Your task is to extract the most critical fact from the article. "
-    'For this task, this sentence : "{text}" encapsulates the key fact in one word:"',
-    "In this task, you're reviewing a scientific abstract. Your task is to identify the main entities (e.g., proteins, "
-    'diseases) and their relations (e.g., causes, treats). For this task, this sentence : "{text}" highlights the '
-    'primary entity or relation in one word:"',
-)
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -61,7 +33,9 @@ class MetaEOLModule(CausalModule):
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
         templates: P texts with one ``{text}`` each, or names in :data:`st_reba.TEMPLATES`; 1 to 64. None: the paper's
-            eight, :data:`META_TASKS`.
+            eight, :data:`st_reba.META_TASKS`. ``"ck"``: Pretended CoT and Knowledge. What the presets say alike of
+            ``output_layer``, ``final_norm`` and ``normalize_text`` holds unless it is given: the paper's eight change
+            the texts, and Pretended CoT and Knowledge are read after the last layer but one, without the final norm.
         pool_over: ``"all"``: a prompt is read at its end.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -83,7 +57,7 @@ class MetaEOLModule(CausalModule):
         self,
         model_name_or_path: str | Transformer,
         *,
-        templates: Sequence[str] | None = None,
+        templates: str | Sequence[str] | None = None,
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
@@ -92,9 +66,16 @@ class MetaEOLModule(CausalModule):
                 f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
             )
         # Set first, because they are asked for when the room for text is checked.
-        self._parsed = _checked(META_TASKS if templates is None else templates)
+        presets = _presets(templates)
+        self._parsed = [_checked(preset.template) for preset in presets]
         self.templates = [str(template) for template in self._parsed]
-        super().__init__(model_name_or_path, template=self._parsed[0], pool_over=pool_over, **transformer_kwargs)
+        super().__init__(
+            model_name_or_path,
+            template=self._parsed[0],
+            preset=agreed(presets),
+            pool_over=pool_over,
+            **transformer_kwargs,
+        )
         self._set_rows("last")
         self._shares_prefixes = self._prefixes_are_sound()
 
@@ -200,19 +181,26 @@ class MetaEOLModule(CausalModule):
         return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}
 
 
-def _checked(templates: Sequence[str]) -> list[Template]:
+def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
+    if templates is None:
+        return PRESET_SETS["meta-tasks"]
+    if isinstance(templates, str) and templates in PRESET_SETS:
+        return PRESET_SETS[templates]
     if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= MAX_TEMPLATES:
         given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
         raise ValueError(
             f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
-            "or a name in st_reba.TEMPLATES, or None for the paper's eight."
+            f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
         )
-    parsed = [Template.parse(template) for template in templates]
-    check_template_length([str(template) for template in parsed])
-    for template, found in zip(templates, parsed, strict=True):
-        if found.copies != 1:
-            raise ValueError(
-                f"The template {template!r} has {found.copies} slots: MetaEOLModule reads one copy in each prompt. "
-                "Use EchoModule for templates that repeat the text."
-            )
+    check_template_length([str(_checked(template)) for template in templates])
+    return [preset(template) for template in templates]
+
+
+def _checked(template: str) -> Template:
+    parsed = Template.parse(template)
+    if parsed.copies != 1:
+        raise ValueError(
+            f"The template {template!r} has {parsed.copies} slots: MetaEOLModule reads one copy in each prompt. "
+            "Use EchoModule for templates that repeat the text."
+        )
     return parsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -91,8 +91,9 @@ class ReBAModule(CausalModule):
             the ablation of the paper's appendix A.1.3.
         rows: ``"all"`` computes every :math:`e_i`, (B, n, D). ``"last"`` computes and hands on :math:`e_n` alone,
             (B, 1, D): the cheap way when last pooling is all that is wanted.
-        normalize_weights: Divide each row of weights by its sum, as the authors' released code does for words. The
-            paper, and so the default, does not.
+        normalize_weights: Divide each row of weights by its sum. The paper, and so the default, does not. The authors'
+            released code sums the rows of a word first and then divides, a pure scale, which is the same for a word of
+            one token only.
         chunk_length: Tokens of a chunk; None reads texts in one piece. ``max_seq_length`` is then that of the text
             standing once.
         pool_over: ``"text"``: there are rows for text only.
@@ -164,6 +165,14 @@ class ReBAModule(CausalModule):
     def copies(self) -> int:
         """How often the text, or each of its chunks, stands in a row."""
         return self.repetitions
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """The first row alone, which is no embedding of the paper's."""
+        return {
+            "cls": "it reads e_1, what looks back at the first token alone; the embedding is the mean of e_1 to e_n, "
+            'or e_n. Use Pooling("mean") or Pooling("lasttoken").'
+        }
 
     @property
     def own_equation(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache
@@ -113,6 +114,15 @@ class RefinedThoughtModule(CausalModule):
             f"One pass over the text and {further} of two tokens over its cached keys and values: little more than "
             "the classical embedding."
         )
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """Whatever reads more than EOS; with one pass it is the base model, and any will do."""
+        why = (
+            "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
+            'Use Pooling("lasttoken").'
+        )
+        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
         route = backbone.attention_route(self.model)

@@ -11,17 +11,16 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
 from .. import backbone
+from ..decoder import layer_places
 from ..layout import NOT_TEXT, PREPENDED, Layout, Template
 from ..taps import Tap, listen, tapping
-from .base import PoolOver, Reading, Rows, check_rows
+from ..templates import PREPENDED_ONE_WORD, Preset
+from .base import PoolOver, Reading, Rows, check_rows, chosen
 from .early_exit import EarlyExitModule
 from .stored import check_magnitudes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: PromptEOL's question with a slot before the text.
-PREPENDED_ONE_WORD = 'This sentence : {prepend} "{text}" means in one word:"'
 
 #: The file beside the configuration that the slot's first vector is saved in, and its name there.
 STATE_FILE = "token_prepending.safetensors"
@@ -42,14 +41,17 @@ class TokenPrependingModule(EarlyExitModule):
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
         prepend_layers: p, from 1 to the layers that are run; 1 never replaces the slot's own state. None: three in ten
             of them, 2 at least (8 of 27).
-        template: Text with one ``{prepend}`` before one ``{text}``.
+        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question, read as its authors do:
+            the last token of everything, of texts that are changed as :func:`st_reba.layout.normalized` does.
         output_layer: After which layer to stop, counted from 1, or from the top if negative. None: 27 of 32 layers, in
             proportion; -1: all.
-        final_norm: Whether the states that are read go through the model's final norm. False, as in the paper: they are
-            those of the residual stream.
+        final_norm: Whether the states that are read go through the model's final norm. None: False, as in the paper:
+            they are those of the residual stream.
         seed: Of the vector.
-        pool_over: ``"text"`` or ``"all"``; see :class:`CausalModule`. Slots are never handed on.
+        pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. Slots are never handed on. None:
+            ``"all"``.
         rows: ``"all"`` hands on every token that is read. ``"last"`` computes and hands on the last alone, (B, 1, D).
+            None: ``"last"`` of the default template, ``"all"`` of any other.
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
@@ -73,27 +75,31 @@ class TokenPrependingModule(EarlyExitModule):
         model_name_or_path: str | Transformer,
         *,
         prepend_layers: int | None = None,
-        template: str = PREPENDED_ONE_WORD,
+        template: str | None = None,
         output_layer: int | None = None,
-        final_norm: bool = False,
+        final_norm: bool | None = None,
         seed: int = 0,
-        pool_over: PoolOver = "all",
-        rows: Rows = "all",
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        check_rows(rows)
+        known = PREPENDED_ONE_WORD if template is None else Preset(template)
+        handed_on: Rows = chosen(rows, known.rows, "all")
+        check_rows(handed_on)
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise ValueError(f"seed={seed!r}: give a whole number, 0 or more, below 2**63.")
         if prepend_layers is not None and type(prepend_layers) is not int:
             raise ValueError(f"prepend_layers={prepend_layers!r}: give a number of layers, or None for three in ten.")
         super().__init__(
             model_name_or_path,
-            template=Template.parse(template, prepends=True),
+            template=Template.parse(known.template, prepends=True),
+            preset=known,
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
             **transformer_kwargs,
         )
+        self._layers = layer_places(self.model)
         self.prepend_layers = self._resolve(prepend_layers)
         self.seed = seed
         embeddings = self.model.get_input_embeddings()
@@ -101,7 +107,7 @@ class TokenPrependingModule(EarlyExitModule):
         table = _table(embeddings)
         drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.register_buffer(_STATE, drawn.to(table.device))
-        self._set_rows(rows)
+        self._set_rows(handed_on)
 
     def _resolve(self, prepend_layers: int | None) -> int:
         depth = backbone.depth(self.model)

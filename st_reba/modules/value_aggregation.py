@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..layout import Layout, Template
 from ..projections import output_projections
 from ..taps import Halt, Tap, tapping, until_halted
+from ..templates import preset
 from .base import CausalModule, PoolOver, Reading, at, check_layers, last_position, resolve_layers
 from .causal import check_one_copy
 
@@ -31,8 +32,8 @@ class ValueAggregationModule(CausalModule):
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
         layers: :math:`\Lambda`: ``"all"``, or the indices of the layers that count; negative ones from the top.
         template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`: best a prompt at whose end the model
-            is about to say what the text means.
-        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: the last of the text.
+            is about to say what the text means. A name brings ``normalize_text``, too; see :class:`CausalTransformer`.
+        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: the last of the text. None: ``"all"``.
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
@@ -42,6 +43,8 @@ class ValueAggregationModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
     READS_HIDDEN_STATES = False
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    EVERY_LAYER: ClassVar[bool] = True
     method = "Value aggregation"
     equation = (
         r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
@@ -58,12 +61,14 @@ class ValueAggregationModule(CausalModule):
         *,
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",
-        pool_over: PoolOver = "all",
+        pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         checked_layers = check_layers(layers)
         parsed = check_one_copy(Template.parse(template), type(self))
-        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
+        super().__init__(
+            model_name_or_path, template=parsed, preset=preset(template), pool_over=pool_over, **transformer_kwargs
+        )
         self.template = str(parsed)
         self.layers = checked_layers
         self._projections = output_projections(self.model)

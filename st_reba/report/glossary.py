@@ -29,8 +29,15 @@ _RECIPES = (
     ),
     (r"Bidirectional", "one pass whose last layer attends both ways"),
     (r"PromptEOL", "the last token of a prompt that asks what the text means in one word"),
-    (r"Pretended CoT", "the last token of a prompt that asks the same after thinking step by step"),
-    (r"Knowledge", "the last token of a prompt that says what matters in a sentence and asks the same"),
+    (
+        r"Pretended CoT",
+        "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
+    ),
+    (
+        r"Knowledge",
+        "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
+    ),
+    (r"CK", "the mean of what Pretended CoT and Knowledge give"),
     (r"MetaEOL", "the mean over the last tokens of eight prompts, each for another task"),
     (
         r"KV re-routing",

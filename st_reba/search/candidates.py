@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..filters import FILTERS, fitted_on
 from ..modules import CausalModule, CausalTransformer, EchoModule, ReBAModule
 from ..recipes import POOLINGS, PROMPTS, Recipe
+from ..templates import PRESETS
 
 
 @dataclass(frozen=True)
@@ -16,15 +17,17 @@ class Reading:
 
     Attributes:
         method: As tables show it; what tells it from all others.
-        build: Makes its module on a backbone, to stop after a layer, or at the end if None.
+        build: Makes its module on a backbone, to stop after a layer, or at its own end if None.
         poolings: Keys of :data:`st_reba.recipes.POOLINGS` that make sense for it.
         every_layer: Whether all layers can be read from one pass.
+        end: The layer that it ends with, from the top: -1 the last, -2 the last but one.
     """
 
     method: str
     build: Callable[[CausalModule, int | None], CausalModule]
     poolings: tuple[str, ...]
     every_layer: bool = True
+    end: int = -1
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Candidate:
 
     Attributes:
         reading: How the model is run.
-        layer: After which layer it is read; None for the last.
+        layer: After which layer it is read; None for the reading's own end.
         pooling: How token vectors become one.
         filter: What stands behind that, one of :data:`st_reba.filters.FILTERS`; empty for nothing.
     """
@@ -73,7 +76,10 @@ def readings() -> list[Reading]:
     return [
         PLAIN.reading,
         # Read at its end, so there is one pooling for it.
-        *(Reading(name, _prompt(template), ("last",)) for name, template in PROMPTS.items()),
+        *(
+            Reading(name, _prompt(template), ("last",), end=PRESETS[template].output_layer or -1)
+            for name, template in PROMPTS.items()
+        ),
         *(Reading(f"Echo-{k}", _echo(repetitions=k), tuple(POOLINGS)) for k in (2, 3)),
         Reading("Echo, Springer's prompt", _echo(template="springer"), tuple(POOLINGS)),
         *(Reading(f"ReBA-{k}", _reba(k), tuple(POOLINGS), every_layer=False) for k in (1, 2)),
@@ -83,24 +89,21 @@ def readings() -> list[Reading]:
 def candidates(layers: int, every: Sequence[Reading] | None = None) -> list[Candidate]:
     """Every combination, on a model of so many layers.
 
-    It is read after each eighth of the layers from a quarter of them on, after the last but one, and at the end: the
+    It is read after each eighth of the layers from a quarter of them on, after the last but one, and at its end: the
     turning points that papers report lie there.
     """
-    chosen = {round(layers * eighth / 8) for eighth in range(2, 8)} | {layers - 1}
-    ends = [*sorted(layer for layer in chosen if 0 < layer < layers), None]
+    chosen = sorted({round(layers * eighth / 8) for eighth in range(2, 8)} | {layers - 1})
     return [
         Candidate(reading, layer, pooling, name)
         for reading in (readings() if every is None else every)
-        for layer in ends
+        for layer in [*(layer for layer in chosen if 0 < layer < layers + 1 + reading.end), None]
         for pooling in reading.poolings
         for name in ("", *FILTERS)
     ]
 
 
 def _prompt(template: str) -> Callable[[CausalModule, int | None], CausalModule]:
-    return lambda backbone, layer: CausalTransformer(
-        backbone, template=template, pool_over="all", rows="last", normalize_text=True, output_layer=layer
-    )
+    return lambda backbone, layer: CausalTransformer(backbone, template=template, output_layer=layer)
 
 
 def _echo(

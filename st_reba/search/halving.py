@@ -185,7 +185,8 @@ class _Scorer:
 def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str]], Tensor]:
     """From B texts to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
     reading = group[0].reading
-    module = reading.build(backbone, group[0].run[1])
+    # All layers of the whole model, if one pass gives them, also those above the reading's end.
+    module = reading.build(backbone, -1 if reading.every_layer else group[0].run[1])
     modes = tuple(POOLINGS[pooling] for pooling in reading.poolings)
     parts = [module, Pooling(module.get_embedding_dimension(), modes)]
     model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
@@ -199,7 +200,8 @@ def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[lis
 
         return encode
     reader = LayerReader(model)
-    layers = [reader.count - 1 if candidate.layer is None else candidate.layer for candidate in group]
+    end = reader.count + reading.end
+    layers = [end if candidate.layer is None else candidate.layer for candidate in group]
 
     def read(texts: list[str]) -> Tensor:
         pooled = reader.embeddings(texts).float().chunk(len(modes), dim=2)

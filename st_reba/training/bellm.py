@@ -19,6 +19,7 @@ from .. import backbone
 from ..files import check_free
 from ..loaded_weights import CheckedTransformer
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
+from ..templates import TEMPLATES, PoolOver
 from .digests import weights_digest
 from .extras import require_peft
 from .fitting import MODEL, finish, fit
@@ -39,10 +40,13 @@ class BeLLMTraining(RunSettings):
         evaluation: Scored pairs to evaluate on while training: see :func:`st_reba.training.read_scored_pairs`.
         bidirectional_layers: Which layers attend both ways (Table 4): ``"last"``, the paper's; ``"none"``; ``"all"``;
             or how many of the last ones.
-        pooling: ``"mean"``, from the text to the end of the prompt, as the authors' training command has it; or
-            ``"lasttoken"``, the representative word of the paper's text. The last token sees every other one in any
+        pooling: ``"mean"``, as the authors' training command has it; or ``"lasttoken"``, the representative word of the
+            paper's text. The last token sees every other one in any
             case, so turning the last layer alone changes nothing there.
-        template: Around the text; ``representative-word`` is the one of the released code.
+        template: Around the text; ``representative-word`` is the one of the released code. A name stands for its text
+            alone: how it is read is said here.
+        pool_over: ``"all"``, from the text to the end of the prompt; ``"whole"``, the prompt's beginning and special
+            tokens too, as the authors' training command averages; or ``"text"``.
         temperature: tau of Eq. 6, which the paper does not give: SimCSE's, whose setting it follows.
         rank: Of LoRA.
         alpha: LoRA's scale times its rank.
@@ -60,6 +64,7 @@ class BeLLMTraining(RunSettings):
     bidirectional_layers: int | Literal["none", "last", "all"] = setting("last", least=0)
     pooling: Literal["mean", "lasttoken"] = "mean"
     template: str = "representative-word"
+    pool_over: PoolOver = "all"
     temperature: float = setting(0.05, above=0)
     rank: int = setting(32, least=1)
     alpha: float = setting(32, above=0)
@@ -145,11 +150,15 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )
+    # The text of a template, not its name: training does not read it as those do who use the model as it is.
+    template = TEMPLATES.get(settings.template, settings.template)
     module: CausalModule
     if count == 0:
-        module = CausalTransformer(loaded, template=settings.template, pool_over="all")
+        module = CausalTransformer(loaded, template=template, pool_over=settings.pool_over)
     else:
-        module = BidirectionalLastLayer(loaded, template=settings.template, bidirectional_layers=cast(int, count))
+        module = BidirectionalLastLayer(
+            loaded, template=template, pool_over=settings.pool_over, bidirectional_layers=cast(int, count)
+        )
         if count == 1 and settings.pooling == "lasttoken":
             warnings.warn(
                 'pooling="lasttoken" reads the last token alone, which sees all others with the causal mask, too: '

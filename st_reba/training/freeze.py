@@ -68,7 +68,7 @@ class FreezeTraining(RunSettings):
     lowest_score: float = 0.0
     highest_score: float = 5.0
     template: str = "{text}"
-    pool_over: Literal["text", "all"] = "text"
+    pool_over: Literal["text", "all"] | None = None
     max_seq_length: int | None = setting(None, least=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     bottlenecks: tuple[int, ...] | None = None
@@ -125,7 +125,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
 
     set_seed(settings.seed)
     autoencoder = _autoencoder(settings, states)
-    identity = {**settings.identity(), "frozen_weights": before}
+    identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
     if settings.stage == "autoencoder":
         _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, output / "pretraining", identity, progress)
         autoencoder = autoencoder.without_decoders()

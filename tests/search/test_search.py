@@ -83,7 +83,27 @@ def test_candidates_are_all_combinations_and_all_different():
     assert len(every) == len({candidate.recipe(["a"]).key for candidate in every})
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
     poolings = sum(len(reading.poolings) for reading in readings())
-    assert len(every) == poolings * 8 * 4
+    # The two that end with the last but one have no other reading of it.
+    assert len(every) == (poolings * 8 - 2) * 4
+    assert {one.reading.method for one in every} - {one.reading.method for one in every if one.layer == 31} == {
+        "Pretended CoT",
+        "Knowledge",
+    }
+
+
+def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs):
+    """At the last but one layer and below it, without the final norm: what the ready model gives."""
+    for candidate in (one for one in candidates(3) if one.reading.method == "Knowledge" and not one.filter):
+        module = candidate.recipe([]).model(backbone)[0]
+        assert (module.output_layer, module.final_norm) == (candidate.layer or 2, False)
+        found = search(backbone, pairs, every=[candidate])
+        ready, plain = (correlation(each.recipe([]).model(backbone), found.chosen_on) for each in (candidate, PLAIN))
+        assert found.gain == pytest.approx(ready - plain, abs=1e-3)
+
+
+def correlation(model, pairs):
+    vectors = [model.encode(side, convert_to_tensor=True) for side in (pairs.first, pairs.second)]
+    return spearmanr(pairwise_cos_sim(*vectors).cpu(), pairs.scores).statistic
 
 
 def test_a_score_is_that_of_the_recipe(backbone, pairs, found):

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.autograd import gradcheck
 
-from st_reba import BidirectionalLastLayer, CausalTransformer
+from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
 from st_reba.pushing import check_saved_model
 from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
 
@@ -79,6 +79,14 @@ def test_table_4(layers, module_class, count, settings):
     assert type(module) is module_class
     assert (module.bidirectional_layers, module.pool_over) == (count, "all")
     assert module.template == 'The representative word for sentence {text} is:"'
+
+
+@pytest.mark.parametrize("layers", ["none", "last"])
+def test_what_the_mean_is_over(layers, settings):
+    """Every token, as the authors' command averages; and a template's name is its text, however others read it."""
+    module = build_bellm(settings(bidirectional_layers=layers, pool_over="whole", template="knowledge"))[0]
+    assert (module.pool_over, module.rows, module.normalize_text) == ("whole", "all", False)
+    assert (module.output_layer, module.final_norm, module.template) == (None, True, TEMPLATES["knowledge"])
 
 
 def test_the_last_layer_is_felt_where_more_than_the_last_token_is_read(settings):

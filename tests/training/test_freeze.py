@@ -60,6 +60,14 @@ def test_each_stage_trains_saves_and_loads(stage, settings, files):
     assert np.corrcoef(scores, labels)[0, 1] > (0.6 if stage == "cosines" else 0.9)
 
 
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [({}, "text"), ({"template": "prompteol"}, "all"), ({"template": "prompteol", "pool_over": "text"}, "text")],
+)
+def test_a_prompt_is_read_at_its_end(given, read, settings):
+    assert freeze._states(settings(**given)).pool_over == read
+
+
 def test_the_backbone_is_not_touched(settings, files):
     before = weights_digest(LayerStates(settings().model))
     model = train_freeze(settings(), files / "out", progress=False)

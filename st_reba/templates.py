@@ -1,0 +1,194 @@
+"""The templates that have a name, and how their authors read them: data, which everything else asks.
+
+Nothing here knows a tokenizer or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+#: Which tokens of a layout are handed on: see :class:`st_reba.modules.CausalModule`.
+PoolOver = Literal["text", "all", "whole"]
+#: Whether all of these, or the last alone.
+Rows = Literal["all", "last"]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How contrastive prompting steers a prompt.
+
+    Attributes:
+        layer: In which layer, counted from 1, of the 32 that its authors' models have.
+        scale: By how much the difference of the two prompts is multiplied.
+    """
+
+    layer: int
+    scale: float
+
+    def index(self, depth: int) -> int:
+        """The layer, counted from 0, in a model of so many: the same share of the way up, and the first at least."""
+        return max(1, round(self.layer * depth / 32)) - 1
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A template and how its authors read it.
+
+    Each attribute but the first is a module's argument of that name where the caller does not give it. None: the
+    authors say nothing of it, and the module does what it does with any template.
+
+    Attributes:
+        template: Its text.
+        pool_over: Which tokens are handed on.
+        rows: All of them, or the last alone.
+        normalize_text: Whether texts are changed as the prompts of the PromptEOL family expect it.
+        output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`.
+        final_norm: Whether through the model's final norm.
+        contrast: How :class:`st_reba.modules.ContrastivePromptingModule` steers it.
+    """
+
+    template: str
+    pool_over: PoolOver | None = None
+    rows: Rows | None = None
+    normalize_text: bool | None = None
+    output_layer: int | None = None
+    final_norm: bool | None = None
+    contrast: Contrast | None = None
+
+    def reading(self) -> dict[str, Any]:
+        """How it is read, as arguments of a module; without those of which nothing is said."""
+        found = {name: getattr(self, name) for name in READING}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+#: The arguments of a module that a preset has a word in.
+READING = tuple(field.name for field in fields(Preset) if field.name not in ("template", "contrast"))
+
+
+def _read_at_its_end(template: str, contrast: Contrast | None = None) -> Preset:
+    """Of the PromptEOL family: the last token's state is the embedding."""
+    return Preset(template, pool_over="all", rows="last", normalize_text=True, contrast=contrast)
+
+
+def _last_but_one(template: str) -> Preset:
+    """By Zhang et al., who read ``hidden_states[-2]`` of transformers' output: after all layers but one, unnormed."""
+    return Preset(
+        template,
+        pool_over="all",
+        rows="last",
+        normalize_text=True,
+        output_layer=-2,
+        final_norm=False,
+        contrast=Contrast(layer=7, scale=3.0),
+    )
+
+
+def _to_its_end(template: str) -> Preset:
+    """Asks for one word, too, but its authors pool more than the last token."""
+    return Preset(template, pool_over="all")
+
+
+#: Of PromptEOL; and of any template of which nothing else is said.
+USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
+
+#: By name, for ``template=``.
+#:
+#: - ``springer``: the zero-shot prompt of Springer et al., "Repetition Improves Language Model Embeddings" (ICLR 2025).
+#: - ``representative-word`` (as released and as in the paper) and ``csts``: BeLLM's (NAACL 2024). ``csts`` is for
+#:   conditional similarity, where ``"Given the context ..., "`` goes before it as the ``prompt``.
+#: - ``prompteol``: Jiang et al., "Scaling Sentence Embeddings with Large Language Models" (arXiv 2307.16645).
+#: - ``pretended-cot``, ``knowledge``, ``promptsth``, ``promptsum``: Zhang et al., "Simple Techniques for Enhancing
+#:   Sentence Embeddings in Generative Language Models" (2024), as released, blanks before the commas included. The
+#:   first two, which they use without training, they read after the last layer but one, without the final norm.
+#: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
+#: - ``...-zh``: our Chinese counterparts, read like what they stand for.
+#:
+#: The strengths of contrastive prompting are those of its paper (Cheng et al., ACL 2025).
+PRESETS = {
+    "springer": Preset("Rewrite the sentence: {text}, rewritten sentence: {text}"),
+    "representative-word": _to_its_end('The representative word for sentence {text} is:"'),
+    "representative-word-paper": _to_its_end('The representative word for {text} is:"'),
+    "csts": _to_its_end('summarize the sentence {text} in one word:"'),
+    "prompteol": _read_at_its_end('This sentence : "{text}" means in one word:"', USUAL_CONTRAST),
+    "pretended-cot": _last_but_one('After thinking step by step , this sentence : "{text}" means in one word:"'),
+    "knowledge": _last_but_one(
+        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
+        'additional but less central details. With this in mind , this sentence : "{text}" means in one word:"'
+    ),
+    "promptsth": _read_at_its_end('This sentence : "{text}" means something'),
+    "promptsum": _read_at_its_end('This sentence : "{text}" can be summarized as'),
+    "prompteol-zh": _read_at_its_end("这句话：“{text}”用一个词来概括就是：“", USUAL_CONTRAST),
+    "pretended-cot-zh": _last_but_one("经过一步一步的思考，这句话：“{text}”用一个词来概括就是：“"),
+    "knowledge-zh": _last_but_one(
+        "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，"
+        "这句话：“{text}”用一个词来概括就是：“"
+    ),
+    "promptsth-zh": _read_at_its_end("这句话：“{text}”表达了某种意思"),
+    "promptsum-zh": _read_at_its_end("这句话：“{text}”可以概括为"),
+    "compress": _to_its_end("Context: {text} Compress the Context in one word:"),
+    "compress-query": _to_its_end("Query: {text} Compress the Query in one word:"),
+    "compress-zh": _to_its_end("上下文：{text} 用一个词来压缩上下文："),
+    "compress-query-zh": _to_its_end("问题：{text} 用一个词来压缩问题："),
+}
+
+#: The texts of all presets, by name.
+TEMPLATES = {name: preset.template for name, preset in PRESETS.items()}
+
+#: PromptEOL's question with a slot before the text, as the authors of token prepending ask and read it.
+PREPENDED_ONE_WORD = _read_at_its_end('This sentence : {prepend} "{text}" means in one word:"')
+
+#: The eight prompts of Lei et al. (ACL 2024), as released: two for each of four meta-tasks, text classification,
+#: sentiment analysis, paraphrase identification and information extraction.
+META_TASKS = (
+    "In this task, you're presented with a text excerpt. Your task is to categorize the excerpt into a broad category "
+    "such as 'Education', 'Technology', 'Health', 'Business', 'Environment', 'Politics', or 'Culture'. These "
+    "categories help in organizing content for better accessibility and targeting. For this task, this sentence : "
+    '"{text}" should be classified under one general category in one word:"',
+    "In this task, you're given a statement and you need to determine whether it's presenting an 'Opinion' or a "
+    "'Fact'. This distinction is vital for information verification, educational purposes, and content analysis. For "
+    'this task, this sentence : "{text}" discriminates between opinion and fact in one word:"',
+    "In this task, you're given a review from an online platform. Your task is to generate a rating for the product "
+    "based on the review on a scale of 1-5, where 1 means 'extremely negative' and 5 means 'extremely positive'. For "
+    'this task, this sentence : "{text}" reflects the sentiment in one word:"',
+    "In this task, you're reading a personal diary entry. Your task is to identify the predominant emotion expressed, "
+    'such as joy, sadness, anger, fear, or love. For this task, this sentence : "{text}" conveys the emotion in one '
+    'word:"',
+    "In this task, you're presented with two sentences. Your task is to assess whether the sentences convey the same "
+    "meaning. Use 'identical', 'similar', 'different', or 'unrelated' to describe the relationship. To enhance the "
+    'performance of this task, this sentence : "{text}" means in one word:"',
+    "In this task, you're given a sentence and a phrase. Your task is to determine if the phrase can be a contextual "
+    "synonym within the given sentence. Options include 'yes', 'no', or 'partially'. To enhance the performance of "
+    'this task, this sentence : "{text}" means in one word:"',
+    "In this task, you're examining a news article. Your task is to extract the most critical fact from the article. "
+    'For this task, this sentence : "{text}" encapsulates the key fact in one word:"',
+    "In this task, you're reviewing a scientific abstract. Your task is to identify the main entities (e.g., proteins, "
+    'diseases) and their relations (e.g., causes, treats). For this task, this sentence : "{text}" highlights the '
+    'primary entity or relation in one word:"',
+)
+
+#: Prompts that are read together, their mean being the embedding, by name.
+#:
+#: - ``meta-tasks``: :data:`META_TASKS`.
+#: - ``ck``: Pretended CoT and Knowledge (Zhang et al.), whose mean the authors of contrastive prompting call CK.
+PRESET_SETS = {
+    "meta-tasks": tuple(map(_read_at_its_end, META_TASKS)),
+    "ck": (PRESETS["pretended-cot"], PRESETS["knowledge"]),
+}
+
+
+def preset(template: str) -> Preset:
+    """What is known of a template: all that a preset says, if this is the name of one; if it is a text, the text.
+
+    A text that happens to be a preset's is a text: how it is read is the caller's to say. So a saved model, whose
+    configuration has the text, is read as it was saved.
+    """
+    return PRESETS.get(template, Preset(template))
+
+
+def agreed(presets: Sequence[Preset]) -> Preset:
+    """What all of these, at least one, say alike; its template is the first one's."""
+    first = presets[0]
+    alike = {name: getattr(first, name) for name in READING if len({getattr(each, name) for each in presets}) == 1}
+    return Preset(first.template, **alike)
