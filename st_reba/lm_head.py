@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from transformers.utils.import_utils import check_torch_load_is_safe
 
+from . import gguf
 from .saved_settings import check_model
 
 #: Rows of the head (tokens of the vocabulary) in a block.
@@ -78,6 +79,7 @@ def _is_tied(config: Any) -> bool:
 
 def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
     asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
+    path, _ = gguf.as_directory(path, {"model_kwargs": asked})
     check_model(path, None, asked)
     names = _names(AutoConfig.from_pretrained(path, **asked))
     file = _file(path, names, **hub_kwargs)

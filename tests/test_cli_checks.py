@@ -77,17 +77,14 @@ def test_each_of_several_devices(commands, backbone_path):
 @pytest.fixture
 def odd_models(tmp_path):
     """Names that are no model, and what is said of each."""
-    gguf, empty, bare, packed = tmp_path / "m.GGUF", tmp_path / "empty", tmp_path / "bare", tmp_path / "packed"
-    gguf.write_bytes(b"GGUF")
+    empty, bare, packed = tmp_path / "empty", tmp_path / "bare", tmp_path / "packed"
     for directory in (empty, bare, packed):
         directory.mkdir()
     (bare / "notes.txt").write_text("x")
     (packed / "q4.gguf").write_bytes(b"GGUF")
     (tmp_path / "model.bin").write_bytes(b"x")
     return {
-        gguf: f"The model {gguf} is a GGUF file, which st-reba cannot read yet: give the model as its authors",
-        "org/name/q4.gguf": "The model org/name/q4.gguf is a GGUF file",
-        packed: f"The model {packed / 'q4.gguf'} is a GGUF file",
+        packed: f"The model {packed} is a directory with a GGUF file: give the file, {packed / 'q4.gguf'}.",
         empty: f"The model {empty} is an empty directory: give one that a model was saved to.",
         bare: f"The model {bare} is a directory without a model (none of config.json, modules.json,",
         tmp_path / "model.bin": f"The model {tmp_path / 'model.bin'} is a file: give the directory",

@@ -19,6 +19,7 @@ from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
 from ..files import is_full
+from ..gguf import is_gguf
 from ..modules import CausalModule
 
 app = typer.Typer(
@@ -97,7 +98,8 @@ def check_model(model: str) -> None:
     Raises:
         ValueError: If it is a file, or a directory without a model, or can only be a path and nothing is there.
     """
-    refuse_gguf(model)
+    if is_gguf(model):
+        return
     path = Path(model)
     if path.is_file():
         raise ValueError(f"The model {model} is a file: give the directory that it lies in.")
@@ -105,30 +107,14 @@ def check_model(model: str) -> None:
         if not any(path.iterdir()):
             raise ValueError(f"The model {model} is an empty directory: give one that a model was saved to.")
         if not any((path / name).is_file() for name in _MODEL_FILES):
+            if file := next(path.glob("*.gguf"), None):
+                raise ValueError(f"The model {model} is a directory with a GGUF file: give the file, {file}.")
             raise ValueError(
                 f"The model {model} is a directory without a model (none of {', '.join(_MODEL_FILES)}): give one that "
                 "`save_pretrained` or `st-reba build` has written."
             )
     elif model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1:
         raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
-
-
-def refuse_gguf(model: str) -> None:
-    """Say what to do with a GGUF file, or a directory that has no other weights.
-
-    Raises:
-        ValueError: If it is one.
-    """
-    path = Path(model)
-    file = model if model.lower().endswith(".gguf") and not path.is_dir() else None
-    if path.is_dir() and not any((path / name).is_file() for name in _MODEL_FILES):
-        file = str(next(path.glob("*.gguf"), "")) or None
-    if file is not None:
-        raise ValueError(
-            f"The model {file} is a GGUF file, which st-reba cannot read yet: give the model as its authors publish it "
-            "(config.json and safetensors, in a directory or on the Hub), or convert the file; the page on backbones "
-            "in the documentation says how."
-        )
 
 
 #: What says that a model did not come from the Hub.

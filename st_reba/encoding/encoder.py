@@ -9,8 +9,9 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from ..gguf import is_gguf
 from .kept import check_characters
-from .sources import Sources, check_saved, saved_commit
+from .sources import Sources, check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -23,7 +24,7 @@ class Encoder:
     """A model and how it is used. Plain data, for worker processes; each loads the model itself.
 
     Args:
-        model: A directory, or a Hub id.
+        model: A directory, or a Hub id; or those of a GGUF file, see :func:`st_reba.gguf.as_directory`.
         revision: Branch, tag or commit of a Hub id.
         dtype: Weights' precision, ``"auto"`` for the model's own.
         batch_size: Texts at a time.
@@ -61,6 +62,8 @@ class Encoder:
         Raises:
             ValueError: If there is no such directory and no such model, or it is no saved SentenceTransformer.
         """
+        if is_gguf(self.model):
+            raise not_saved(self.model, True)
         if Path(self.model).is_dir():
             if self.revision is not None:
                 raise ValueError(f"{self.model} is a directory: a revision is for models of the Hub.")

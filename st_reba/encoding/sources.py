@@ -75,7 +75,7 @@ def check_saved(directory: Path) -> None:
         ValueError: If it is a bare language model, or no model.
     """
     if not (directory / _MODULES).is_file():
-        raise _not_saved(str(directory), (directory / _CONFIG).is_file())
+        raise not_saved(str(directory), (directory / _CONFIG).is_file())
 
 
 def saved_commit(model: str, revision: str | None) -> str:
@@ -88,7 +88,7 @@ def saved_commit(model: str, revision: str | None) -> str:
         return _commit(model, revision, _MODULES)
     except ValueError:
         _commit(model, revision, _CONFIG)
-        raise _not_saved(model, True) from None
+        raise not_saved(model, True) from None
 
 
 def _files(root: Path) -> dict[str, Path]:
@@ -127,7 +127,7 @@ def _commit(model: str, revision: str | None, name: str) -> str:
     raise ValueError(f"{model}: there is no such directory, and the Hub gives no such model ({said})")
 
 
-def _not_saved(model: str, is_model: bool) -> ValueError:
+def not_saved(model: str, is_model: bool) -> ValueError:
     said = f"{model} has no {_MODULES}: it is not a saved SentenceTransformer"
     if not is_model:
         return ValueError(f"{said}. Give one that `st-reba build` or `save` has written.")

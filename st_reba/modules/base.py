@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import backbone, card, compat, decoder
+from .. import backbone, card, compat, decoder, gguf
 from ..all_layers import beside, recording
 from ..attention import attending_both_ways
 from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
@@ -65,9 +65,10 @@ class CausalModule(CheckedTransformer, metaclass=Published):
     the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ST ``Transformer``, whose weights and
-            tokenizer are then shared, not copied. What is set up here, such as how the backbone attends, is set on a
-            view of it: the other stays as it is.
+        model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
+            :func:`st_reba.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
+            shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
+            other stays as it is.
         template: What stands around and between the copies of a text.
         preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
             ``final_norm`` and ``normalize_text`` holds where the argument is None. Where it says nothing, the module's
@@ -167,8 +168,9 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         if isinstance(model_name_or_path, Transformer):
             self._share(model_name_or_path, transformer_kwargs)
         else:
+            path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
+            initialise(self, path, {**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")

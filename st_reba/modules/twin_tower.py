@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from .. import card, compat, encoders
+from .. import card, compat, encoders, gguf
 from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
 from ..saved_settings import check_model
 from .base import check_inside, check_length, initialise, note_requirement
@@ -233,6 +233,11 @@ class _Place:
         return _Place(self.name, self.given, subfolder)
 
     def config(self) -> PreTrainedConfig:
+        if gguf.is_gguf(self.name):
+            raise ValueError(
+                f"{self.name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not "
+                "read from one. Give a directory or Hub id with config.json and safetensors."
+            )
         options = self._options("config_kwargs")
         check_model(self.name, self._options("model_kwargs"), options)
         config = AutoConfig.from_pretrained(self.name, **options)

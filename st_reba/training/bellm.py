@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
-from .. import backbone
+from .. import backbone, gguf
 from ..files import check_free
 from ..loaded_weights import CheckedTransformer
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
@@ -146,7 +146,9 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     on_cpu = settings.dtype == "auto" and get_device_name() == "cpu"
-    loaded = CheckedTransformer(name, model_kwargs={"dtype": "float32" if on_cpu else settings.dtype})
+    model_kwargs = {"dtype": "float32" if on_cpu else settings.dtype}
+    name, arguments = gguf.as_directory(name, {"model_kwargs": model_kwargs})
+    loaded = CheckedTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )
