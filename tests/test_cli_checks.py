@@ -71,7 +71,7 @@ def test_devices(command, device, commands, backbone_path, tmp_path):
 
 
 def test_each_of_several_devices(commands, backbone_path):
-    assert "--device gpu: PyTorch" in run(*commands(backbone_path(), "cpu, gpu")["encode"])
+    assert "--device cpu:x: PyTorch" in run(*commands(backbone_path(), "cpu, cpu:x")["encode"])
 
 
 @pytest.fixture

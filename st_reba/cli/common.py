@@ -62,7 +62,11 @@ def check_devices(device: str | None) -> None:
     Raises:
         ValueError: If it cannot, with what it says.
     """
-    for name in [] if device is None else [part.strip() for part in device.split(",")]:
+    names = [] if device is None else [part.strip() for part in device.split(",")]
+    if len({name.partition(":")[0] for name in names}) > 1:
+        # What runs on several refuses different kinds, in words of its own.
+        return
+    for name in names:
         try:
             # What a device computes comes back; "meta" takes everything and computes nothing.
             torch.zeros(1, device=name).item()
