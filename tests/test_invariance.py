@@ -240,9 +240,9 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(backbone_path):
     literal = tokenizer("fox", add_special_tokens=False)["input_ids"]
     cases = [
         (CausalTransformer(path, pool_over="all"), None, [2, *own, 3]),
-        (CausalTransformer(path, pool_over="all"), "fox", [*own, 3]),
-        (CausalTransformer(path, template="{text}fox", pool_over="all"), None, [2, *own, *literal, 3]),
-        (CausalTransformer(path, template="fox{text}fox", pool_over="all"), None, [*own, *literal, 3]),
+        (CausalTransformer(path, pool_over="all"), "fox ", [*own, 3]),
+        (CausalTransformer(path, template="{text} fox", pool_over="all"), None, [2, *own, *literal, 3]),
+        (CausalTransformer(path, template="fox {text} fox", pool_over="all"), None, [*own, *literal, 3]),
         (EchoModule(path, template="{text}fox{text}", pool_over="all"), None, [*own, 3]),
         (
             EchoModule(path, template="{text}{text}fox{text}", pool_over="all", pool_copies="repeated"),
