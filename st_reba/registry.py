@@ -10,11 +10,10 @@ from . import compat
 from .card import STRebaCardData
 from .compat import MODULES_HEAR_OF_THEIR_MODEL, REQUIREMENTS_ARE_CHECKED
 from .modules import PUBLIC_MODULES
-from .modules.published import reference
 
 __all__ = ["MODULES_HEAR_OF_THEIR_MODEL", "MODULE_CLASSES", "REQUIREMENTS_ARE_CHECKED", "register"]
 
-MODULE_CLASSES = {reference(module): module for module in PUBLIC_MODULES}
+MODULE_CLASSES = {f"{module.__module__}.{module.__name__}": module for module in PUBLIC_MODULES}
 
 
 def register() -> None:

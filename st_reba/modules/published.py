@@ -1,4 +1,9 @@
-"""Under which name sentence-transformers writes a class into a saved model."""
+"""Under which name classes are known: that of the package, which saved models write, and not of the file they live in.
+
+ST writes ``type(module).__module__`` into modules.json, and offers no other way to say it. Saved models outlive the
+file that a class happens to live in, so every public class says that it is of ``st_reba.modules``. Only ``inspect``,
+which would look for the source there in vain, is told the file.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +14,29 @@ from typing import Any
 #: The package that saved models name: ``st_reba.modules.<Class>``.
 PACKAGE = __name__.rpartition(".")[0]
 
+#: The module that each published class is written in. A class derived from one is its author's to publish.
+_written_in: dict[type, str] = {}
+
 
 class Published(ABCMeta):
-    """Classes that saved models name by the package that offers them, not by the file that they live in.
-
-    ST writes ``type(module).__module__`` into modules.json, and offers no other way to say it. Saved models outlive
-    that file. Everybody else (``inspect``, ``pickle``, Sphinx, an editor) asks it for the file, and must be told that.
-    So ST alone is told the package.
-    """
+    """Classes whose source is found, although they name the package as their module."""
 
     def __getattribute__(cls, name: str) -> Any:
-        if name == "__module__" and cls in _published and _asked_by("sentence_transformers"):
-            return PACKAGE
+        if name == "__module__" and cls in _written_in and _inspect_asks():
+            return _written_in[cls]
         return super().__getattribute__(name)
 
 
-# A class derived from one of these is its author's to publish.
-_published: set[type] = set()
-
-
 def publish(*classes: type) -> None:
-    """Have saved models name these classes by the package."""
+    """Have these classes known by the package."""
     for published in classes:
-        assert isinstance(published, Published), f"{published.__name__} has no say in what it is called"
-        _published.add(published)
+        assert isinstance(published, Published), f"the source of {published.__name__} would not be found"
+        _written_in[published] = published.__module__
+        published.__module__ = PACKAGE
 
 
-def reference(published: type) -> str:
-    """What a saved model calls a class."""
-    return f"{PACKAGE}.{published.__name__}"
-
-
-def _asked_by(package: str) -> bool:
-    """Whether a function of this package asked for the attribute that is being looked up."""
+def _inspect_asks() -> bool:
+    """Whether it is a function of ``inspect`` that looks the attribute up."""
     frame = inspect.currentframe()
     asking = frame and frame.f_back and frame.f_back.f_back
-    return asking is not None and str(asking.f_globals.get("__name__", "")).partition(".")[0] == package
+    return asking is not None and asking.f_globals.get("__name__") == "inspect"
