@@ -67,7 +67,7 @@ class CheckedTransformer(ReportingTransformer):
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
             self.checkpoint, where = base, of_base(where)
             self.lacking = lacking(_names_alone(base, model_kwargs, where))
-        if self.lacking and "gguf_file" not in model_kwargs:
+        if self.lacking:
             self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
 
     def check_weights(self, needless: Iterable[str] = ()) -> None:
@@ -104,7 +104,7 @@ def _first(kwargs: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]
 
 def _names_alone(name_or_path: str, model_kwargs: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
     """The report on a checkpoint, which is not read where accelerate is there to spare it."""
-    given = {name: value for name, value in model_kwargs.items() if name in ("gguf_file", "key_mapping", "variant")}
+    given = {name: value for name, value in model_kwargs.items() if name in ("key_mapping", "variant")}
     nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
     _, report = AutoModel.from_pretrained(name_or_path, **given, **where, **REPORTING, **nowhere)
     return dict(report)

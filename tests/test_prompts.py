@@ -123,7 +123,7 @@ class TestWholes:
         )
         vectors, others = (model.encode(TEXTS, prompt=prompt, batch_size=5) for model in (whole, pieces))
         differ = 0
-        for text, vector, other in zip(TEXTS, vectors, others, strict=True):
+        for text, vector, other in zip(whole[0]._texts(TEXTS), vectors, others, strict=True):
             ids = tokenizer(prompt + before + text + behind)["input_ids"]
             with torch.no_grad():
                 expected = plain(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]

@@ -76,7 +76,7 @@ def build_command(
             parts = [module, Pooling(module.get_embedding_dimension(), mode)]
             built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
             built.save_pretrained(str(scratch))
-    console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', highlight=False)
+    console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
 
 
 _MODULES: dict[Method, type[CausalModule]] = {

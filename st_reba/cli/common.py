@@ -69,7 +69,7 @@ def check_devices(device: str | None) -> None:
     for name in names:
         try:
             # What a device computes comes back; "meta" takes everything and computes nothing.
-            torch.zeros(1, device=name).item()
+            torch.zeros(1, device=name, dtype=torch.float32).item()
         # Each backend refuses with an error of another type.
         except Exception as error:
             raise ValueError(

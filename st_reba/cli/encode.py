@@ -117,12 +117,12 @@ def encode_command(
                 )
             except KeyboardInterrupt as stop:
                 shown.stop()
-                console.print(f"Stopped. The same command goes on from {out}.partial.", highlight=False)
+                console.print(f"Stopped. The same command goes on from {out}.partial.", soft_wrap=True)
                 number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
                 raise typer.Exit(128 + number) from None
     found = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""
     beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
-    console.print(f"Wrote {made.rows:,} vectors to {out}{found}.{beside}", highlight=False, soft_wrap=True)
+    console.print(f"Wrote {made.rows:,} vectors to {out}{found}.{beside}", soft_wrap=True)
 
 
 class _Terminated(KeyboardInterrupt):
