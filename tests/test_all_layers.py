@@ -12,12 +12,13 @@ import pytest
 import sentence_transformers
 import torch
 from sentence_transformers import SentenceTransformer, losses
-from sentence_transformers.base.modules import Dense, Module, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
     LSTM,
     Dropout,
     LayerNorm,
+    Normalize,
     Pooling,
     WeightedLayerPooling,
     WordWeights,
