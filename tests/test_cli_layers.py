@@ -32,7 +32,9 @@ def layers(backbone_path, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [(), ("--pooling", "last", "--batch-size", 2, "--max-seq-length", 9), ("--template", "springer"),
-     ("--template", 'A word for {text}:"', "--dtype", "bfloat16")],
+     ("--template", 'A word for {text}:"', "--dtype", "bfloat16"),
+     # Whose authors read the last token, after the last layer but one: here all of both are looked at.
+     ("--template", "pretended-cot")],
 )  # fmt: skip
 def test_tables_and_plots(options, layers, tmp_path):
     out = tmp_path / "deep" / "out"

@@ -49,6 +49,13 @@ def test_token_embeddings_are_the_classical_ones(backbone_path):
         assert np.array_equal(ours, pipeline(CausalTransformer(backbone_path("qwen3")), pooling).encode([*TEXTS, ""]))
 
 
+def test_a_preset_that_reads_the_last_token_hands_it_on_alone(backbone_path):
+    modules = (kind(backbone_path(), template="prompteol").eval() for kind in (LayerStates, CausalTransformer))
+    found, expected = (module(module.preprocess(TEXTS)) for module in modules)
+    assert torch.equal(found["attention_mask"], expected["attention_mask"])
+    assert relative_error(found["token_embeddings"], expected["token_embeddings"]) < 1e-5
+
+
 @pytest.mark.parametrize("pool_over", ["text", "all"])
 def test_which_token_is_the_last(pool_over, backbone_path, eager):
     """[CLS] q : the cat ! [SEP]: the text ends before the literal, the layout behind it."""

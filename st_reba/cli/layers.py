@@ -49,7 +49,9 @@ def layers_command(
         "st-reba-layers"
     ),
     pooling: Annotated[PoolingMode, typer.Option(help="How token vectors become one.")] = PoolingMode.mean,
-    template: Annotated[str | None, typer.Option(help='Text with {text} slots, or "springer".')] = None,
+    template: Annotated[
+        str | None, typer.Option(help='Text with {text} slots, or a name such as "springer" or "prompteol".')
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
     max_seq_length: LengthOption = None,
     dtype: DtypeOption = Dtype.auto,
@@ -67,9 +69,18 @@ def layers_command(
         device, dtype = placement(device, dtype)
         template = "{text}" if template is None else template
         repeats = Template.parse(template).copies > 1
+        # A preset may stop below the last layer, and hand on one token alone: all layers and tokens are looked at here.
+        every: dict[str, object] = {} if repeats else {"output_layer": -1, "rows": "all"}
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
         with whole_directory(out) as scratch:
-            module = load(EchoModule if repeats else CausalTransformer, model, max_seq_length, dtype, template=template)
+            module = load(
+                EchoModule if repeats else CausalTransformer,
+                model,
+                max_seq_length,
+                dtype,
+                template=template,
+                **every,
+            )
             read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
             columns = (
                 description(),

@@ -24,7 +24,8 @@ class Encoder:
     """A model and how it is used. Plain data, for worker processes; each loads the model itself.
 
     Args:
-        model: A directory, or a Hub id; or those of a GGUF file, see :func:`st_reba.gguf.as_directory`.
+        model: A saved SentenceTransformer: a directory, or a Hub id. A bare language model, such as a GGUF file, is
+            none.
         revision: Branch, tag or commit of a Hub id.
         dtype: Weights' precision, ``"auto"`` for the model's own.
         batch_size: Texts at a time.

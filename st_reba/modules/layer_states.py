@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..layout import Layout
 from ..taps import Tap, tapping
-from .base import PoolOver, Reading, compact
+from .base import PoolOver, Reading, compact, last_of
 from .causal import CausalTransformer
 
 
@@ -77,5 +77,5 @@ class LayerStates(CausalTransformer):
             states = self._hidden_states(layout, **kwargs)
         layers = torch.stack([read[layer].to(states.device) for layer in range(self.depth)], dim=1)
         layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
-        reading = compact(states, layout.input_ids, selected)
+        reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
         return reading._replace(extra={"layer_states": layers})

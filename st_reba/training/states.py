@@ -183,5 +183,13 @@ def _hash(text: str) -> bytes:
 def _key(module: LayerStates) -> str:
     """Tells this model with these settings from any other: how it lays a text out goes in with what it is."""
     layout: dict[str, Any] = {name: part.tolist() for name, part in module.preprocess(["a"]).items()}
-    settings = [_FORMAT, fingerprint(module), module.pool_over, module.bidirectional_layers, layout]
+    settings = [
+        _FORMAT,
+        fingerprint(module),
+        module.pool_over,
+        module.bidirectional_layers,
+        module.normalize_text,
+        module.tokenization,
+        layout,
+    ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
