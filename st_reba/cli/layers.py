@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from scipy.stats import ConstantInputWarning
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -38,6 +40,9 @@ from .common import (
     placement,
 )
 
+# The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
+_EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm": True}
+
 
 @app.command("layers")
 def layers_command(
@@ -49,7 +54,9 @@ def layers_command(
         "st-reba-layers"
     ),
     pooling: Annotated[PoolingMode, typer.Option(help="How token vectors become one.")] = PoolingMode.mean,
-    template: Annotated[str | None, typer.Option(help='Text with {text} slots, or "springer".')] = None,
+    template: Annotated[
+        str | None, typer.Option(help='Text with {text} slots, or a name such as "springer" or "prompteol".')
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
     max_seq_length: LengthOption = None,
     dtype: DtypeOption = Dtype.auto,
@@ -69,7 +76,8 @@ def layers_command(
         repeats = Template.parse(template).copies > 1
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
         with whole_directory(out) as scratch:
-            module = load(EchoModule if repeats else CausalTransformer, model, max_seq_length, dtype, template=template)
+            reader = EchoModule if repeats else CausalTransformer
+            module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
             read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
             columns = (
                 description(),
@@ -84,7 +92,10 @@ def layers_command(
                     pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine"
                 )
                 turning_point = TurningPointEvaluator(similarity, on_step=lambda count: progress.advance(task, count))
-                turning_point(read)
+                with warnings.catch_warnings():
+                    # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
+                    warnings.simplefilter("ignore", ConstantInputWarning)
+                    turning_point(read)
                 dependency = DependencyEvaluator(
                     texts, layers="all", batch_size=batch_size, on_step=lambda count: progress.advance(task, count)
                 )
