@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, model_info, try_to_load_from_cache
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
@@ -82,7 +82,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
         """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
         path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
         if path is not None and path.is_file():
-            return ModelCard.load(path, ignore_metadata_errors=True).data
+            # Not ModelCard.load, which logs a warning for a README that has no metadata.
+            return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
         if self.base_model is None or self.local_files_only:
             return ModelCardData()
         return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()

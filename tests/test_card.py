@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -220,6 +221,17 @@ class TestBaseModel:
     def test_a_card_that_is_no_card_does_not_fail_the_save(self, base, tmp_path):
         (base / "README.md").write_text("---\nlicense: [unclosed\n---\n")
         assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
+
+    def test_a_readme_without_metadata_is_no_news(self, base, tmp_path, caplog):
+        """As that of the demo LM, which everybody builds from first."""
+        (base / "README.md").write_text("# A tiny llama\n", encoding="utf-8")
+        logger = logging.getLogger("huggingface_hub.repocard")
+        logger.addHandler(caplog.handler)
+        try:
+            assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
+        finally:
+            logger.removeHandler(caplog.handler)
+        assert not caplog.records
 
     @pytest.mark.parametrize(
         ("licence", "shown"),

@@ -32,9 +32,8 @@ def layers(backbone_path, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [(), ("--pooling", "last", "--batch-size", 2, "--max-seq-length", 9), ("--template", "springer"),
-     ("--template", 'A word for {text}:"', "--dtype", "bfloat16"),
-     # Whose authors read the last token, after the last layer but one: here all of both are looked at.
-     ("--template", "pretended-cot")],
+     ("--template", 'A word for {text}:"', "--dtype", "bfloat16"), ("--template", "prompteol", "--pooling", "last"),
+     ("--template", "pretended-cot", "--pooling", "last")],
 )  # fmt: skip
 def test_tables_and_plots(options, layers, tmp_path):
     out = tmp_path / "deep" / "out"
@@ -43,7 +42,7 @@ def test_tables_and_plots(options, layers, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == FILES
     rows = list(csv.DictReader((out / "layers.csv").open(encoding="utf-8")))
     scores = [float(row["spearman_cosine"]) for row in rows]
-    best = scores.index(max(scores))
+    best = max((layer for layer, score in enumerate(scores) if score == score), key=scores.__getitem__)
     assert len(rows) == len(list(csv.DictReader((out / "dependency.csv").open(encoding="utf-8")))) == 4
     assert f"Turning point: layer {best} of 3." in output
     assert f"│ {best} │ {100 * scores[best]:.1f} │" in output
@@ -87,3 +86,10 @@ def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
     monkeypatch.setattr(cli.layers, "require_matplotlib", missing)
     assert "Drawing needs matplotlib" in layers("--out", tmp_path / "out", expect=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+
+
+def test_a_layer_whose_score_is_no_number_is_a_dash_and_no_warning(layers, tmp_path, recwarn):
+    """The input embedding of a prompt's end is one for all texts, so nothing correlates with it."""
+    output = layers("--out", tmp_path / "out", "--template", "prompteol", "--pooling", "last")
+    assert "│ 0 │ - │" in output
+    assert not [warning for warning in recwarn if "constant" in str(warning.message)]

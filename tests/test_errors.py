@@ -39,6 +39,11 @@ REPETITIONS = r"give a whole number from {} to 1024, how often the text stands i
             {"template": "{text}{text}", "repetitions": 3},
             "has 2 slots and repetitions=3: .* Leave one of the two",
         ),
+        (
+            EchoModule,
+            {"template": "knowledge"},
+            r"at least 2\. Repeat \{text\} in it, or .* CausalTransformer",
+        ),
         (EchoModule, {"template": "no slot"}, r"'no slot' has no \{text\}\. A template is text with"),
         (EchoModule, {"template": "{text}{text.__class__}"}, r"has braces other than \{text\}"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from scipy.stats import ConstantInputWarning
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -37,6 +39,9 @@ from .common import (
     marked,
     placement,
 )
+
+# The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
+_EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm": True}
 
 
 @app.command("layers")
@@ -69,18 +74,10 @@ def layers_command(
         device, dtype = placement(device, dtype)
         template = "{text}" if template is None else template
         repeats = Template.parse(template).copies > 1
-        # A preset may stop below the last layer, and hand on one token alone: all layers and tokens are looked at here.
-        every: dict[str, object] = {} if repeats else {"output_layer": -1, "rows": "all"}
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
         with whole_directory(out) as scratch:
-            module = load(
-                EchoModule if repeats else CausalTransformer,
-                model,
-                max_seq_length,
-                dtype,
-                template=template,
-                **every,
-            )
+            reader = EchoModule if repeats else CausalTransformer
+            module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
             read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
             columns = (
                 description(),
@@ -95,7 +92,10 @@ def layers_command(
                     pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine"
                 )
                 turning_point = TurningPointEvaluator(similarity, on_step=lambda count: progress.advance(task, count))
-                turning_point(read)
+                with warnings.catch_warnings():
+                    # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
+                    warnings.simplefilter("ignore", ConstantInputWarning)
+                    turning_point(read)
                 dependency = DependencyEvaluator(
                     texts, layers="all", batch_size=batch_size, on_step=lambda count: progress.advance(task, count)
                 )

@@ -123,8 +123,11 @@ def _commit(model: str, revision: str | None, name: str) -> str:
     try:
         return Path(hf_hub_download(model, name, revision=revision)).parent.name
     except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-    raise ValueError(f"{model}: there is no such directory, and the Hub gives no such model ({said})")
+        said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    raise ValueError(
+        f"{model}: there is no such directory, and the Hub gives no such model ({said}). Check the name, or give a "
+        "directory that `st-reba build` or `save` has written."
+    )
 
 
 def not_saved(model: str, is_model: bool) -> ValueError:

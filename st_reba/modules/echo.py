@@ -56,9 +56,14 @@ class EchoModule(CausalModule):
             check_repetitions(repetitions, least=2)
         parsed = Template.repeat(repetitions or 2) if template is None else Template.parse(template)
         if parsed.copies != (repetitions or parsed.copies) or parsed.copies < 2:
+            remedy = (
+                "Repeat {text} in it, or read it once with CausalTransformer."
+                if repetitions is None
+                else "Leave one of the two out."
+            )
             raise ValueError(
                 f"The template {template!r} has {parsed.copies} slots and repetitions={repetitions}: Echo needs a "
-                "template with as many slots as repetitions, at least 2. Leave one of the two out."
+                f"template with as many slots as repetitions, at least 2. {remedy}"
             )
         check_repetitions(parsed.copies, least=2)
         if pool_copies not in ("last", "repeated"):

@@ -289,6 +289,7 @@ class TestRefusals:
             ({"prompt": "\udcff"}, "The prompt holds half of a surrogate pair"),
             ({"prompt_name": "passage"}, 'prompt_name="passage": the model has "query"'),
             ({"model": "no/such-model"}, "no/such-model: there is no such directory, and the Hub gives no such model"),
+            ({"model": "no/such-model"}, r"\(.+[^.]\)\. Check the name, or give a directory that `st-reba build`"),
             ({"model": "../no/such/../model"}, "there is no such directory"),
             ({"revision": "main"}, "is a directory: a revision is for models of the Hub"),
         ],
