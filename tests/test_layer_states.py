@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, LayerStates
 
@@ -146,3 +148,13 @@ def test_backbones_that_cannot_be_read(backbone_path):
     module.model.layers = torch.nn.ModuleList([*module.model.layers, torch.nn.Identity()])
     with pytest.raises(ValueError, match="The layers of LlamaModel were not found"):
         LayerStates(module)
+
+
+def test_version_0_1_handed_on_all_tokens_in_any_case(backbone_path, tmp_path):
+    pipeline(LayerStates(backbone_path(), rows="last")).save_pretrained(str(tmp_path))
+    assert SentenceTransformer(str(tmp_path), device="cpu")[0].rows == "last"
+    path = tmp_path / "sentence_bert_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: config[name] for name in config.keys() - {"final_norm", "tokenization"}}))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded.encode(TEXTS[0], output_value="token_embeddings").shape[0] > 1

@@ -58,6 +58,12 @@ class LayerStates(CausalTransformer):
         #: L, the number of layers.
         self.depth = len(self._layer_places().paths)
 
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. Version 0.1, which wrote no ``final_norm``, handed on all tokens whatever."""
+        config = super().load_config(*args, **kwargs)
+        return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
+
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         # A layer that runs a second time, for its gradients, would not be read again.
         self._refuse_checkpointing()

@@ -162,7 +162,7 @@ def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
     for number, score in enumerate(pairs["score"], start=1):
         if not low <= score <= high:
             raise ValueError(
-                f"{source}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Mend it, or set "
+                f"{source}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Correct it, or set "
                 "lowest_score and highest_score."
             )
     scaled = [(score - low) / (high - low) for score in pairs["score"]]

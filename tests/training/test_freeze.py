@@ -193,7 +193,8 @@ def test_settings(changes, message, settings):
 
 
 def test_a_score_out_of_range_is_named(settings, files):
-    with pytest.raises(ValueError, match="pairs.tsv, pair 1: the score 5 is not from 0 to 4. Mend it, or set lowest"):
+    message = "pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowest"
+    with pytest.raises(ValueError, match=message):
         train_freeze(settings(highest_score=4.0), files / "out", progress=False)
 
 
