@@ -66,15 +66,15 @@ class ReportingTransformer(Transformer):
         return cast(PreTrainedModel, model)
 
 
-def pass_on(module: Transformer, argument: str) -> None:
-    """Have ST hand this argument of a module's forward to its backbone, if that takes any argument.
+def pass_on(module: Transformer, *arguments: str) -> None:
+    """Have ST hand these arguments of a module's forward to its backbone, if that takes any argument.
 
     ST 6 does; ST 5 hands on those alone that the backbone's signature names.
     """
     named = getattr(module, "model_forward_params", None)
     kinds = {parameter.kind for parameter in inspect.signature(module.model.forward).parameters.values()}
     if named is not None and inspect.Parameter.VAR_KEYWORD in kinds:
-        module.model_forward_params = {*named, argument}
+        module.model_forward_params = {*named, *arguments}
 
 
 def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
