@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
 from transformers import AutoModel
 
 from .data import demo_sentences
-from .filters import Filter, fitted_on
+from .filters import IDF, Filter, Weighting, fitted_on
 from .modules import (
     BidirectionalLastLayer,
     CausalModule,
@@ -54,8 +55,9 @@ class Recipe:
         copies: How many copies of the text :class:`st_reba.sweep.RecipeSweep` needs to give it, under the name
             ``method``; None if it has to be run on its own.
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
-        filtered: What to call what stands after the pooling, such as ``"whitened"``; empty if nothing does.
-        filter: Makes it for a model that ends in the pooling.
+        filtered: What to call what stands around the pooling, such as ``"whitened"``; empty if nothing does.
+        filter: Makes what stands after it, for a model that ends in the pooling.
+        weighting: Makes what stands before it, for the module.
         bag: Whether this is the control that looks at no context.
         random: Whether this is the control on random weights.
     """
@@ -67,6 +69,7 @@ class Recipe:
     words: bool = True
     filtered: str = ""
     filter: Filter | None = None
+    weighting: Weighting | None = None
     bag: bool = False
     random: bool = False
 
@@ -101,7 +104,11 @@ class Recipe:
         """The recipe up to the pooling."""
         module = self.build(backbone)
         pooling = Pooling(module.get_embedding_dimension(), POOLINGS[self.pooling])
-        return SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+        return SentenceTransformer(modules=[*self.weighed(module), pooling], device=str(backbone.model.device))
+
+    def weighed(self, module: CausalModule) -> list[nn.Module]:
+        """What stands before the pooling: the module, and what weighs its tokens."""
+        return [module] if self.weighting is None else [module, self.weighting(module)]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""
@@ -113,9 +120,10 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
 
     Args:
         repetitions: Copies of the text, at most.
-        fit_texts: Plain texts that whitening and all-but-the-top are fitted on; those of the package's word-sense
+        fit_texts: Plain texts that the filters and the idf weights are fitted on; those of the package's word-sense
             questions if None.
     """
+    fit_texts = tuple(demo_sentences() if fit_texts is None else fit_texts)
     copies = range(2, repetitions + 1)
     recipes = []
     for pooling in POOLINGS:
@@ -136,22 +144,30 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     recipes.append(Recipe("Token prepending, blocks", "mean", HierarchicalTokenPrependingModule))
     recipes.append(Recipe("Value aggregation", "last", ValueAggregationModule, words=False))
     recipes.append(Recipe("Contrastive prompting", "last", ContrastivePromptingModule, words=False))
-    for name, made in fitted_on(demo_sentences() if fit_texts is None else list(fit_texts)).items():
+    for name, made in fitted_on(fit_texts).items():
         recipes += [
             Recipe("Classical", pooling, CausalTransformer, copies=1, words=False, filtered=name, filter=made)
             for pooling in POOLINGS
         ]
+    weighting = Weighting(fit_texts)
+    recipes.append(Recipe("Classical", "mean", CausalTransformer, words=False, filtered=IDF, weighting=weighting))
     return recipes
 
 
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The control that looks at no context: as it is, and behind each filter that some of these recipes have.
+    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
 
-    A filter helps the bag, too, so what it gives a recipe means little without it.
+    What helps a recipe there helps the bag, too, so that its gain means little without it.
     """
     bag = Recipe(BAG, "mean", InputEmbeddings, bag=True)
-    found = {recipe.filtered: recipe.filter for recipe in recipes if recipe.filter is not None}
-    return [bag, *(replace(bag, words=False, filtered=name, filter=made) for name, made in found.items())]
+    around = {recipe.filtered: recipe for recipe in recipes if recipe.filtered}
+    return [
+        bag,
+        *(
+            replace(bag, words=False, filtered=name, filter=recipe.filter, weighting=recipe.weighting)
+            for name, recipe in around.items()
+        ),
+    ]
 
 
 def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:

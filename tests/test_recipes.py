@@ -6,7 +6,7 @@ import torch
 
 from st_reba import TEMPLATES, CausalTransformer, EmbeddingFilter
 from st_reba.data import DEMO_MODEL, demo_sentences
-from st_reba.filters import FILTERS
+from st_reba.filters import FILTERS, IDF
 from st_reba.reading import RecipeReader
 from st_reba.recipes import PROMPTS, bags_of_input_embeddings, default_recipes, random_weights
 
@@ -24,6 +24,7 @@ def test_the_recipes():
     expected |= {f"{method}, last" for method in wordless if method not in ("MetaEOL", "CK")}
     expected |= {"MetaEOL, mean", "CK, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
+    expected |= {f"Classical, {IDF}, mean"}
     recipes = default_recipes()
     assert {recipe.key for recipe in recipes} == expected
     assert len(recipes) == len(expected)
@@ -85,7 +86,8 @@ def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
 def test_filters_are_rows_of_their_own():
     recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:20]) if recipe.filtered]
     assert {(recipe.name, recipe.pooling) for recipe in recipes} == {
-        (f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")
+        *((f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")),
+        (f"Classical, {IDF}", "mean"),
     }
     backbone = CausalTransformer(str(DEMO_MODEL), model_kwargs={"dtype": "float32"})
     reader = RecipeReader(backbone, recipes)
@@ -108,10 +110,10 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
     assert torch.allclose(values, middle, rtol=1e-4)
 
 
-def test_the_bag_stands_behind_every_filter_too():
+def test_the_bag_has_every_filter_and_weighting_too():
     recipes = [recipe for recipe in default_recipes() if recipe.method == "Classical"]
     names = [bag.key for bag in bags_of_input_embeddings(recipes)]
     assert names == [
-        "Bag of input embeddings, mean", *(f"Bag of input embeddings, {name}, mean" for name in FILTERS),
+        "Bag of input embeddings, mean", *(f"Bag of input embeddings, {name}, mean" for name in (*FILTERS, IDF)),
     ]  # fmt: skip
     assert len(bags_of_input_embeddings(recipes[:1])) == 1
