@@ -18,19 +18,18 @@ class DocumentFrequencies:
         self.texts = 0
         self.counts = torch.zeros(vocabulary_size, dtype=torch.int64)
 
-    def add(self, ids: Tensor, real: Tensor) -> None:
-        """Take texts in.
+    def add(self, texts: Tensor, ids: Tensor) -> None:
+        """Take the tokens of some texts in, each text whole.
 
         Args:
-            ids: (B, n), token ids.
-            real: (B, n), boolean: which of them count.
+            texts: (T,), for each token the number of its text among these.
+            ids: (T,), its id.
         """
         size = len(self.counts)
-        rows = torch.arange(len(ids))[:, None].expand_as(ids)
         # Each token once a text.
-        pairs = (rows * size + ids.cpu())[real.cpu()].unique()
+        pairs = (texts * size + ids).unique()
         self.counts += torch.bincount(pairs % size, minlength=size)
-        self.texts += len((pairs // size).unique())
+        self.texts += len(texts.unique())
 
     @property
     def idf(self) -> Tensor:

@@ -169,7 +169,7 @@ def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
 
 
 class Recipes:
-    """All recipes on one model, and their controls: the bag of input embeddings, and each recipe on random weights.
+    """All recipes on one model, and their controls: the bag of input embeddings, and all of these on random weights.
 
     Args:
         backbone: The loaded model; every recipe shares its weights.
@@ -198,7 +198,7 @@ class Recipes:
         self.on_progress = on_progress
         asked = default_recipes() if recipes is None else recipes
         trained = RecipeReader(backbone, [*bags_of_input_embeddings(asked), *asked], batch_size)
-        able = [recipe.on_random_weights() for recipe in trained.recipes if not recipe.control]
+        able = [recipe.on_random_weights() for recipe in trained.recipes]
         self._readers = (trained, RecipeReader(random_weights(backbone), able, batch_size))
         self.all = [recipe for reader in self._readers for recipe in reader.recipes]
         self.skipped = [(recipe.key, reason) for reader in self._readers for recipe, reason in reader.skipped]

@@ -59,7 +59,7 @@ class Recipe:
         filter: Makes what stands after it, for a model that ends in the pooling.
         weighting: Makes what stands before it, for the module.
         bag: Whether this is the control that looks at no context.
-        random: Whether this is the control on random weights.
+        random: Whether this is the control on random weights: of a recipe, or of the bag.
     """
 
     method: str

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-#: Names of the controls; the second stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+#: Names of the controls; the last stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+TF_IDF = "tf-idf"
 BAG = "Bag of input embeddings"
 RANDOM = "Random weights"
+
+#: The name of the result of tf-idf, whose vector is a mean of the tokens' own, each of which has one dimension.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def controls_of(result: Result) -> dict[str, str]:
     """
     _, *rest = result.recipe.split(", ")
     return {
+        TF_IDF_RESULT: "the tf-idf of its tokens",
         f"{BAG}, mean": "the bag of input embeddings",
         **{f"{BAG}, {part}, mean": f"the bag of input embeddings, {part} as well" for part in rest},
         f"{RANDOM}, {result.name}": "itself on random weights",

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 
 import numpy as np
+import scipy.stats
 import torch
 
 
@@ -160,6 +161,14 @@ def whitened(fitted_on, vectors, k, shrinkage=0.0):
     fitted_on, vectors = np.asarray(fitted_on, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
     u, variances, _ = np.linalg.svd(np.atleast_2d(np.cov(fitted_on.T, bias=True)))
     return (vectors - fitted_on.mean(axis=0)) @ (u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5))[:, :k]
+
+
+def partial_rank_correlation(x, y, z):
+    """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
+    x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
+    design = np.stack([np.ones_like(z), z], axis=1)
+    left = [ranks - design @ np.linalg.lstsq(design, ranks, rcond=None)[0] for ranks in (x, y)]
+    return np.corrcoef(*left)[0, 1]
 
 
 def idf_weighted_mean(fitted_on, ids, vectors):

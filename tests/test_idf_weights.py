@@ -36,15 +36,11 @@ def model(backbone_path):
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
 @settings(deadline=None, max_examples=60)
 def test_document_frequencies(texts, split):
-    """Of any texts, padded, in two batches: each token once a text, and texts without tokens do not count."""
+    """Of any texts, in two batches: each token once a text, and texts without tokens do not count."""
     found = DocumentFrequencies(12)
     for batch in (texts[:split], texts[split:]):
-        ids = torch.full((len(batch), 6), 3)
-        real = torch.zeros(len(batch), 6, dtype=torch.bool)
-        for row, text in enumerate(batch):
-            ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-            real[row, : len(text)] = True
-        found.add(ids, real)
+        rows = [(row, token) for row, text in enumerate(batch) for token in text]
+        found.add(*torch.tensor(rows, dtype=torch.long).reshape(-1, 2).T)
     assert found.texts == sum(map(bool, texts))
     assert found.counts.tolist() == [sum(token in text for text in texts) for token in range(12)]
     expected = np.log((1 + found.texts) / (1 + found.counts.numpy())) + 1

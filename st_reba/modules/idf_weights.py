@@ -75,7 +75,7 @@ class IdfWeights(FixedWeights):
         while chunk := list(islice(remaining, chunk_size)):
             layout = module.lay_out(chunk)
             read = layout.copy_index >= 0 if module.pool_over == "text" else layout.attention_mask.bool()
-            frequencies.add(layout.input_ids, read)
+            frequencies.add(read.nonzero()[:, 0], layout.input_ids[read])
         if not frequencies.texts:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")
         return cls(frequencies.idf)

@@ -44,6 +44,7 @@ _RECIPES = (
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
     ),
+    (r"tf-idf", "the tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it"),
     (r"Bag of input embeddings", "the input embeddings alone, without any layer: no context at all"),
     (r"Random weights", "the same architecture and tokenizer with weights that were never trained"),
 )
