@@ -87,7 +87,7 @@ def word_sense_column(recipes: Recipes, evaluator: OddOneOutEvaluator) -> Column
     found = recipes.words(*evaluator.inputs())
     correct = {}
     for recipe in recipes.all:
-        if recipe.name in found:
+        if recipe.words and recipe.name in found:
             vectors = found[recipe.name].reshape(len(evaluator.questions), 4, -1)
             correct[recipe.key] = evaluator.correct(vectors)["euclidean_accuracy"]
     note = (

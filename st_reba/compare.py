@@ -131,6 +131,7 @@ def assemble(
                 scores=_scores(columns, recipe.key),
                 sentences_per_second=None if spent is None else 1 / spent,
                 cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
+                same_as=recipe.same_as,
             )
         )
     tf_idf = Result(TF_IDF, "mean", True, _scores(columns, TF_IDF_RESULT))

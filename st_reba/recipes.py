@@ -44,6 +44,14 @@ PROMPTS = {
 }
 
 
+#: Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
+#: nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`.
+SAME_UNDER_LAST_POOLING = {
+    "Classical": ("ReBA-1", "Bidirectional"),
+    "Echo-2": ("Echo-2, bidirectional",),
+}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One way to read the language model.
@@ -60,6 +68,7 @@ class Recipe:
         weighting: Makes what stands before it, for the module.
         bag: Whether this is the control that looks at no context.
         random: Whether this is the control on random weights: of a recipe, or of the bag.
+        same_as: Other methods whose sentence vectors have the same direction as its own, by definition.
     """
 
     method: str
@@ -72,6 +81,7 @@ class Recipe:
     weighting: Weighting | None = None
     bag: bool = False
     random: bool = False
+    same_as: tuple[str, ...] = ()
 
     @property
     def control(self) -> bool:
@@ -151,7 +161,29 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
         ]
     weighting = Weighting(fit_texts)
     recipes.append(Recipe("Classical", "mean", CausalTransformer, words=False, filtered=IDF, weighting=weighting))
-    return recipes
+    return without_repeats(recipes)
+
+
+def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The same with one recipe in the place of those that are one by definition: it names the others.
+
+    Their words differ, and do not depend on the pooling: the rows under other poolings have them.
+    """
+    last = [recipe.name for recipe in recipes if recipe.pooling == "last"]
+    same = {
+        name: tuple(other for other in others if other in last)
+        for name, others in SAME_UNDER_LAST_POOLING.items()
+        if name in last
+    }
+    repeats = {other for others in same.values() for other in others}
+    kept = []
+    for recipe in recipes:
+        if recipe.pooling != "last":
+            kept.append(recipe)
+        elif recipe.name not in repeats:
+            others = same.get(recipe.name, ())
+            kept.append(replace(recipe, same_as=others, words=recipe.words and not others))
+    return kept
 
 
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:

@@ -260,7 +260,7 @@ def _table(found: Comparison) -> Table:
     shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
     for index, result in enumerate(shown):
         control = controls.get(f"{RANDOM}, {result.name}")
-        cells: list[str | Text] = [result.recipe, result.pooling]
+        cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
             cells.append(
                 _cell(
@@ -296,7 +296,7 @@ def _legend(found: Comparison) -> list[str]:
     """What the columns are, and where the others are."""
     notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
-        notes.append(f"With --report, also: {', '.join(task.name for task in hidden)}.")
+        notes.append(f"With --report, also: {'; '.join(task.name for task in hidden)}.")
     return [
         *notes,
         "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Random: the same recipe on random "
