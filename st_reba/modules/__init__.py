@@ -8,6 +8,7 @@ from .contrastive_prompting import ContrastivePromptingModule
 from .echo import EchoModule
 from .embedding_filter import EmbeddingFilter
 from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
@@ -15,6 +16,7 @@ from .meta_eol import MetaEOLModule
 from .published import publish
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
+from .standardization import Centering, Standardization
 from .token_prepending import TokenPrependingModule
 from .transform import EmbeddingTransform
 from .twin_tower import TwinTower
@@ -26,10 +28,12 @@ PUBLIC_MODULES = (
     AllButTheTop,
     BidirectionalLastLayer,
     CausalTransformer,
+    Centering,
     ContrastivePromptingModule,
     EchoModule,
     EmbeddingFilter,
     HierarchicalTokenPrependingModule,
+    IdfWeights,
     InputEmbeddings,
     KVReroutingModule,
     MetaEOLModule,
@@ -37,6 +41,7 @@ PUBLIC_MODULES = (
     LayerwiseAutoencoder,
     ReBAModule,
     RefinedThoughtModule,
+    Standardization,
     TokenPrependingModule,
     ValueAggregationModule,
     TwinTower,
@@ -51,11 +56,13 @@ __all__ = [
     "BidirectionalLastLayer",
     "CausalModule",
     "CausalTransformer",
+    "Centering",
     "ContrastivePromptingModule",
     "EchoModule",
     "EmbeddingFilter",
     "EmbeddingTransform",
     "HierarchicalTokenPrependingModule",
+    "IdfWeights",
     "InputEmbeddings",
     "KVReroutingModule",
     "LayerStates",
@@ -63,6 +70,7 @@ __all__ = [
     "MetaEOLModule",
     "ReBAModule",
     "RefinedThoughtModule",
+    "Standardization",
     "TokenPrependingModule",
     "TwinTower",
     "ValueAggregationModule",
