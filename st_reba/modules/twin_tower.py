@@ -66,7 +66,7 @@ class TwinTower(CheckedTransformer, metaclass=Published):
     config_keys: list[str] = [*Transformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
 
-    #: Tokens a thread takes, at most, for both towers to run at once on a CPU: see "Two towers as one" in benchmarks/RESULTS.md.
+    #: Tokens a thread takes, at most, for both towers to run at once on a CPU: see benchmarks/RESULTS.md.
     CPU_TOKENS: ClassVar[int] = 256
 
     method = "JTCSE"
