@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-%: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-lowest test-5.7 test-clients lint docs bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients lint tables docs bench clean
 
 demo: $(INSTALLED)
 	rm -rf build/demo
@@ -37,7 +37,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv.
+tables: $(INSTALLED)
+	$(BIN)/python benchmarks/tables.py
+
 docs: $(INSTALLED)
+	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs build/docs
 
 bench: $(INSTALLED)
