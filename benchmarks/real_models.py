@@ -1,8 +1,12 @@
 """Every recipe and its controls on real language models. Hours on a CPU; a run that was stopped goes on.
 
-    python benchmarks/real_models.py embed --model DIR --name NAME --data DIR --out DIR --passes ... --lists ...
+    python benchmarks/real_models.py embed --model DIR --name NAME --data DIR --out DIR
+    python benchmarks/real_models.py score --model DIR --name NAME --data DIR --out DIR
 
-Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and cost nothing.
+Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and written to
+``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` of the data holds the public sets under
+the names that ``real/texts.py`` has; they are no part of this repository. bfloat16 is several times as fast as float32
+on processors with units for it (AMX, AVX-512 BF16), and slower on others.
 """
 
 from __future__ import annotations
@@ -15,16 +19,22 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import records
 import torch
+from real import scores
+from real.filtered import Kept
 from real.passes import PASSES
-from real.texts import LISTS
+from real.texts import LISTS, Sets
+from real.titles import TASKS
 from real.vectors import Vectors
 from transformers.utils import logging
 
-from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
 from st_reba.recipes import random_weights
 
 BATCH = 32
+#: What is scored: the pairs of a language, word senses, titles.
+WHAT = ("en", "zh", "slpwc", "wsd", *TASKS)
 
 
 def embed(options: argparse.Namespace) -> None:
@@ -62,21 +72,53 @@ def embed(options: argparse.Namespace) -> None:
                 "versions": {name: version(name) for name in ("sentence-transformers", "transformers", "torch")},
             }
             kept.finish(notes)
-            print(f"{time.strftime('%H:%M')} {options.name} {weights} {list_name} {pass_name}: {seconds:.0f} s", flush=True)
+            print(
+                f"{time.strftime('%H:%M')} {options.name} {weights} {list_name} {pass_name}: {seconds:.0f} s",
+                flush=True,
+            )
+
+
+def score(options: argparse.Namespace) -> None:
+    """Score what was kept, and write the results."""
+    logging.disable_progress_bar()
+    sets = Sets(options.data)
+    weights = "random" if options.random else "trained"
+    backbone = CausalTransformer(str(options.model))
+    head = None if options.random else EmbeddingFilter.from_language_model(backbone)
+    kept = Kept(options.out / f"{options.name}, {options.precision}, {weights}", head)
+    shared = {
+        "model": options.name,
+        "weights": weights,
+        "precision": options.precision,
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": records.versions(),
+    }
+    for what in options.what:
+        if what in ("en", "zh"):
+            rows = scores.pair_rows(scores.pairs(kept, sets, what, backbone))
+        elif what in TASKS:
+            rows = scores.title_rows(kept, sets, what)
+        else:
+            rows = scores.word_rows(kept, sets, what)
+        found = [{**shared, **row} for row in rows]
+        records.rewrite("scores", found)
+        print(f"{time.strftime('%H:%M')} {what}: {len(found)} scores", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["embed"])
+    parser.add_argument("step", choices=["embed", "score"])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lists", nargs="+", choices=LISTS, required=True)
-    parser.add_argument("--passes", nargs="+", choices=PASSES, required=True)
-    embed(parser.parse_args())
+    parser.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
+    options = parser.parse_args()
+    {"embed": embed, "score": score}[options.step](options)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,28 @@ def append(name: str, records: Iterable[Mapping[str, Value]], directory: Path = 
     return path
 
 
+def rewrite(name: str, records: Iterable[Mapping[str, Value]], directory: Path = RESULTS) -> Path:
+    """Put rows in the place of those that measured the same, and leave the others.
+
+    Raises:
+        RecordsError: If the file cannot be read.
+        ValueError: If a record has a field that the file has no column for.
+    """
+    path = directory / f"{name}.csv"
+    rows: dict[tuple[Value, ...], Mapping[str, Value]] = {}
+    for record in [*(read(name, directory) if path.is_file() else []), *records]:
+        rows[tuple(record.get(key) for key in KEYS[name])] = record
+    path.unlink(missing_ok=True)
+    return append(
+        name, [rows[key] for key in sorted(rows, key=lambda key: [_sortable(part) for part in key])], directory
+    )
+
+
+def _sortable(part: Value) -> tuple[bool, float, str]:
+    """Nothing first, numbers by size."""
+    return (part is not None, part, "") if isinstance(part, (int, float)) else (part is not None, 0, part or "")
+
+
 def versions() -> str:
     """Of what is measured with."""
     return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "sentence-transformers"))

@@ -16,6 +16,7 @@ from st_reba.modules import (
     CausalModule,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -150,6 +151,10 @@ def _prompt(template: str, **kwargs: object) -> Callable[[CausalModule, str], Ca
     return lambda backbone, language: CausalTransformer(backbone, template=_in(language, template), **kwargs)
 
 
+def _in_language(build: Callable[..., CausalModule], template: str) -> Callable[..., CausalModule]:
+    return lambda backbone, language: build(backbone, template=_in(language, template))
+
+
 def _thought(passes: int) -> Callable[[CausalModule, str], CausalModule]:
     return lambda backbone, language: RefinedThoughtModule(backbone, iterations=passes)
 
@@ -167,6 +172,7 @@ PASSES = {
         own_end("Bag of input embeddings", _ignoring_language(InputEmbeddings), MEAN),
         every_layer("PromptEOL", _prompt("prompteol"), BOTH),
         own_end("PromptEOL, English", _ignoring_language(CausalTransformer, template="prompteol"), LAST, ("zh",)),
+        own_end("Early and late", _in_language(EarlyLateModule, "prompteol"), MEAN),
         every_layer("Echo, Springer's prompt", _ignoring_language(EchoModule, template="springer"), BOTH),
         every_layer("Pretended CoT", _prompt("pretended-cot"), LAST),
         every_layer("Knowledge", _prompt("knowledge"), LAST),

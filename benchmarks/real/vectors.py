@@ -61,9 +61,7 @@ class Vectors:
             scale = np.maximum(vectors.max(axis=axes, keepdims=True), -vectors.min(axis=axes, keepdims=True)) / _LARGEST
             scale[scale == 0] = 1
             name = f"{number}.npy"
-            kept = np.lib.format.open_memmap(
-                self.directory / name, mode="w+", dtype=np.float16, shape=vectors.shape
-            )
+            kept = np.lib.format.open_memmap(self.directory / name, mode="w+", dtype=np.float16, shape=vectors.shape)
             for start in range(0, len(vectors), 256):
                 kept[start : start + 256] = vectors[start : start + 256] / scale
             kept.flush()

@@ -5,6 +5,7 @@ from .base import CausalModule
 from .bidirectional import BidirectionalLastLayer
 from .causal import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
+from .early_late import EarlyLateModule
 from .echo import EchoModule
 from .embedding_filter import EmbeddingFilter
 from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
@@ -13,6 +14,7 @@ from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
+from .partwise_whitening import PartwiseWhitening
 from .published import publish
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
@@ -30,6 +32,7 @@ PUBLIC_MODULES = (
     CausalTransformer,
     Centering,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     EmbeddingFilter,
     HierarchicalTokenPrependingModule,
@@ -39,6 +42,7 @@ PUBLIC_MODULES = (
     MetaEOLModule,
     LayerStates,
     LayerwiseAutoencoder,
+    PartwiseWhitening,
     ReBAModule,
     RefinedThoughtModule,
     Standardization,
@@ -58,6 +62,7 @@ __all__ = [
     "CausalTransformer",
     "Centering",
     "ContrastivePromptingModule",
+    "EarlyLateModule",
     "EchoModule",
     "EmbeddingFilter",
     "EmbeddingTransform",
@@ -68,6 +73,7 @@ __all__ = [
     "LayerStates",
     "LayerwiseAutoencoder",
     "MetaEOLModule",
+    "PartwiseWhitening",
     "ReBAModule",
     "RefinedThoughtModule",
     "Standardization",
