@@ -11,6 +11,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from st_reba.all_layers import recording
+from st_reba.decoder import inspect, layer_places
+from st_reba.layers import LayerReader
+from st_reba.layout import Layout
 from st_reba.modules import (
     BidirectionalLastLayer,
     CausalModule,
@@ -27,10 +31,6 @@ from st_reba.modules import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.all_layers import recording
-from st_reba.decoder import inspect, layer_places
-from st_reba.layers import LayerReader
-from st_reba.layout import Layout
 from st_reba.words import find_words, pool_words
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.
