@@ -1,4 +1,4 @@
-"""What the papers claim, one by one, as paired differences on real models: rows of ``benchmarks/results/claims.csv``."""
+"""What papers claim, as paired differences on real models: rows of ``benchmarks/results/claims.csv``."""
 
 from __future__ import annotations
 
