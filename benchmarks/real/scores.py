@@ -26,7 +26,9 @@ Row = dict[str, Any]
 TF_IDF = "tf-idf"
 SPEARMAN = "Spearman"
 #: Filters at every layer; at a recipe's own end there are all.
-LAYER_FILTERS = ("", "centred", "standardised", "whitened", "partwise whitened")
+LAYER_FILTERS = ("", "standardised", "whitened")
+#: Behind which titles are classified and clustered, which is slow.
+TITLE_FILTERS = ("", "standardised", "whitened", "partwise whitened")
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def title_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
     vectors: dict[str, torch.Tensor] = {}
     variants: dict[str, Variant] = {}
     for (recipe, pooling), source in sources.items():
-        for filtered, each in kept.filtered(list(lists), source, source.own_end(), LAYER_FILTERS):
+        for filtered, each in kept.filtered(list(lists), source, source.own_end(), TITLE_FILTERS):
             variant = Variant(recipe, pooling, None, filtered)
             key = str(len(variants))
             variants[key], vectors[key] = variant, torch.from_numpy(np.concatenate(each))
