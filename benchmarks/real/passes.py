@@ -170,7 +170,7 @@ PASSES = {
     for each in (
         Pass("repeated", repeated, words=True),
         own_end("Bag of input embeddings", _ignoring_language(InputEmbeddings), MEAN),
-        every_layer("PromptEOL", _prompt("prompteol"), BOTH),
+        every_layer("PromptEOL", _prompt("prompteol"), LAST),
         own_end("PromptEOL, English", _ignoring_language(CausalTransformer, template="prompteol"), LAST, ("zh",)),
         own_end("Early and late", _in_language(EarlyLateModule, "prompteol"), MEAN),
         every_layer("Echo, Springer's prompt", _ignoring_language(EchoModule, template="springer"), BOTH),
