@@ -1,12 +1,12 @@
 """Every recipe and its controls on real language models. Hours on a CPU; a run that was stopped goes on.
 
-    python benchmarks/real_models.py embed --model DIR --name NAME --data DIR --out DIR
-    python benchmarks/real_models.py score --model DIR --name NAME --data DIR --out DIR
+    python benchmarks/real_models.py --data DIR                     # all: what `make real DATA=DIR` does
+    python benchmarks/real_models.py --data DIR --models "Gemma 3 270M" --lists slpwc wsd --passes repeated
 
 Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and written to
-``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` of the data holds the public sets under
-the names that ``real/texts.py`` has; they are no part of this repository. bfloat16 is several times as fast as float32
-on processors with units for it (AMX, AVX-512 BF16), and slower on others.
+``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` holds the public sets under the names that
+``real/texts.py`` has; they are no part of this repository. The models come from PyPI. bfloat16 is several times as fast
+as float32 on processors with units for it (AMX, AVX-512 BF16), and slower on others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,7 +28,8 @@ from transformers.utils import logging
 import records
 from real import claims, scores
 from real.filtered import Kept
-from real.passes import PASSES, Run
+from real.models import MODELS, RealModel
+from real.passes import PASSES, Pass, Run
 from real.texts import LISTS, Sets, TextList
 from real.titles import TASKS
 from real.vectors import Vectors
@@ -39,34 +42,50 @@ WORDS = ("slpwc", "wsd")
 WHAT = ("en", "zh", *WORDS, *TASKS)
 
 
-def embed(options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """One model, in one precision, with its own weights or fresh ones."""
+
+    model: RealModel
+    path: Path
+    precision: str
+    random: bool
+
+    @property
+    def weights(self) -> str:
+        return "random" if self.random else "trained"
+
+    def directory(self, out: Path) -> Path:
+        return out / f"{self.model.name}, {self.precision}, {self.weights}"
+
+    @cached_property
+    def backbone(self) -> CausalModule:
+        loaded = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision})
+        return random_weights(loaded) if self.random else loaded
+
+    @cached_property
+    def embedder(self) -> SentenceTransformer:
+        return SentenceTransformer(str(self.path), model_kwargs={"dtype": self.precision}, device="cpu")
+
+    def run(self, chosen: Pass, language: str) -> Run:
+        """What embeds a batch."""
+        if not self.model.embedder:
+            return chosen.make(self.backbone, language)
+        return lambda texts, words: {
+            self.model.name: self.embedder.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        }
+
+
+def embed(measured: Measured, options: argparse.Namespace) -> None:
     """Run passes over lists, and keep what comes out."""
-    backbone: CausalModule | None = None
-    for list_name in options.lists:
-        texts_of = LISTS[list_name]
-        for pass_name in options.passes:
-            chosen = PASSES[pass_name]
-            weights = "random" if options.random else "trained"
-            kept = Vectors(options.out / f"{options.name}, {options.precision}, {weights}" / list_name / pass_name)
-            if kept.done or texts_of.language not in chosen.languages or (texts_of.words and not chosen.words):
-                continue
-            if backbone is None:
-                backbone = CausalTransformer(str(options.model), model_kwargs={"dtype": options.precision})
-                backbone = random_weights(backbone) if options.random else backbone
-            keep(kept, chosen.make(backbone, texts_of.language), texts_of, options.data)
-
-
-def embed_reference(options: argparse.Namespace) -> None:
-    """Run a trained embedder over the lists, as it is."""
-    model = SentenceTransformer(str(options.model), model_kwargs={"dtype": options.precision}, device="cpu")
-
-    def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, torch.Tensor]:
-        return {options.name: model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)}
-
-    for list_name in options.lists:
-        kept = Vectors(options.out / f"{options.name}, {options.precision}, trained" / list_name / "as it is")
-        if not kept.done and not LISTS[list_name].words:
-            keep(kept, run, LISTS[list_name], options.data)
+    passes = [Pass("as it is", PASSES["repeated"].make)] if measured.model.embedder else map(PASSES.get, options.passes)
+    for chosen in passes:
+        for texts_of in map(LISTS.__getitem__, options.lists):
+            kept = Vectors(measured.directory(options.out) / texts_of.name / chosen.name)
+            unfit = texts_of.words and not chosen.words
+            fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
+            if fits and not unfit and not kept.done:
+                keep(kept, measured.run(chosen, texts_of.language), texts_of, options.data)
 
 
 def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
@@ -86,17 +105,21 @@ def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
     print(f"{time.strftime('%H:%M')} {kept.directory}: {seconds:.0f} s", flush=True)
 
 
-def score(options: argparse.Namespace) -> None:
-    """Score what was kept, and write the results."""
+def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace) -> None:
+    """Score what was kept, and write the results.
+
+    Args:
+        measured: What was run.
+        tokens: Whose tokens the overlap of two texts is counted in.
+        options: As typed.
+    """
     sets = Sets(options.data)
-    weights = "random" if options.random else "trained"
-    backbone = CausalTransformer(str(options.tokenizer or options.model))
-    head = None if options.random or options.tokenizer else EmbeddingFilter.from_language_model(backbone)
-    kept = Kept(options.out / f"{options.name}, {options.precision}, {weights}", head)
+    own = not measured.random and not measured.model.embedder
+    kept = Kept(measured.directory(options.out), EmbeddingFilter.from_language_model(tokens) if own else None)
     shared = {
-        "model": options.name,
-        "weights": weights,
-        "precision": options.precision,
+        "model": measured.model.name,
+        "weights": measured.weights,
+        "precision": measured.precision,
         "date": time.strftime("%Y-%m-%d"),
         "versions": records.versions(),
     }
@@ -104,39 +127,48 @@ def score(options: argparse.Namespace) -> None:
     for what in options.what:
         claimed: Iterable[scores.Row] = ()
         if what in ("en", "zh"):
-            pairs = scores.pairs(kept, sets, what, backbone)
+            pairs = scores.pairs(kept, sets, what, tokens)
             rows, claimed = scores.pair_rows(pairs), claims.pair_claims(pairs)
         elif what in TASKS:
             rows = scores.title_rows(kept, sets, what)
         else:
             rows = scores.word_rows(kept, sets, what)
             claimed = claims.word_claims(kept, sets, [what, next(each for each in WORDS if each != what)])
-        # Without any model, tf-idf is a score of none but the model whose tokens it counts.
-        found = [{**shared, **row} for row in rows if not options.tokenizer or row["recipe"] == options.name]
+        found = [{**shared, **row} for row in rows if own or row["recipe"] != scores.TF_IDF]
         records.rewrite("scores", found)
-        if weights == "trained" and not options.tokenizer:
+        if own:
             records.rewrite("claims", [{**of_claims, **row} for row in claimed])
-        print(f"{time.strftime('%H:%M')} {what}: {len(found)} scores", flush=True)
+        print(
+            f"{time.strftime('%H:%M')} {measured.directory(options.out).name}, {what}: {len(found)} scores", flush=True
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["embed", "score"])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--random", action="store_true")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     parser.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
     parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
-    parser.add_argument("--reference", action="store_true", help="embed: the model is an embedder, run as it is")
-    parser.add_argument("--tokenizer", type=Path, help="score: an embedder was run; whose tokens overlap is counted in")
+    parser.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
     options = parser.parse_args()
     logging.disable_progress_bar()
-    steps = {"embed": embed_reference if options.reference else embed, "score": score}
-    steps[options.step](options)
+    for model in map(MODELS.__getitem__, options.models):
+        path = model.located(options.out / "models")
+        # An embedder has no causal tokens: those of the first model count overlap there, too.
+        first = next(iter(MODELS.values()))
+        for weights in options.weights:
+            if model.embedder and weights == "random":
+                continue
+            measured = Measured(model, path, options.precision, weights == "random")
+            if "embed" in options.steps:
+                embed(measured, options)
+            if "score" in options.steps:
+                tokens = first.located(options.out / "models") if model.embedder else path
+                score(measured, CausalTransformer(str(tokens)), options)
 
 
 if __name__ == "__main__":
