@@ -56,7 +56,9 @@ class Pairs:
             for each, cosines in self.cosines["dev"].items()
             if each.layer is not None and replace(each, layer=None) == variant
         }
-        return max(scores, key=scores.__getitem__, default=None)
+        # Where all texts are one vector, as a prompt's end before the first layer, there is no score.
+        proper = {layer: score for layer, score in scores.items() if not np.isnan(score)}
+        return max(proper, key=proper.__getitem__, default=None)
 
 
 def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pairs:
@@ -106,8 +108,8 @@ def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterato
             if variant in surely:
                 name = str(surely.index(variant))
                 yield {**row, **_estimated(sure[name]), **_estimated(beyond[name], beyond=True)}
-            else:
-                yield {**row, "score": _spearman(own_cosines, labels)}
+            elif not np.isnan(score := _spearman(own_cosines, labels)):
+                yield {**row, "score": score}
 
 
 def word_readings(kept: Kept, sets: Sets, name: str) -> dict[str, dict[Variant, Array]]:
