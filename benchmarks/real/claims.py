@@ -36,13 +36,13 @@ class Claim:
         text: In a few words.
         first: A reading.
         second: Another.
-        chosen: Whether the first is read at the layer that is best on the development part.
+        names: The two in words, where the layer of one was chosen.
     """
 
     text: str
     first: Variant
     second: Variant
-    chosen: bool = False
+    names: tuple[str, str] | None = None
 
 
 def on_pairs(language: str) -> list[Claim]:
@@ -75,7 +75,7 @@ def on_pairs(language: str) -> list[Claim]:
         Claim("Four passes are ahead of two", Variant("RT-4", "last"), Variant("RT-2", "last")),
         Claim("Eight passes are below four", Variant("RT-4", "last"), Variant("RT-8", "last")),
         Claim("A bidirectional last layer lifts the mean, untrained", Variant("Bidirectional", "mean"), CLASSICAL),
-        *(Claim("An earlier layer is ahead of the last", each, each, chosen=True) for each in readings),
+        *(Claim("An earlier layer is ahead of the last", each, each, _chosen(each)) for each in readings),
         *(
             Claim(f"{name} helps", replace(each, filter=name), each)
             for name in ("filtered", "standardised", "whitened")
@@ -97,7 +97,7 @@ def pair_claims(found: Pairs) -> Iterator[Row]:
     cosines = found.cosines["test"]
     claims = []
     for claim in on_pairs(found.language):
-        first = replace(claim.first, layer=found.chosen_layer(claim.first)) if claim.chosen else claim.first
+        first = replace(claim.first, layer=found.chosen_layer(claim.first)) if claim.names else claim.first
         if first in cosines and claim.second in cosines:
             claims.append(replace(claim, first=first))
     used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
@@ -118,9 +118,10 @@ def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
             for first, second in recipes:
                 pair = (Variant(first, ""), Variant(second, ""))
                 best = [_best_layer(readings[other][metric], each) for each in pair]
-                for claimed in (pair, best):
+                names = (f"{first}, its best layer", f"{second}, its best layer")
+                for claimed, said in ((pair, None), (best, names)):
                     if all(each in correct for each in claimed):
-                        claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed))
+                        claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed, said))
             used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
             if used:
                 statistic = uncertainty.mean({str(used.index(each)): correct[each] for each in used})
@@ -137,13 +138,18 @@ def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: St
     for claim in claims:
         first, second = used.index(claim.first), used.index(claim.second)
         low, high = uncertainty.interval(replicates[first] - replicates[second])
+        names = claim.names or (shown(claim.first), shown(claim.second))
         yield {
-            "claim": claim.text, "set": name, "first": shown(claim.first), "second": shown(claim.second),
+            "claim": claim.text, "set": name, "first": names[0], "second": names[1],
             "difference": float(values[first] - values[second]), "low": float(low), "high": float(high),
         }  # fmt: skip
 
 
 def shown(variant: Variant) -> str:
-    """A reading in words."""
-    layer = "" if variant.layer is None else f"layer {variant.layer}"
-    return ", ".join(part for part in (variant.recipe, layer, variant.filter, variant.pooling) if part)
+    """A reading at its own end, in words."""
+    return ", ".join(part for part in (variant.recipe, variant.filter, variant.pooling) if part)
+
+
+def _chosen(variant: Variant) -> tuple[str, str]:
+    """A reading at the layer that is best on the development part, and at its own end."""
+    return f"{variant.recipe}, its best layer, {variant.pooling}", shown(variant)
