@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from st_reba import CausalTransformer, encode_words
+from st_reba import CausalTransformer, encode_words, reading
 from st_reba.lookup import EmbeddingStore
 from st_reba.reading import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
 from st_reba.recipes import default_recipes, random_weights
@@ -61,6 +63,19 @@ def test_each_recipe_has_its_control(recipes):
     assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
     bags = [f"Bag of input embeddings{name}, mean" for name in ("", ", whitened", ", all but the top")]
     assert made.controls == [*bags, *(f"Random weights, {key}" for key in own)]
+
+
+def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):
+    ticks = itertools.count(step=6)
+    monkeypatch.setattr(reading, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    made, done = recipes
+    before = len(done)
+    seconds = made.costs(TEXTS)
+    assert set(seconds.values()) == {6 / len(TEXTS)}
+    # One before and one after the round, and two for the one batch of each.
+    assert next(ticks) / 6 == 2 + 2 * len(seconds)
+    # What is not run again counts as done.
+    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
 
 
 def test_costs_are_of_what_is_trained(recipes):

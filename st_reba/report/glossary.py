@@ -51,6 +51,7 @@ _MODIFIERS = {
     "filtered": "without the directions that frequent tokens are written in, which the language model's head shows",
     "whitened": "the principal directions of a sample of plain texts, scaled to one variance",
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
+    "early layer": "read after a third of the layers, where the model stops",
     "blocks": "each block of the text has two slots of its own, and every token is read",
     "bidirectional": "the last layer attends both ways",
     "Chinese": "in Chinese words",
