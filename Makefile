@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-%: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-lowest test-5.7 test-clients lint docs bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients lint tables docs bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -49,7 +49,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv.
+tables: $(INSTALLED)
+	$(BIN)/python benchmarks/tables.py
+
 docs: $(INSTALLED)
+	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs build/docs
 
 bench: $(INSTALLED)

@@ -3,8 +3,9 @@ the paper's own way.
 
 All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
 round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender.
+What was measured is added to results/cost.csv; ``make tables`` puts it where it is shown.
 
-    python benchmarks/cost.py --batch 8             # half an hour on one core; RESULTS.md says what was run
+    python benchmarks/cost.py --batch 8             # half an hour on one core
     python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
     python benchmarks/cost.py --table sweep --sizes small --batch 8
     python benchmarks/cost.py --table chunked --sizes small --lengths 1024 2048 4096 --batch 1
@@ -21,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -33,6 +36,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.layout import Layout
 from st_reba.modules.base import CausalModule, Reading
@@ -47,30 +51,30 @@ SIZES = {
     "1b": (22, 32, 2048, 5632),
     "7b": (32, 32, 4096, 11008),
 }
-#: (contender, unit): what RESULTS.md reports.
+#: (contender, unit): the ratios that are reported. Contenders are called as they are in tables.
 REPETITION = (
-    ("echo-2 last", "classical last"),
-    ("reba-2 last", "echo-2 last"),
-    ("reba-2 mean", "echo-2 mean"),
-    ("paper, batched", "reba-2 mean"),
-    ("paper, one by one", "reba-2 mean"),
+    ("Echo-2, last", "Classical, last"),
+    ("ReBA-2, last", "Echo-2, last"),
+    ("ReBA-2, mean", "Echo-2, mean"),
+    ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
+    ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
 )
 
 
 PASSES = (
-    ("rt-8 last", "rt-1 last"),
-    ("rt-8 whole last", "rt-8 last"),
-    ("bidirectional last", "classical last"),
+    ("RT-8, last", "RT-1, last"),
+    ("RT-8 with whole passes, last", "RT-8, last"),
+    ("Bidirectional, last", "Classical, last"),
 )
 SWEEP = (
-    ("sweep", "echo-3 mean"),
-    ("sweep", "classical mean"),
-    ("recipes one by one", "sweep"),
+    ("All recipes in one pass", "Echo-3, mean"),
+    ("All recipes in one pass", "Classical, mean"),
+    ("All recipes, one by one", "All recipes in one pass"),
 )
 CHUNKED = (
-    ("reba-2 in chunks mean", "classical mean"),
-    ("reba-2 in chunks last", "classical last"),
-    ("reba-2 mean", "classical mean"),
+    ("ReBA-2 in chunks of 128, mean", "Classical, mean"),
+    ("ReBA-2 in chunks of 128, last", "Classical, last"),
+    ("ReBA-2, mean", "Classical, mean"),
 )
 TABLES = {"repetition": REPETITION, "passes": PASSES, "sweep": SWEEP, "chunked": CHUNKED}
 
@@ -132,24 +136,24 @@ class OneByOne:
 
 
 CONTENDERS = {
-    "classical mean": (CausalTransformer, {}, "mean"),
-    "echo-3 mean": (EchoModule, {"repetitions": 3}, "mean"),
-    "classical last": (CausalTransformer, {}, "lasttoken"),
-    "echo-2 last": (EchoModule, {}, "lasttoken"),
-    "echo-2 mean": (EchoModule, {}, "mean"),
-    "reba-2 last": (ReBAModule, {"rows": "last"}, "lasttoken"),
-    "reba-2 mean": (ReBAModule, {}, "mean"),
-    "reba-2 in chunks mean": (ReBAModule, {"chunk_length": 128}, "mean"),
-    "reba-2 in chunks last": (ReBAModule, {"chunk_length": 128, "rows": "last"}, "lasttoken"),
-    "rt-1 last": (RefinedThoughtModule, {"iterations": 1}, "lasttoken"),
-    "rt-8 last": (RefinedThoughtModule, {"iterations": 8}, "lasttoken"),
-    "rt-8 whole last": (WholePasses, {"iterations": 8}, "lasttoken"),
-    "bidirectional last": (CausalTransformer, {"bidirectional_layers": 1}, "lasttoken"),
-    "paper, batched": (PaperReBA, {}, "mean"),
-    "paper, one by one": (PaperReBAOneByOne, {}, "mean"),
+    "Classical, mean": (CausalTransformer, {}, "mean"),
+    "Echo-3, mean": (EchoModule, {"repetitions": 3}, "mean"),
+    "Classical, last": (CausalTransformer, {}, "lasttoken"),
+    "Echo-2, last": (EchoModule, {}, "lasttoken"),
+    "Echo-2, mean": (EchoModule, {}, "mean"),
+    "ReBA-2, last": (ReBAModule, {"rows": "last"}, "lasttoken"),
+    "ReBA-2, mean": (ReBAModule, {}, "mean"),
+    "ReBA-2 in chunks of 128, mean": (ReBAModule, {"chunk_length": 128}, "mean"),
+    "ReBA-2 in chunks of 128, last": (ReBAModule, {"chunk_length": 128, "rows": "last"}, "lasttoken"),
+    "RT-1, last": (RefinedThoughtModule, {"iterations": 1}, "lasttoken"),
+    "RT-8, last": (RefinedThoughtModule, {"iterations": 8}, "lasttoken"),
+    "RT-8 with whole passes, last": (WholePasses, {"iterations": 8}, "lasttoken"),
+    "Bidirectional, last": (CausalTransformer, {"bidirectional_layers": 1}, "lasttoken"),
+    "ReBA-2 with all maps stored, mean": (PaperReBA, {}, "mean"),
+    "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}, "mean"),
 }
 #: Those that give many embeddings of a text: Classical, Echo-2 and -3, ReBA-1 to -3, under mean and last pooling.
-SWEEPS = {"sweep": RecipeSweep, "recipes one by one": OneByOne}
+SWEEPS = {"All recipes in one pass": RecipeSweep, "All recipes, one by one": OneByOne}
 
 
 def make_backbone(size: str, directory: Path, dtype: str) -> Path:
@@ -253,12 +257,50 @@ def memory(
     return result
 
 
-def machine(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
-    return f"{name}, {torch.get_num_threads()} thread(s)"
+class Setting(NamedTuple):
+    """What was run: everything that a row of cost.csv says beside the figure."""
+
+    table: str
+    model: str
+    precision: str
+    tokens: int
+    batch: int
+    rounds: int
+
+    def row(self, quantity: str, contender: str, unit: str, value: float, how: str) -> dict[str, Value]:
+        return {
+            "table": self.table, "quantity": quantity, "contender": contender, "unit": unit, "model": self.model,
+            "precision": self.precision, "tokens": self.tokens, "batch": self.batch, "value": round(value, 4),
+            "how": how,
+        }  # fmt: skip
+
+    def rows(
+        self,
+        ratios: Sequence[tuple[str, str]],
+        spent: Mapping[str, list[float]],
+        used: Mapping[str, Mapping[str, float]],
+    ) -> list[dict[str, Value]]:
+        """What comes of the seconds of each round, and of the MiB.
+
+        Args:
+            ratios: (contender, unit).
+            spent: Seconds of every round of every contender.
+            used: Peak memory of each contender, by kind.
+        """
+        by_clock = f"times by the clock, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
+        apart = "memory in a process of its own, once"
+        rows = []
+        for contender, unit in ratios:
+            ratio = median(a / b for a, b in zip(spent[contender], spent[unit], strict=True))
+            rows.append(self.row("time", contender, unit, ratio, by_clock))
+        for kind, quantity in (("encoding", "peak memory of encoding"), ("process", "peak memory of the process")):
+            for contender, unit in ratios:
+                rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], apart))
+        for contender in spent:
+            speed = self.batch * self.tokens / median(spent[contender])
+            rows.append(self.row("tokens of text/s", contender, "", speed, by_clock))
+            rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], apart))
+        return rows
 
 
 def main() -> None:
@@ -271,6 +313,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
     parser.add_argument("--memory-of", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable_progress_bar()
@@ -280,47 +323,29 @@ def main() -> None:
         print(json.dumps(measure_memory(contender, Path(path), int(length), int(batch), device, dtype)))
         return
 
-    print(
-        f"{machine(options.device)}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; {options.dtype}; ", end=""
-    )
-    print(f"batch {options.batch}; median of {options.rounds} interleaved rounds\n")
+    where = {
+        "machine": machine(options.device, options.threads),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
     ratios = TABLES[options.table]
     names = [name for name in (*CONTENDERS, *SWEEPS) if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.sizes:
             path = make_backbone(size, Path(directory), options.dtype)
             layers, heads, width, _ = SIZES[size]
-            print(f"Llama, {layers} layers x {heads} heads, width {width}\n")
-            print("| ratio | " + " | ".join(f"n = {length}" for length in options.lengths) + " |")
-            print("|---" * (1 + len(options.lengths)) + "|")
-            spent = {
-                length: times(names, path, length, options.batch, options.rounds, options.device, options.dtype)
-                for length in options.lengths
-            }
-            used = {
-                length: memory(names, path, length, options.batch, options.device, options.dtype)
-                for length in options.lengths
-            }
-            for contender, unit in ratios:
-                cells = []
-                for length in options.lengths:
-                    mine, others = spent[length][contender], spent[length][unit]
-                    cells.append(f"{median(a / b for a, b in zip(mine, others, strict=True)):.2f}")
-                print(f"| time, {contender} / {unit} | " + " | ".join(cells) + " |")
-            for kind in ("encoding", "process"):
-                for contender, unit in ratios:
-                    cells = [
-                        f"{used[length][contender][kind] / used[length][unit][kind]:.2f}" for length in options.lengths
-                    ]
-                    print(f"| peak memory ({kind}), {contender} / {unit} | " + " | ".join(cells) + " |")
-            for contender in names:
-                cells = [
-                    f"{options.batch * length / median(spent[length][contender]):,.0f}; "
-                    f"{used[length][contender]['encoding']:,.0f}"
-                    for length in options.lengths
-                ]
-                print(f"| {contender}: tokens of text/s; MiB of encoding | " + " | ".join(cells) + " |")
-            print(flush=True)
+            model = f"Llama, {layers} layers x {heads} heads, width {width}"
+            for length in options.lengths:
+                arguments = (names, path, length, options.batch)
+                spent = times(*arguments, options.rounds, options.device, options.dtype)
+                used = memory(*arguments, options.device, options.dtype)
+                setting = Setting(options.table, model, options.dtype, length, options.batch, options.rounds)
+                rows = [{**row, **where} for row in setting.rows(ratios, spent, used)]
+                file = append("cost", rows, options.results)
+                for row in rows:
+                    beside = f" / {row['unit']}" if row["unit"] else ""
+                    print(f"{model}, n = {length}: {row['quantity']}: {row['contender']}{beside}: {row['value']:.4g}")
+                print(f"{len(rows)} rows added to {file}", flush=True)
 
 
 if __name__ == "__main__":

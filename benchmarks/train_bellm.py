@@ -1,6 +1,6 @@
 """BeLLM trained on a small language model: no bidirectional layer, the last, all (the paper's Table 4).
 
-    python benchmarks/train_bellm.py --data DIR --out build/bellm          # RESULTS.md says what was run
+    python benchmarks/train_bellm.py --data DIR --out build/bellm
 
 ``DIR`` holds stsb_en_{train,test}.tsv: text, text, score. The paper trains on NLI; where none is at hand, triplets are
 made of the training pairs: those scored 4 or more are positives, and the negative is a partner scored 1 or less of

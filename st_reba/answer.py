@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .ranking import best_of, has_number, rank
-from .results import Estimate, Result, Task
+from .results import Estimate, Result, Task, in_words
 from .uncertainty import Statistic, difference
 
 #: What one has without any recipe: the names of these results, and what they are.
@@ -41,8 +41,8 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     control = best_of(results, task, control=True)
     if control is not None and rank(control, task) <= rank(lead, task):
         return (
-            f"No recipe to use: {lead.name} has {score}, and a control has {_value(control, task)}: {control.name}. "
-            "What the model adds to it does not show on these texts."
+            f"No recipe to use: {lead.name} has {score}, and a control has {_value(control, task)}: "
+            f"{in_words(control)}. What the model adds to it does not show on these texts."
         )
     plain = best_of([result for result in results if result.name in WITHOUT], task)
     if plain is None:

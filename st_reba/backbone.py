@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,11 @@ class AttentionRoute:
 def depth(model: PreTrainedModel) -> int:
     """Number of layers."""
     return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Number of token ids that have an input embedding."""
+    return len(cast(nn.Embedding, model.get_input_embeddings()).weight)
 
 
 def positions(model: PreTrainedModel) -> int | None:

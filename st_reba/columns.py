@@ -16,7 +16,8 @@ from .data import Pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from .lookup import EmbeddingStore, stand_in
 from .reading import Recipes
-from .results import Estimate, Task
+from .results import TF_IDF, TF_IDF_RESULT, Estimate, Task
+from .tf_idf import TfIdf
 from .uncertainty import Statistic
 
 
@@ -35,8 +36,18 @@ class Column:
     statistic: Statistic | None = None
 
 
-def similarity_columns(recipes: Recipes, store: EmbeddingStore, pairs: Pairs) -> list[Column]:
-    """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator."""
+def similarity_columns(
+    recipes: Recipes, store: EmbeddingStore, pairs: Pairs, fit_texts: Sequence[str] | None = None
+) -> list[Column]:
+    """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator, and between them what is
+    left of the first once the cosine of tf-idf is given.
+
+    Args:
+        recipes: On one model.
+        store: Their embeddings.
+        pairs: Labelled.
+        fit_texts: What tf-idf is counted on; the texts of the pairs if None.
+    """
     evaluator = EmbeddingSimilarityEvaluator(
         pairs.first,
         pairs.second,
@@ -50,14 +61,24 @@ def similarity_columns(recipes: Recipes, store: EmbeddingStore, pairs: Pairs) ->
         key: pairwise_cos_sim(store.look_up(key, pairs.first), store.look_up(key, pairs.second)).numpy()
         for key in scores
     }
+    counted = pairs.texts() if fit_texts is None else fit_texts
+    overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
     note = f"Correlation of cosine similarities with the labels of {len(pairs)} pairs of texts."
+    beyond = (
+        f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, given "
+        f"the cosine of the tf-idf of the texts' tokens, counted on {len(counted)} texts."
+    )
+    everywhere = {TF_IDF_RESULT: overlap, **cosines}
     columns = []
-    for name, metric, statistic in (
-        ("STS", "spearman", uncertainty.spearman(cosines, pairs.scores)),
-        ("STS, Pearson", "pearson", uncertainty.pearson(cosines, pairs.scores)),
+    for name, metric, statistic, says in (
+        ("STS", "Spearman", uncertainty.spearman(everywhere, pairs.scores), note),
+        ("Beyond overlap", "partial Spearman", uncertainty.partial_spearman(cosines, pairs.scores, overlap), beyond),
+        ("STS, Pearson", "Pearson", uncertainty.pearson(everywhere, pairs.scores), note),
     ):
-        values = {key: float(found[f"{metric}_cosine"]) for key, found in scores.items()}
-        columns.append(_column(Task(name, f"{metric.title()} x 100", note=note), statistic, values, recipes.controls))
+        metric_of_st = f"{metric.lower()}_cosine"
+        values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
+        task = Task(name, f"{metric} x 100", note=says)
+        columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *recipes.controls]))
     return columns
 
 
@@ -66,7 +87,7 @@ def word_sense_column(recipes: Recipes, evaluator: OddOneOutEvaluator) -> Column
     found = recipes.words(*evaluator.inputs())
     correct = {}
     for recipe in recipes.all:
-        if recipe.name in found:
+        if recipe.words and recipe.name in found:
             vectors = found[recipe.name].reshape(len(evaluator.questions), 4, -1)
             correct[recipe.key] = evaluator.correct(vectors)["euclidean_accuracy"]
     note = (

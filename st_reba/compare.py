@@ -21,7 +21,7 @@ from .data import DEMO_PAIRS, Pairs, read_pairs
 from .evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from .lookup import EmbeddingStore
 from .reading import TIMED_ROUNDS, Recipes, timed_batches, unit_of_cost
-from .results import Comparison, Result
+from .results import TF_IDF, TF_IDF_RESULT, Comparison, Estimate, Result
 from .sweep import RecipeSweep
 from .verdict import verdict
 
@@ -43,7 +43,12 @@ def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, b
 
 
 def compare(
-    recipes: Recipes, data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, *, chosen: str = ""
+    recipes: Recipes,
+    data: Pairs | Sequence[str],
+    words: OddOneOutEvaluator | None = None,
+    *,
+    fit_texts: Sequence[str] | None = None,
+    chosen: str = "",
 ) -> Comparison:
     """Score and time every recipe.
 
@@ -51,6 +56,7 @@ def compare(
         recipes: On one model.
         data: Labelled sentence pairs; or plain texts, and then there are only proxies.
         words: Word-sense questions, if any are to be asked.
+        fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the pairs if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.search` chose. Empty: these scores choose.
 
@@ -62,7 +68,7 @@ def compare(
     """
     with EmbeddingStore(recipes.embed, batch_size=recipes.batch_size) as store:
         if isinstance(data, Pairs):
-            columns = similarity_columns(recipes, store, data)
+            columns = similarity_columns(recipes, store, data, fit_texts)
         else:
             columns = geometry_columns(recipes, store, EmbeddingGeometryEvaluator(data))
     if words is not None:
@@ -106,6 +112,9 @@ def compare_tasks(
     return assemble(recipes, mteb_columns(recipes, found), skipped)
 
 
+_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared on labelled pairs alone."
+
+
 def assemble(
     recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = (), chosen: str = ""
 ) -> Comparison:
@@ -115,17 +124,22 @@ def assemble(
     results = []
     for recipe in recipes.all:
         spent = seconds.get(recipe.key)
-        scores = {column.task.name: column.estimates.get(recipe.key) for column in columns}
         results.append(
             Result(
                 recipe=recipe.name,
                 pooling=recipe.pooling,
                 control=recipe.control,
-                scores={name: score for name, score in scores.items() if score is not None},
+                scores=_scores(columns, recipe.key),
                 sentences_per_second=None if spent is None else 1 / spent,
                 cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
+                same_as=recipe.same_as,
             )
         )
+    tf_idf = Result(TF_IDF, "mean", True, _scores(columns, TF_IDF_RESULT))
+    if tf_idf.scores:
+        results.insert(0, tf_idf)
+    else:
+        skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
     return Comparison(
         model="",
         data="",
@@ -149,3 +163,8 @@ def assemble(
         chosen=chosen,
         answer=answer(results, columns[0].task, columns[0].statistic, chosen),
     )
+
+
+def _scores(columns: Sequence[Column], key: str) -> dict[str, Estimate]:
+    """What one recipe scored, by the names of the tasks that apply to it."""
+    return {column.task.name: column.estimates[key] for column in columns if key in column.estimates}

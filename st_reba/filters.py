@@ -1,23 +1,41 @@
-"""What can stand after the pooling of a training-free recipe, by the name that it adds to the recipe's."""
+"""What can stand around the pooling of a training-free recipe, by the name that it adds to the recipe's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from .modules import AllButTheTop, EmbeddingFilter, WhiteningTransform
+from .modules import (
+    AllButTheTop,
+    CausalModule,
+    Centering,
+    EmbeddingFilter,
+    IdfWeights,
+    Standardization,
+    WhiteningTransform,
+)
+from .modules.whitening import SHRINKAGE
 from .moments import Moments, embedding_moments
-
-#: Texts that whitening wants for each direction that it keeps: directions that a few texts vary in by chance alone
-#: would be blown up to the size of all others.
-TEXTS_A_DIRECTION = 4
 
 #: Read from the language model's head, without any text.
 HEAD_FILTER = "filtered"
-FILTERS = (HEAD_FILTER, "whitened", "all but the top")
+
+#: Those that are fitted on the mean and covariance of embeddings, by name.
+_FITTED: dict[str, Callable[[Moments], nn.Module]] = {
+    "centred": Centering.from_moments,
+    "standardised": Standardization.from_moments,
+    "whitened": WhiteningTransform.from_moments,
+    "all but the top": AllButTheTop.from_moments,
+}
+
+#: What can stand after the pooling.
+FILTERS = (HEAD_FILTER, *_FITTED)
+
+#: What can stand before it.
+IDF = "idf-weighted"
 
 
 def fitted(name: str, moments: Moments) -> nn.Module:
@@ -28,12 +46,9 @@ def fitted(name: str, moments: Moments) -> nn.Module:
         moments: Of the embeddings of plain texts.
 
     Raises:
-        ValueError: If there are too few texts.
+        ValueError: If there are too few texts, or they are too much alike.
     """
-    if name == "whitened":
-        kept = max(1, moments.count // TEXTS_A_DIRECTION)
-        return WhiteningTransform.from_moments(moments, dimension=kept if kept < len(moments.mean) else None)
-    return AllButTheTop.from_moments(moments)
+    return _FITTED[name](moments)
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,11 @@ class Filter:
 
     name: str
     texts: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """What it is fitted with, besides the texts."""
+        return {"shrinkage": SHRINKAGE} if self.name == "whitened" else {}
 
     def __call__(self, model: SentenceTransformer, batch_size: int = 32) -> nn.Module:
         """Make it.
@@ -66,3 +86,22 @@ class Filter:
 def fitted_on(texts: Sequence[str]) -> dict[str, Filter]:
     """All of :data:`FILTERS`, those that are fitted on these texts."""
     return {name: Filter(name, () if name == HEAD_FILTER else tuple(texts)) for name in FILTERS}
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How to make the weights of tokens that stand between a module and its pooling: :class:`IdfWeights`.
+
+    Attributes:
+        texts: What it is fitted on.
+    """
+
+    texts: tuple[str, ...]
+
+    def __call__(self, module: CausalModule) -> IdfWeights:
+        """Make it for a module, whose language model is not run.
+
+        Raises:
+            ValueError: If the texts have no tokens, or the module hands on one token alone.
+        """
+        return IdfWeights.fit(module, self.texts)

@@ -131,8 +131,8 @@ class _Method:
         module = widest.build(backbone)
         self.words = widest.words and getattr(module, "rows", "all") == "all"
         modes = tuple(POOLINGS[recipe.pooling] for recipe in recipes)
-        pooling = Pooling(module.get_embedding_dimension(), modes)
-        self.model = SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+        parts = [*widest.weighed(module), Pooling(module.get_embedding_dimension(), modes)]
+        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
 
     def embed(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> dict[str, Tensor]:
         """By the recipes' keys, each (B, D), float32, on the CPU."""
@@ -171,7 +171,7 @@ def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
 
 
 class Recipes:
-    """All recipes on one model, and their controls: the bag of input embeddings, and each recipe on random weights.
+    """All recipes on one model, and their controls: the bag of input embeddings, and all of these on random weights.
 
     Args:
         backbone: The loaded model; every recipe shares its weights.
@@ -200,7 +200,7 @@ class Recipes:
         self.on_progress = on_progress
         asked = default_recipes() if recipes is None else recipes
         trained = RecipeReader(backbone, [*bags_of_input_embeddings(asked), *asked], batch_size)
-        able = [recipe.on_random_weights() for recipe in trained.recipes if not recipe.control]
+        able = [recipe.on_random_weights() for recipe in trained.recipes]
         self._readers = (trained, RecipeReader(random_weights(backbone), able, batch_size))
         self.all = [recipe for reader in self._readers for recipe in reader.recipes]
         self.skipped = [(recipe.key, reason) for reader in self._readers for recipe, reason in reader.skipped]
@@ -245,8 +245,8 @@ class Recipes:
     def revisions(self) -> dict[str, str]:
         """By key, what tells what a recipe makes of a text from what any other would: all that its vectors depend on.
 
-        That is the language model, the module and its settings, the pooling, and, where a filter stands behind, the
-        texts that it is fitted on, or the head that it is computed from.
+        That is the language model, the module and its settings, the pooling, and, where something stands around that,
+        the texts that it is fitted on, or the head that it is computed from.
         """
         found = {}
         for reader in self._readers:
@@ -256,7 +256,9 @@ class Recipes:
                 settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
                 if recipe.filter is not None:
                     fitted_on = recipe.filter.texts or fingerprint_of_head(reader.backbone)
-                    settings += [recipe.filter.name, fitted_on]
+                    settings += [recipe.filter.name, recipe.filter.settings, fitted_on]
+                if recipe.weighting is not None:
+                    settings += [recipe.filtered, recipe.weighting.texts]
                 found[recipe.key] = fingerprint_of(*settings)
         return found
 

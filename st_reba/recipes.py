@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
 from transformers import AutoModel
 
 from . import backbone as language_model
 from .data import demo_sentences
-from .filters import Filter, fitted_on
+from .filters import IDF, Filter, Weighting, fitted_on
 from .modules import (
     BidirectionalLastLayer,
     CausalModule,
@@ -44,6 +45,14 @@ PROMPTS = {
 }
 
 
+#: Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
+#: nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`.
+SAME_UNDER_LAST_POOLING = {
+    "Classical": ("ReBA-1", "Bidirectional"),
+    "Echo-2": ("Echo-2, bidirectional",),
+}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One way to read the language model.
@@ -55,10 +64,12 @@ class Recipe:
         copies: How many copies of the text :class:`st_reba.sweep.RecipeSweep` needs to give it, under the name
             ``method``; None if it has to be run on its own.
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
-        filtered: What to call what stands after the pooling, such as ``"whitened"``; empty if nothing does.
-        filter: Makes it for a model that ends in the pooling.
+        filtered: What to call what stands around the pooling, such as ``"whitened"``; empty if nothing does.
+        filter: Makes what stands after it, for a model that ends in the pooling.
+        weighting: Makes what stands before it, for the module.
         bag: Whether this is the control that looks at no context.
-        random: Whether this is the control on random weights.
+        random: Whether this is the control on random weights: of a recipe, or of the bag.
+        same_as: Other methods whose sentence vectors have the same direction as its own, by definition.
     """
 
     method: str
@@ -68,8 +79,10 @@ class Recipe:
     words: bool = True
     filtered: str = ""
     filter: Filter | None = None
+    weighting: Weighting | None = None
     bag: bool = False
     random: bool = False
+    same_as: tuple[str, ...] = ()
 
     @property
     def control(self) -> bool:
@@ -102,7 +115,11 @@ class Recipe:
         """The recipe up to the pooling."""
         module = self.build(backbone)
         pooling = Pooling(module.get_embedding_dimension(), POOLINGS[self.pooling])
-        return SentenceTransformer(modules=[module, pooling], device=str(backbone.model.device))
+        return SentenceTransformer(modules=[*self.weighed(module), pooling], device=str(backbone.model.device))
+
+    def weighed(self, module: CausalModule) -> list[nn.Module]:
+        """What stands before the pooling: the module, and what weighs its tokens."""
+        return [module] if self.weighting is None else [module, self.weighting(module)]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""
@@ -114,9 +131,10 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
 
     Args:
         repetitions: Copies of the text, at most.
-        fit_texts: Plain texts that whitening and all-but-the-top are fitted on; those of the package's word-sense
+        fit_texts: Plain texts that the filters and the idf weights are fitted on; those of the package's word-sense
             questions if None.
     """
+    fit_texts = tuple(demo_sentences() if fit_texts is None else fit_texts)
     copies = range(2, repetitions + 1)
     recipes = []
     for pooling in POOLINGS:
@@ -137,12 +155,36 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     recipes.append(Recipe("Token prepending, blocks", "mean", HierarchicalTokenPrependingModule))
     recipes.append(Recipe("Value aggregation", "last", ValueAggregationModule, words=False))
     recipes.append(Recipe("Contrastive prompting", "last", ContrastivePromptingModule, words=False))
-    for name, made in fitted_on(demo_sentences() if fit_texts is None else list(fit_texts)).items():
+    for name, made in fitted_on(fit_texts).items():
         recipes += [
             Recipe("Classical", pooling, CausalTransformer, copies=1, words=False, filtered=name, filter=made)
             for pooling in POOLINGS
         ]
-    return recipes
+    weighting = Weighting(fit_texts)
+    recipes.append(Recipe("Classical", "mean", CausalTransformer, words=False, filtered=IDF, weighting=weighting))
+    return without_repeats(recipes)
+
+
+def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The same with one recipe in the place of those that are one by definition: it names the others.
+
+    Their words differ, and do not depend on the pooling: the rows under other poolings have them.
+    """
+    last = [recipe.name for recipe in recipes if recipe.pooling == "last"]
+    same = {
+        name: tuple(other for other in others if other in last)
+        for name, others in SAME_UNDER_LAST_POOLING.items()
+        if name in last
+    }
+    repeats = {other for others in same.values() for other in others}
+    kept = []
+    for recipe in recipes:
+        if recipe.pooling != "last":
+            kept.append(recipe)
+        elif recipe.name not in repeats:
+            others = same.get(recipe.name, ())
+            kept.append(replace(recipe, same_as=others, words=recipe.words and not others))
+    return kept
 
 
 def worth_trying() -> list[Recipe]:
@@ -160,13 +202,19 @@ def worth_trying() -> list[Recipe]:
 
 
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The control that looks at no context: as it is, and behind each filter that some of these recipes have.
+    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
 
-    A filter helps the bag, too, so what it gives a recipe means little without it.
+    What helps a recipe there helps the bag, too, so that its gain means little without it.
     """
     bag = Recipe(BAG, "mean", InputEmbeddings, bag=True)
-    found = {recipe.filtered: recipe.filter for recipe in recipes if recipe.filter is not None}
-    return [bag, *(replace(bag, words=False, filtered=name, filter=made) for name, made in found.items())]
+    around = {recipe.filtered: recipe for recipe in recipes if recipe.filtered}
+    return [
+        bag,
+        *(
+            replace(bag, words=False, filtered=name, filter=recipe.filter, weighting=recipe.weighting)
+            for name, recipe in around.items()
+        ),
+    ]
 
 
 def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:

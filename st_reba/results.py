@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-#: Names of the controls; the second stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+#: Names of the controls; the last stands before the recipe that it is the control of: ``"Random weights, ReBA-2"``.
+TF_IDF = "tf-idf"
 BAG = "Bag of input embeddings"
 RANDOM = "Random weights"
+
+#: The name of the result of tf-idf, whose vector is a mean of the tokens' own, each of which has one dimension.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Result:
         scores: Estimates by task name; a task that does not apply to the recipe is missing.
         sentences_per_second: How many of the timed texts it embeds a second, run alone; None if it was not timed.
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
+        same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
+            theirs, too.
     """
 
     recipe: str
@@ -84,11 +90,17 @@ class Result:
     scores: dict[str, Estimate]
     sentences_per_second: float | None = None
     cost: float | None = None
+    same_as: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Recipe and pooling."""
         return f"{self.recipe}, {self.pooling}"
+
+    @property
+    def label(self) -> str:
+        """The recipe as a table's row shows it: with those that it stands for."""
+        return " = ".join([self.recipe, *self.same_as])
 
 
 def controls_of(result: Result) -> dict[str, str]:
@@ -98,10 +110,23 @@ def controls_of(result: Result) -> dict[str, str]:
     """
     _, *rest = result.recipe.split(", ")
     return {
+        TF_IDF_RESULT: "tf-idf, without any model",
         f"{BAG}, mean": "the bag of input embeddings",
         **{f"{BAG}, {part}, mean": f"the bag of input embeddings, {part} as well" for part in rest},
         f"{RANDOM}, {result.name}": "itself on random weights",
     }
+
+
+def in_words(control: Result) -> str:
+    """What to call a control in a sentence."""
+    head, *rest = control.recipe.split(", ")
+    if head == TF_IDF:
+        return "tf-idf, without any model"
+    if head == RANDOM and rest[0] == BAG:
+        return ", ".join(["the bag of random embeddings", *rest[1:]])
+    if head == RANDOM:
+        return f"{', '.join(rest)}, {control.pooling} on random weights"
+    return ", ".join(["the bag of input embeddings", *rest])
 
 
 @dataclass(frozen=True)

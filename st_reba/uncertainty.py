@@ -42,7 +42,7 @@ _BLOCK = 100_000
 @dataclass(frozen=True)
 class Statistic:
     """A score of each recipe as a function of which items are drawn: made by :func:`mean`, :func:`spearman`,
-    :func:`pearson` or :func:`from_function`.
+    :func:`pearson`, :func:`partial_spearman` or :func:`from_function`.
 
     Attributes:
         recipes: M names.
@@ -216,6 +216,35 @@ def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statist
         return np.where(unranked, np.nan, scores)
 
     return Statistic(recipes, target.size, of_counts)
+
+
+def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Statistic:
+    r"""The Spearman correlation of each recipe's predictions with labels that is left once another's are given.
+
+    .. math:: \rho_{xy \cdot z} = \frac{\rho_{xy} - \rho_{xz} \rho_{yz}}{\sqrt{(1 - \rho_{xz}^2)(1 - \rho_{yz}^2)}}
+
+    the correlation of what a straight line through the ranks of z leaves of the ranks of x and of y.
+
+    Args:
+        predictions: x: for each recipe (N,). One that holds NaN, or has the order of z, has no score.
+        labels: y, (N,).
+        given: z, (N,).
+
+    Raises:
+        ValueError: If there are none, or they are not equally many, or a label is not finite.
+    """
+    with_labels = spearman(predictions, labels)
+    with_given = spearman(predictions, given)
+    between = spearman({"given": given}, labels)
+
+    def of_counts(counts: Array) -> Array:
+        first, second, third = (each.of_counts(counts) for each in (with_labels, with_given, between))
+        left = (1 - second**2) * (1 - third**2)
+        # Nothing but rounding counts as none left.
+        left = np.where(left > 1e-12, left, 0.0)
+        return _correlation(first - second * third, left, np.ones_like(left))
+
+    return Statistic(with_labels.recipes, with_labels.items, of_counts)
 
 
 def from_function(score: Callable[[list[Any]], float], items: Mapping[str, Sequence[Any]]) -> Statistic:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import uncertainty
-from .results import BAG, RANDOM, Estimate, Result, Task, controls_of
+from .results import BAG, RANDOM, TF_IDF, TF_IDF_RESULT, Estimate, Result, Task, controls_of, in_words
 from .uncertainty import Statistic
 
 _BAG_IN_WORDS = "the bag of input embeddings"
@@ -47,8 +47,13 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, 
         says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
         says.append(_selected(own, task))
         says.append(_tied(own, best, task))
+    controls = [result for result in scored.values() if result.control and _number(result, task)]
+    strongest = _best(controls, task) if controls else None
+    if strongest is not None:
+        says.append(_against_the_strongest(lead, strongest, task, statistic))
     for control, what in _controls(lead, scored):
-        says.append(_against(lead, control, what, task, statistic))
+        if control is not strongest:
+            says.append(_against(lead, control, what, task, statistic))
     says += _beaten(own, scored, task)
     return [sentence for sentence in says if sentence]
 
@@ -103,6 +108,16 @@ def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str
     return [(scored[name], what) for name, what in named if name in scored and scored[name].control]
 
 
+def _against_the_strongest(lead: Result, control: Result, task: Task, statistic: Statistic | None) -> str:
+    """What scores best of all controls, behind any filter: where it wins, the model adds nothing that shows."""
+    name = in_words(control)
+    ahead = _difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
+    if ahead.value > 0 and not ahead.tied:
+        by = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
+        return f"The strongest control of all wins: {name} ({_shown(control, task)}) is ahead of it by {by}."
+    return _against(lead, control, f"the strongest control of all, {name}", task, statistic)
+
+
 def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
     difference = _difference(best, control, task, statistic)
     ahead = difference.value if task.greater_is_better else -difference.value
@@ -135,8 +150,9 @@ def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> lis
     filtered = any(control is not None and control.recipe != BAG for control in bag.values())
     of_bag = f"{_BAG_IN_WORDS} behind the same filter" if filtered else _BAG_IN_WORDS
     random = {result.name: scored.get(f"{RANDOM}, {result.name}") for result in own}
+    tf_idf = {result.name: scored.get(TF_IDF_RESULT) for result in own}
     says = []
-    for controls, what in ((bag, of_bag), (random, "themselves on random weights")):
+    for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
         below = [result.name for result, control in with_control if _best([control, result], task) is control]
         if with_control and len(below) == len(with_control):

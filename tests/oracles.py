@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import sys
+from collections import Counter
 
 import numpy as np
+import scipy.stats
 import torch
 
 
@@ -150,11 +153,29 @@ def filtered(head, vectors, low, high):
     return np.asarray(vectors, dtype=np.float64) @ directions[low:high].T
 
 
-def whitened(fitted_on, vectors, k):
-    """Su et al. (2021), Algorithm 1: (x - mu) W with W = (U sqrt(Lambda^-1))[:, :k], up to signs."""
+def whitened(fitted_on, vectors, k, shrinkage=0.0):
+    """Su et al. (2021), Algorithm 1: (x - mu) W with W = (U sqrt(Lambda^-1))[:, :k], up to signs.
+
+    With shrinkage, Lambda + shrinkage * mean(Lambda) stands in Lambda's place.
+    """
     fitted_on, vectors = np.asarray(fitted_on, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
-    u, variances, _ = np.linalg.svd(np.cov(fitted_on.T, bias=True))
-    return (vectors - fitted_on.mean(axis=0)) @ (u @ np.diag(variances**-0.5))[:, :k]
+    u, variances, _ = np.linalg.svd(np.atleast_2d(np.cov(fitted_on.T, bias=True)))
+    return (vectors - fitted_on.mean(axis=0)) @ (u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5))[:, :k]
+
+
+def partial_rank_correlation(x, y, z):
+    """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
+    x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
+    design = np.stack([np.ones_like(z), z], axis=1)
+    left = [ranks - design @ np.linalg.lstsq(design, ranks, rcond=None)[0] for ranks in (x, y)]
+    return np.corrcoef(*left)[0, 1]
+
+
+def idf_weighted_mean(fitted_on, ids, vectors):
+    """sum_i idf(w_i) v_i / sum_i idf(w_i) with idf = ln((1 + N) / (1 + df)) + 1, texts as lists of token ids."""
+    df = Counter(token for text in fitted_on for token in set(text))
+    weights = [math.log((1 + len(fitted_on)) / (1 + df[token])) + 1 for token in ids]
+    return np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
 
 
 def without_the_top(fitted_on, vectors, d):

@@ -48,11 +48,14 @@ def test_when_nothing_is_ahead_of_what_one_has():
     assert says({BAG: 0.1, MEAN: 0.6, LAST: 0.4, PROMPT: 0.5}) == f"{expected}, and nothing is ahead of it."
 
 
-@pytest.mark.parametrize("control", [BAG, RANDOM])
-def test_no_recipe_is_advised_that_a_control_equals(control):
+@pytest.mark.parametrize(
+    ("control", "called"),
+    [(BAG, "the bag of input embeddings"), (RANDOM, "PromptEOL, last on random weights")],
+)
+def test_no_recipe_is_advised_that_a_control_equals(control, called):
     text = says({control: 0.7, MEAN: 0.3, PROMPT: 0.7})
     assert text.startswith(
-        f"No recipe to use: PromptEOL, last has 70.0 on STS (Spearman x 100), and a control has 70.0: {control}."
+        f"No recipe to use: PromptEOL, last has 70.0 on STS (Spearman x 100), and a control has 70.0: {called}."
     )
     assert "Use" not in text
 

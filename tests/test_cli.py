@@ -66,7 +66,7 @@ class TestCompare:
             "Best on STS: ",
             "random weights",
             "200 pairs of texts",
-            "With --report, also: STS, Pearson.",
+            "With --report, also: Beyond overlap; STS, Pearson.",
         ):
             assert expected in output
         assert re.search(r"ReBA-2 mean -?−?\d+\.\d \[−?\d+, −?\d+\]", output)
@@ -131,6 +131,9 @@ class TestCompare:
         output = run("compare", "--model", backbone_path(), "--data", data, "--max-seq-length", 9, "--device", "cpu")
         assert "on 20 pairs of pairs.tsv" in output
         assert "Word" not in output
+        # Then there is room for it.
+        assert "Beyond overlap, partial Spearman x 100." in output
+        assert re.search(r"tf-idf +mean", output)
 
     def test_a_report_and_the_best(self, backbone_path, tmp_path):
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
@@ -163,9 +166,9 @@ class TestCompare:
         made = []
         real = cli.compare.compare
 
-        def turned(recipes, pairs, words, *, chosen):
+        def turned(recipes, pairs, words, *, chosen, **settings):
             """The scores of the held-out half, with another recipe ahead of the chosen."""
-            found = real(recipes, pairs, words, chosen=chosen)
+            found = real(recipes, pairs, words, chosen=chosen, **settings)
             results = [
                 dataclasses.replace(
                     result,

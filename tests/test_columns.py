@@ -12,6 +12,9 @@ from st_reba.evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from st_reba.lookup import EmbeddingStore
 from st_reba.reading import Recipes
 from st_reba.recipes import default_recipes
+from st_reba.tf_idf import TfIdf
+
+from . import oracles
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def pairs():
 
 def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
     with EmbeddingStore(recipes.embed) as store:
-        spearman, pearson = similarity_columns(recipes, store, pairs)
+        spearman, _, pearson = similarity_columns(recipes, store, pairs)
     assert (spearman.task.name, pearson.task.name) == ("STS", "STS, Pearson")
     evaluator = EmbeddingSimilarityEvaluator(pairs.first, pairs.second, pairs.scores, main_similarity="cosine")
     for recipe in recipes.all:
@@ -53,6 +56,24 @@ def test_the_interval_is_about_the_value(recipes, pairs):
             assert values[key] == pytest.approx(found.value, abs=1e-5)
             assert found.low < found.value < found.high
         assert not any(column.estimates[key].tied for key in recipes.controls)
+
+
+@pytest.mark.parametrize("fit_texts", [None, ["one text", "another text", "一句话"]])
+def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
+    with EmbeddingStore(recipes.embed) as store:
+        spearman, beyond, pearson = similarity_columns(recipes, store, pairs, fit_texts)
+    counted = pairs.texts() if fit_texts is None else fit_texts
+    overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
+    assert spearman.estimates["tf-idf, mean"].value == pytest.approx(spearmanr(overlap, pairs.scores).statistic)
+    assert pearson.estimates["tf-idf, mean"].value == pytest.approx(pearsonr(overlap, pairs.scores).statistic)
+    assert not spearman.estimates["tf-idf, mean"].tied
+    assert beyond.task.name == "Beyond overlap"
+    assert f"counted on {len(counted)} texts" in beyond.task.note
+    assert set(beyond.estimates) == {recipe.key for recipe in recipes.all}
+    model = next(recipe for recipe in recipes.all if recipe.key == "Classical, mean").model(recipes.backbone)
+    vectors = [model.encode(texts, convert_to_tensor=True) for texts in (pairs.first, pairs.second)]
+    expected = oracles.partial_rank_correlation(torch.cosine_similarity(*vectors), pairs.scores, overlap)
+    assert beyond.estimates["Classical, mean"].value == pytest.approx(expected, abs=1e-6)
 
 
 def test_word_sense(recipes):

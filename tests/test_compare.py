@@ -38,8 +38,10 @@ def test_the_progress_that_was_announced(recipes, found):
 
 
 def test_rows_and_columns(recipes, found):
-    assert [task.name for task in found.tasks] == ["STS", "Word sense", "STS, Pearson"]
-    assert [result.name for result in found.results] == [recipe.key for recipe in recipes.all]
+    assert [task.name for task in found.tasks] == ["STS", "Word sense", "Beyond overlap", "STS, Pearson"]
+    assert [result.name for result in found.results] == ["tf-idf, mean", *(recipe.key for recipe in recipes.all)]
+    assert found.results[0].control
+    assert found.results[0].scores.keys() == {"STS", "STS, Pearson"}
     worded = {recipe.key for recipe in recipes.all if recipe.words}
     for result in found.results:
         assert ("Word sense" in result.scores) == (result.name in worded)
@@ -50,7 +52,7 @@ def test_rows_and_columns(recipes, found):
 def test_cost_is_relative_to_classical(found):
     by_name = {result.name: result for result in found.results}
     for result in found.results:
-        if result.recipe.startswith("Random weights"):
+        if result.recipe.startswith(("Random weights", "tf-idf")):
             assert result.cost is result.sentences_per_second is None
         else:
             unit = by_name[f"Classical, {result.pooling}"]
@@ -105,6 +107,8 @@ def test_plain_texts(backbone_path):
     assert sum(done) == work([*TEXTS, TEXTS[0]])
     assert all(task.proxy for task in found.tasks)
     assert "these are proxies" in found.verdict[0]
+    assert "no embedding" in dict(found.skipped)["tf-idf, mean"]
+    assert not any(result.recipe == "tf-idf" for result in found.results)
 
 
 def test_tasks_of_mteb(backbone_path, tmp_path):
@@ -146,9 +150,10 @@ def test_kept_results_are_not_those_of_other_fit_texts(backbone_path, tmp_path):
     alone, _ = scores(second, None)
     assert after == pytest.approx(alone, abs=1e-6)
     assert after["Classical, whitened, mean"] != pytest.approx(before["Classical, whitened, mean"], abs=1e-4)
-    # What depends on no fit texts is kept: twice there are the whitened recipe, its control, and the whitened bag.
+    # What depends on no fit texts is kept: twice there are the whitened recipe, the whitened bag, and both on random
+    # weights.
     kept = list((tmp_path / "results").rglob("DemoSTS.json"))
-    assert len(kept) == len(before) + 3
+    assert len(kept) == len(before) + 4
     _, embedded = scores(first, tmp_path)
     assert embedded == []
 

@@ -1,4 +1,4 @@
-"""The modules after Pooling: EmbeddingFilter, WhiteningTransform, AllButTheTop."""
+"""The modules after Pooling: EmbeddingFilter, Centering, Standardization, WhiteningTransform, AllButTheTop."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ import re
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from st_reba import AllButTheTop, CausalTransformer, EmbeddingFilter, ReBAModule, WhiteningTransform
+from st_reba import (
+    AllButTheTop,
+    CausalTransformer,
+    Centering,
+    EmbeddingFilter,
+    ReBAModule,
+    Standardization,
+    WhiteningTransform,
+)
+from st_reba.filters import fitted
+from st_reba.modules.whitening import SHRINKAGE
 from st_reba.moments import Moments, embedding_moments
 from st_reba.version import REQUIREMENT
 
@@ -39,10 +51,12 @@ def filters(model):
         "filter": EmbeddingFilter.from_language_model(model, keep=(3, 20)),
         "whitening": WhiteningTransform.from_moments(moments, dimension=8),
         "all but the top": AllButTheTop.from_moments(moments, removed=2),
+        "centring": Centering.from_moments(moments),
+        "standardisation": Standardization.from_moments(moments),
     }
 
 
-CASES = ["filter", "whitening", "all but the top"]
+CASES = ["filter", "whitening", "all but the top", "centring", "standardisation"]
 
 
 def applied(module, vectors):
@@ -125,28 +139,77 @@ class TestEmbeddingFilter:
 
 
 class TestWhitening:
+    @given(
+        texts=st.integers(2, 60),
+        size=st.integers(1, 12),
+        seed=st.integers(0, 2**32 - 1),
+        shrinkage=st.sampled_from([1e-3, SHRINKAGE, 1.0, 5]),
+    )
+    @settings(deadline=None, max_examples=40)
+    def test_shrinkage(self, texts, size, seed, shrinkage):
+        """With any number of texts, also fewer than dimensions: distances are those of the oracle, signs apart."""
+        draw = np.random.default_rng(seed)
+        corpus, vectors = (
+            draw.normal(size=(rows, size)) * 4.0 ** -np.arange(size) + 1 for rows in (texts, 5)
+        )  # fmt: skip
+        moments = Moments(size)
+        moments.add(torch.from_numpy(corpus))
+        module = WhiteningTransform.from_moments(moments, shrinkage=shrinkage)
+        assert (module.in_features, module.out_features) == (size, size)
+        found, expected = applied(module, vectors), oracles.whitened(corpus, vectors, size, shrinkage)
+        assert np.allclose(found @ found.T, expected @ expected.T, rtol=1e-4, atol=1e-4)
+
+    def test_shrinkage_by_default(self, model):
+        module = WhiteningTransform.fit(model, CORPUS)
+        assert SHRINKAGE == 0.1
+        assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
+        assert torch.equal(fitted("whitened", embedding_moments(model, CORPUS)).weight, module.weight)
+        # A LayerNorm takes one direction away: it is kept, and not blown up.
+        assert module.out_features == 32
+        largest = torch.linalg.norm(module.weight, dim=1).max()
+        mean = float(np.linalg.eigvalsh(np.cov(model.encode(CORPUS).T, bias=True)).mean())
+        assert largest <= (0.1 * mean) ** -0.5 * 1.001
+
+    def test_fewer_texts_than_directions(self, model):
+        module = WhiteningTransform.fit(model, TEXTS, dimension=20)
+        whole = WhiteningTransform.fit(model, TEXTS)
+        assert (module.out_features, whole.out_features) == (20, 32)
+        assert np.isfinite(applied(whole, model.encode(CORPUS))).all()
+
+    @pytest.mark.parametrize("shrinkage", [-0.1, float("nan"), float("inf"), "0.1", True, None])
+    def test_shrinkages_that_are_refused_before_a_text_is_read(self, model, shrinkage):
+        texts = (pytest.fail("a text was read") for _ in TEXTS)
+        with pytest.raises(ValueError, match=f"shrinkage={shrinkage!r}: give a number, 0 or more"):
+            WhiteningTransform.fit(model, texts, shrinkage=shrinkage)
+
+    @pytest.mark.parametrize("shrinkage", [0, 0.1])
+    @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[:1] * 7])
+    def test_texts_that_do_not_differ(self, model, texts, shrinkage):
+        with pytest.raises(ValueError, match=f"{len(texts)} texts were given, and their embeddings do not differ"):
+            WhiteningTransform.fit(model, texts, shrinkage=shrinkage)
+
     @pytest.mark.parametrize("dimension", [1, 20, 31])
-    def test_oracle(self, model, dimension):
-        module = WhiteningTransform.fit(model, iter(CORPUS), dimension=dimension, chunk_size=7)
+    def test_oracle_without_shrinkage(self, model, dimension):
+        module = WhiteningTransform.fit(model, iter(CORPUS), dimension=dimension, shrinkage=0, chunk_size=7)
         corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
         expected = oracles.whitened(corpus, vectors, dimension)
         assert module.get_embedding_dimension() == dimension
         assert same_up_to_signs(applied(module, vectors), expected) < 1e-3
 
     @pytest.mark.parametrize(("architecture", "directions"), [("llama", 32), ("gpt2", 31), ("opt", 31)])
-    def test_all_directions_there_are(self, architecture, directions, backbone_path):
+    def test_all_directions_there_are_without_shrinkage(self, architecture, directions, backbone_path):
         """A LayerNorm's values sum to a constant, so that one direction is not there, and is not blown up."""
         model = pipeline(CausalTransformer(backbone_path(architecture)))
-        module = WhiteningTransform.fit(model, CORPUS)
+        module = WhiteningTransform.fit(model, CORPUS, shrinkage=0)
         assert module.get_embedding_dimension() == directions
         corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
         assert same_up_to_signs(applied(module, vectors), oracles.whitened(corpus, vectors, directions)) < 1e-3
         if directions == 31:
             with pytest.raises(ValueError, match="vary in 31 directions only, so 32 cannot be whitened"):
-                WhiteningTransform.fit(model, CORPUS, dimension=32)
+                WhiteningTransform.fit(model, CORPUS, dimension=32, shrinkage=0)
 
     def test_the_texts_become_white(self, model):
-        module = WhiteningTransform.fit(model, CORPUS, dimension=10)
+        module = WhiteningTransform.fit(model, CORPUS, dimension=10, shrinkage=0)
         white = applied(module, model.encode(CORPUS))
         assert np.allclose(white.mean(axis=0), 0, atol=1e-4)
         assert np.allclose(np.cov(white.T, bias=True), np.eye(10), atol=1e-3)
@@ -157,20 +220,22 @@ class TestWhitening:
         with pytest.raises(ValueError, match=f"dimension={dimension!r}: give the directions to keep, a whole number"):
             WhiteningTransform.fit(model, texts, dimension=dimension)
 
-    def test_too_few_texts(self, model):
+    def test_too_few_texts_without_shrinkage(self, model):
         with pytest.raises(
-            ValueError, match="5 texts vary in at most 4 directions, so 5 cannot be whitened: give more"
+            ValueError,
+            match="5 texts vary in at most 4 directions, so 5 cannot be whitened without shrinkage: give more than 5 "
+            "texts, or set shrinkage above 0, or give a lower dimension.",
         ):
-            WhiteningTransform.fit(model, TEXTS, dimension=5)
+            WhiteningTransform.fit(model, TEXTS, dimension=5, shrinkage=0)
         with pytest.raises(ValueError, match="so 32 cannot be whitened"):
-            WhiteningTransform.fit(model, CORPUS[:32])
-        assert WhiteningTransform.fit(model, TEXTS, dimension=4).out_features == 4
+            WhiteningTransform.fit(model, CORPUS[:32], shrinkage=0)
+        assert WhiteningTransform.fit(model, TEXTS, dimension=4, shrinkage=0).out_features == 4
 
-    def test_texts_too_much_alike(self, model):
+    def test_texts_too_much_alike_without_shrinkage(self, model):
         with pytest.raises(ValueError, match="The embeddings of these 60 texts vary in 4 directions only, so 6"):
-            WhiteningTransform.fit(model, TEXTS * 12, dimension=6)
+            WhiteningTransform.fit(model, TEXTS * 12, dimension=6, shrinkage=0)
         with pytest.raises(ValueError, match="vary in 4 directions only, so 32"):
-            WhiteningTransform.fit(model, TEXTS * 12)
+            WhiteningTransform.fit(model, TEXTS * 12, shrinkage=0)
 
     @pytest.mark.parametrize(("mean", "weight"), [((4,), (2, 5)), ((4,), (5, 4)), ((4, 1), (2, 4)), ((4,), (4,))])
     def test_weights_that_are_refused(self, mean, weight):
@@ -207,6 +272,51 @@ class TestAllButTheTop:
     def test_weights_that_are_refused(self, mean, directions):
         with pytest.raises(ValueError, match="give .D,. and .d, D. with d from 0 to D - 1"):
             AllButTheTop(torch.zeros(mean), torch.zeros(directions))
+
+
+class TestCenteringAndStandardization:
+    def test_oracle(self, model, filters):
+        corpus, vectors = (model.encode(texts).astype(np.float64) for texts in (CORPUS, TEXTS))
+        centred = vectors - corpus.mean(axis=0)
+        for case, expected in (("centring", centred), ("standardisation", centred / corpus.std(axis=0))):
+            assert filters[case].get_embedding_dimension() == 32
+            assert relative_error(applied(filters[case], vectors), expected) < 1e-5
+
+    @pytest.mark.parametrize("module_class", [Centering, Standardization])
+    def test_fitted_in_one_pass(self, model, filters, module_class):
+        module = module_class.fit(model, iter(CORPUS), chunk_size=7)
+        fitted_at_once = module_class.from_moments(embedding_moments(model, CORPUS))
+        for name, weight in fitted_at_once.state_dict().items():
+            assert relative_error(module.state_dict()[name], weight) < 1e-5
+
+    def test_a_dimension_that_does_not_vary_is_centred_alone(self):
+        vectors = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+        vectors[:, 1] = 1 / 3
+        moments = Moments(3)
+        for vector in vectors:
+            moments.add(vector[None])
+        module = Standardization.from_moments(moments)
+        assert module.deviation[1] == 1
+        assert np.abs(applied(module, vectors)[:, 1]).max() < 1e-6
+
+    @pytest.mark.parametrize("module_class", [Centering, Standardization])
+    def test_texts_that_do_not_differ(self, model, module_class):
+        with pytest.raises(ValueError, match="1 texts were given, and their embeddings do not differ: give two texts"):
+            module_class.fit(model, TEXTS[:1])
+
+    @pytest.mark.parametrize(
+        ("made", "message"),
+        [
+            (lambda: Centering(torch.zeros(2, 2)), "mean is (2, 2): give (D,)"),
+            (lambda: Centering(torch.zeros(0)), "mean is (0,)"),
+            (lambda: Standardization(torch.zeros(2), torch.ones(3)), "mean is (2,) and deviation (3,): give (D,) for"),
+            (lambda: Standardization(torch.zeros(2), torch.tensor([1.0, 0])), "A deviation is 0 or below"),
+            (lambda: Standardization(torch.zeros(1), torch.tensor([float("nan")])), "the value nan"),
+        ],
+    )
+    def test_weights_that_are_refused(self, made, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            made()
 
 
 def piped(model, module) -> SentenceTransformer:

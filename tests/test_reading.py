@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, encode_words, reading
+from st_reba.filters import FILTERS, IDF
 from st_reba.lookup import EmbeddingStore
 from st_reba.reading import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
 from st_reba.recipes import default_recipes, random_weights
@@ -61,8 +63,20 @@ def test_each_recipe_has_its_control(recipes):
     own = [recipe.key for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
     assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
-    bags = [f"Bag of input embeddings{name}, mean" for name in ("", ", whitened", ", all but the top")]
-    assert made.controls == [*bags, *(f"Random weights, {key}" for key in own)]
+    around = ["", *(f", {name}" for name in (*FILTERS, IDF) if name != "filtered")]
+    bags = [f"Bag of input embeddings{name}, mean" for name in around]
+    assert made.controls == [*bags, *(f"Random weights, {key}" for key in (*bags, *own))]
+
+
+def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(recipes, backbone):
+    made, _ = recipes
+    vectors = random_weights(backbone).model.get_input_embeddings().weight
+    standard = (vectors / vectors.std()).flatten()
+    assert standard.mean().abs() < 0.03
+    assert scipy.stats.kstest(standard.detach().numpy(), "norm").pvalue > 0.01
+    ids = backbone.token_ids(TEXTS[:1])[0]
+    found = made.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
+    assert relative_error(found, vectors[ids].mean(dim=0).detach()) < 1e-5
 
 
 def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):

@@ -4,13 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from st_reba import TEMPLATES, CausalTransformer, EmbeddingFilter
+from st_reba import TEMPLATES, CausalTransformer, EchoModule, EmbeddingFilter, ReBAModule
 from st_reba.answer import WITHOUT
 from st_reba.backbone import depth
 from st_reba.data import DEMO_MODEL, demo_sentences
-from st_reba.filters import FILTERS
+from st_reba.filters import FILTERS, IDF
 from st_reba.reading import RecipeReader
-from st_reba.recipes import PROMPTS, bags_of_input_embeddings, default_recipes, random_weights, worth_trying
+from st_reba.recipes import (
+    PROMPTS,
+    SAME_UNDER_LAST_POOLING,
+    Recipe,
+    bags_of_input_embeddings,
+    default_recipes,
+    random_weights,
+    without_repeats,
+    worth_trying,
+)
 
 from .backbones import TEXTS
 from .conftest import pipeline, relative_error
@@ -20,17 +29,53 @@ def test_the_recipes():
     methods = ["Classical", "Echo-2", "Echo-3", "ReBA-1", "ReBA-2", "ReBA-3"]
     methods += ["Bidirectional", "Echo-2, bidirectional", "ReBA-2, bidirectional"]
     expected = {f"{method}, {pooling}" for method in methods for pooling in ("mean", "last")}
+    expected -= {f"{method}, last" for method in ("ReBA-1", "Bidirectional", "Echo-2, bidirectional")}
     prompted = ["PromptEOL", "PromptEOL, Chinese", "Pretended CoT", "Knowledge"]
     wordless = ["Bidirectional, prompt", "RT-2", "RT-4", "RT-8", *prompted, "MetaEOL", "CK", "KV re-routing"]
     wordless += ["Token prepending", "Value aggregation", "Contrastive prompting"]
     expected |= {f"{method}, last" for method in wordless if method not in ("MetaEOL", "CK")}
     expected |= {"MetaEOL, mean", "CK, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
+    expected |= {f"Classical, {IDF}, mean"}
     recipes = default_recipes()
     assert {recipe.key for recipe in recipes} == expected
     assert len(recipes) == len(expected)
     assert not any(recipe.control for recipe in recipes)
-    assert {recipe.method for recipe in recipes if not recipe.words and not recipe.filtered} == set(wordless)
+    # Rows that stand for several have no words: those differ.
+    merged = {recipe.key: recipe.same_as for recipe in recipes if recipe.same_as}
+    assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
+    unworded = {recipe.method for recipe in recipes if not recipe.words and not recipe.filtered and not recipe.same_as}
+    assert unworded == set(wordless)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mistral_window", "gpt_oss_sinks"])
+def test_what_one_row_stands_for_is_the_same_by_definition(architecture, backbone_path):
+    backbone = CausalTransformer(backbone_path(architecture))
+    alone = {
+        "Classical": backbone,
+        "ReBA-1": ReBAModule(backbone, repetitions=1),
+        "Bidirectional": CausalTransformer(backbone, bidirectional_layers=1),
+        "Echo-2": EchoModule(backbone, repetitions=2),
+        "Echo-2, bidirectional": EchoModule(backbone, repetitions=2, bidirectional_layers=1),
+    }
+    vectors = {name: pipeline(module, "lasttoken").encode(TEXTS) for name, module in alone.items()}
+    unit = {name: own / np.linalg.norm(own, axis=1, keepdims=True) for name, own in vectors.items()}
+    for name, others in SAME_UNDER_LAST_POOLING.items():
+        for other in others:
+            assert np.abs(unit[name] - unit[other]).max() < 1e-5, (name, other)
+    # Under mean pooling they are not.
+    assert relative_error(*(pipeline(alone[name]).encode(TEXTS) for name in ("Classical", "Bidirectional"))) > 1e-3
+
+
+def test_a_row_stands_only_for_what_was_asked():
+    asked = [Recipe(name, pooling, lambda backbone: backbone) for name in ("Classical", "Echo-2", "Bidirectional")
+             for pooling in ("mean", "last")]  # fmt: skip
+    kept = without_repeats(asked)
+    assert [recipe.key for recipe in kept] == [recipe.key for recipe in asked if recipe.key != "Bidirectional, last"]
+    assert {recipe.key: recipe.same_as for recipe in kept if recipe.same_as} == {"Classical, last": ("Bidirectional",)}
+    assert {recipe.key for recipe in kept if not recipe.words} == {"Classical, last"}
+    alone = [recipe for recipe in asked if recipe.method == "Bidirectional"]
+    assert without_repeats(alone) == alone
 
 
 def test_eight_are_worth_trying():
@@ -112,7 +157,8 @@ def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
 def test_filters_are_rows_of_their_own():
     recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:20]) if recipe.filtered]
     assert {(recipe.name, recipe.pooling) for recipe in recipes} == {
-        (f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")
+        *((f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")),
+        (f"Classical, {IDF}", "mean"),
     }
     backbone = CausalTransformer(str(DEMO_MODEL), model_kwargs={"dtype": "float32"})
     reader = RecipeReader(backbone, recipes)
@@ -135,10 +181,10 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
     assert torch.allclose(values, middle, rtol=1e-4)
 
 
-def test_the_bag_stands_behind_every_filter_too():
+def test_the_bag_has_every_filter_and_weighting_too():
     recipes = [recipe for recipe in default_recipes() if recipe.method == "Classical"]
     names = [bag.key for bag in bags_of_input_embeddings(recipes)]
     assert names == [
-        "Bag of input embeddings, mean", *(f"Bag of input embeddings, {name}, mean" for name in FILTERS),
+        "Bag of input embeddings, mean", *(f"Bag of input embeddings, {name}, mean" for name in (*FILTERS, IDF)),
     ]  # fmt: skip
     assert len(bags_of_input_embeddings(recipes[:1])) == 1

@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba.results import Estimate
-from st_reba.uncertainty import bootstrap, difference, estimate, from_function, interval, mean, pearson, spearman
+from st_reba.uncertainty import (
+    bootstrap,
+    difference,
+    estimate,
+    from_function,
+    interval,
+    mean,
+    partial_spearman,
+    pearson,
+    spearman,
+)
+
+from . import oracles
 
 CORRELATIONS = {"spearman": (spearman, scipy.stats.spearmanr), "pearson": (pearson, scipy.stats.pearsonr)}
 
@@ -45,6 +57,41 @@ def test_every_replicate_is_what_scipy_gives_for_the_resample(kind, ties):
         chosen = np.repeat(np.arange(60), counts)
         expected = [theirs(own[chosen], labels[chosen])[0] for own in predictions.values()]
         assert replicates[:, column] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_every_replicate_of_a_partial_correlation_is_what_residuals_give(ties):
+    predictions, labels = correlated(60, 3)
+    given = labels + np.random.default_rng(7).normal(scale=2, size=60)
+    predictions["like the given"] = given + np.random.default_rng(8).normal(scale=0.5, size=60)
+    if ties:
+        predictions = {name: np.round(values) for name, values in predictions.items()}
+        given = np.round(given)
+    statistic = partial_spearman(predictions, labels, given)
+    expected = [oracles.partial_rank_correlation(own, labels, given) for own in predictions.values()]
+    assert statistic.values() == pytest.approx(expected, abs=1e-9)
+    replicates = bootstrap(statistic, resamples=30, seed=4)
+    for column, counts in enumerate(drawn(60, 30, seed=4)):
+        chosen = np.repeat(np.arange(60), counts)
+        expected = [
+            oracles.partial_rank_correlation(own[chosen], labels[chosen], given[chosen]) for own in predictions.values()
+        ]
+        assert replicates[:, column] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_partial_correlation_takes_out_what_is_given():
+    """Of what follows the given alone nothing is left; what has its very order has no score."""
+    generator = np.random.default_rng(0)
+    given, own = generator.normal(size=(2, 3000))
+    follows = given + generator.normal(size=3000)
+    statistic = partial_spearman(
+        {"follows": follows, "own": own, "same": np.exp(given), "flat": 0 * own}, own + given, given
+    )
+    values = dict(zip(statistic.recipes, statistic.values(), strict=True))
+    assert values["follows"] == pytest.approx(0, abs=0.05)
+    assert values["own"] > 0.9
+    assert math.isnan(values["same"])
+    assert math.isnan(values["flat"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,6 +254,7 @@ def test_an_accuracy_lies_within_its_interval(answers):
         (lambda: mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
         (lambda: from_function(len, {"a": [1], "b": []}), "{'a': 1, 'b': 0}"),
         (lambda: spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an item"),
+        (lambda: partial_spearman({"a": [1, 2]}, [1, 2], [1]), "2 predictions and 1 labels were given"),
         (lambda: pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
         (lambda: estimate(mean({"a": [1]}), controls=["x", "b"]), "controls=['b', 'x'] are none of the recipes ['a']"),
         (lambda: bootstrap(mean({"a": [1]}), resamples=0), "resamples=0: give the number of resamples, 1 or more"),

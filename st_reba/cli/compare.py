@@ -109,7 +109,9 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Of the two halves (--search).")] = 0,
     fit_texts: Annotated[
         Path | None,
-        typer.Option(help="Plain texts, one a line, to fit whitening and all-but-the-top on. Default: demo texts."),
+        typer.Option(
+            help="Plain texts, one a line, to fit filters and tf-idf on. Default: demo texts; for tf-idf the data."
+        ),
     ] = None,
     repetitions: Annotated[
         int | None,
@@ -185,7 +187,8 @@ def compare_command(
                 found = compare_tasks(compared, tasks, model=shown, output=mteb_results)
                 measured_on = f"{len(tasks)} tasks of mteb"
             else:
-                found = compare(compared, texts, questions, chosen="" if chosen is None else chosen.chosen)
+                key = "" if chosen is None else chosen.chosen
+                found = compare(compared, texts, questions, fit_texts=fit_on, chosen=key)
                 measured_on = _named(texts, data, demo) + ("" if chosen is None else ", held out")
         if chosen is not None:
             found = with_selection(chosen, found)
@@ -326,7 +329,7 @@ def _table(found: Comparison) -> Table:
     shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
     for index, result in enumerate(shown):
         control = controls.get(f"{RANDOM}, {result.name}")
-        cells: list[str | Text] = [result.recipe, result.pooling]
+        cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
             cells.append(
                 _cell(
@@ -362,7 +365,7 @@ def _legend(found: Comparison) -> list[str]:
     """What the columns are, and where the others are."""
     notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
-        notes.append(f"With --report, also: {', '.join(task.name for task in hidden)}.")
+        notes.append(f"With --report, also: {'; '.join(task.name for task in hidden)}.")
     return [
         *notes,
         "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Random: the same recipe on random "

@@ -5,16 +5,20 @@ from .base import CausalModule
 from .bidirectional import BidirectionalLastLayer
 from .causal import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
+from .early_late import EarlyLateModule
 from .echo import EchoModule
 from .embedding_filter import EmbeddingFilter
 from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
+from .partwise_whitening import PartwiseWhitening
 from .published import publish
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
+from .standardization import Centering, Standardization
 from .token_prepending import TokenPrependingModule
 from .transform import EmbeddingTransform
 from .twin_tower import TwinTower
@@ -26,17 +30,22 @@ PUBLIC_MODULES = (
     AllButTheTop,
     BidirectionalLastLayer,
     CausalTransformer,
+    Centering,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     EmbeddingFilter,
     HierarchicalTokenPrependingModule,
+    IdfWeights,
     InputEmbeddings,
     KVReroutingModule,
     MetaEOLModule,
     LayerStates,
     LayerwiseAutoencoder,
+    PartwiseWhitening,
     ReBAModule,
     RefinedThoughtModule,
+    Standardization,
     TokenPrependingModule,
     ValueAggregationModule,
     TwinTower,
@@ -51,18 +60,23 @@ __all__ = [
     "BidirectionalLastLayer",
     "CausalModule",
     "CausalTransformer",
+    "Centering",
     "ContrastivePromptingModule",
+    "EarlyLateModule",
     "EchoModule",
     "EmbeddingFilter",
     "EmbeddingTransform",
     "HierarchicalTokenPrependingModule",
+    "IdfWeights",
     "InputEmbeddings",
     "KVReroutingModule",
     "LayerStates",
     "LayerwiseAutoencoder",
     "MetaEOLModule",
+    "PartwiseWhitening",
     "ReBAModule",
     "RefinedThoughtModule",
+    "Standardization",
     "TokenPrependingModule",
     "TwinTower",
     "ValueAggregationModule",

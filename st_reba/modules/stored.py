@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -107,6 +107,45 @@ class StoredModule(Module, metaclass=Published):
             check_torch_load_is_safe()
         weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
         return weights
+
+
+class FixedWeights(StoredModule):
+    """Base of those that are made from their weights, and from nothing that ``config.json`` alone could say.
+
+    The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
+    them as they are.
+    """
+
+    #: Attributes that follow from the weights, and are saved so that a configuration of another module is noticed.
+    SIZES: ClassVar[tuple[str, ...]]
+
+    def _keep(self, **weights: Tensor) -> None:
+        """Take the weights, float32, as buffers of these names.
+
+        Raises:
+            ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
+        """
+        check_magnitudes(weights, type(self).__name__)
+        for name, weight in weights.items():
+            self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
+
+    @classmethod
+    def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
+        place = f"{model_name_or_path}/{where['subfolder']}"
+        settings = cls._settings(model_name_or_path, where)
+        weights = cls._weights(model_name_or_path, where)
+        sizes = {name: settings.pop(name, None) for name in cls.SIZES}
+        try:
+            module = cls(**settings, **weights)
+        except TypeError as error:
+            raise ValueError(f"{place} is not a saved {cls.__name__}: {error}.") from error
+        found = {name: getattr(module, name) for name in sizes}
+        if sizes != found:
+            raise ValueError(
+                f"{place}: config.json says {sizes} and the weights {found}. They are of two "
+                "modules; save the model again."
+            )
+        return module
 
 
 def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .stored import StoredModule, check_magnitudes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from ..moments import Moments
+from .stored import FixedWeights
 
 
-class EmbeddingTransform(StoredModule):
+class EmbeddingTransform(FixedWeights):
     """Base of the modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
 
     The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
-    them as they are. A subclass is made from its weights, and from nothing that ``config.json`` alone could say.
-    A zero vector, which is how a text without tokens is embedded, stays one.
+    them as they are. A zero vector, which is how a text without tokens is embedded, stays one.
     """
 
-    config_keys: list[str] = ["in_features", "out_features"]
+    SIZES = ("in_features", "out_features")
+    config_keys: list[str] = [*SIZES]
 
     in_features: int
     out_features: int
-
-    def _keep(self, **weights: Tensor) -> None:
-        """Take the weights, float32, as buffers of these names.
-
-        Raises:
-            ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
-        """
-        check_magnitudes(weights, type(self).__name__)
-        for name, weight in weights.items():
-            self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
 
     def _transform(self, embedding: Tensor) -> Tensor:
         """The map: (B, D) to (B, k), float32 or float64."""
@@ -67,26 +55,18 @@ class EmbeddingTransform(StoredModule):
         """k."""
         return self.out_features
 
-    @classmethod
-    def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
-        place = f"{model_name_or_path}/{where['subfolder']}"
-        settings = cls._settings(model_name_or_path, where)
-        weights = cls._weights(model_name_or_path, where)
-        sizes = {name: settings.pop(name, None) for name in EmbeddingTransform.config_keys}
-        try:
-            module = cls(**settings, **weights)
-        except TypeError as error:
-            raise ValueError(f"{place} is not a saved {cls.__name__}: {error}.") from error
-        found = {name: getattr(module, name) for name in sizes}
-        if sizes != found:
-            raise ValueError(
-                f"{place}: config.json says {sizes} and the weights {found}. They are of two "
-                "modules; save the model again."
-            )
-        return module
-
 
 def check_count(name: str, value: int | None, least: int, most: int, what: str) -> None:
     """Refuse what is not a whole number in a range, or None."""
     if value is not None and (type(value) is not int or not least <= value <= most):
         raise ValueError(f"{name}={value!r}: give {what}, a whole number from {least} to {most}.")
+
+
+def check_that_they_vary(moments: Moments) -> None:
+    """Refuse embeddings that are all one, to rounding, or none at all: nothing can be fitted on them."""
+    rounding = torch.finfo(torch.float32).eps * moments.mean.norm()
+    if moments.count < 2 or moments.covariance.trace() <= rounding**2:
+        raise ValueError(
+            f"{moments.count} texts were given, and their embeddings do not differ: give two texts or more that do, "
+            "and better some hundreds."
+        )

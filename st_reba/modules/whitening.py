@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,15 +12,23 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..moments import Moments, embedding_moments, principal_directions, whole_dimension
-from .transform import EmbeddingTransform, check_count
+from .transform import EmbeddingTransform, check_count, check_that_they_vary
+
+#: What is added to each direction's variance by default, as a share of their mean.
+SHRINKAGE = 0.1
 
 
 class WhiteningTransform(EmbeddingTransform):
-    r"""Makes the embeddings of a collection of texts uncorrelated, with mean 0 and variance 1 in every direction.
+    r"""Makes the embeddings of a collection of texts uncorrelated, with mean 0 and nearly one variance everywhere.
 
-    .. math:: e' = (e - \mu) W, \qquad W = (U \sqrt{\Lambda^{-1}})_{[:, :k]}, \qquad \Sigma = U \Lambda U^\top
+    .. math::
+        e' = (e - \mu) W, \qquad W = \bigl(U (\Lambda + \varepsilon \bar\lambda I)^{-1/2}\bigr)_{[:, :k]}, \qquad
+        \Sigma = U \Lambda U^\top
 
-    with mean :math:`\mu` and covariance :math:`\Sigma` of the texts' embeddings (Su et al., 2021, arXiv 2103.15316).
+    with mean :math:`\mu` and covariance :math:`\Sigma` of the texts' embeddings, and the mean :math:`\bar\lambda` of
+    its eigenvalues. With :math:`\varepsilon = 0` that is Su et al. (2021, arXiv 2103.15316). A covariance that is
+    estimated on few texts has directions of far too little variance, which plain whitening blows up; the shrinkage
+    :math:`\varepsilon` bounds by how much (towards a multiple of the identity, as in Ledoit and Wolf, 2004).
     Directions stand in the order of falling variance, so that ``truncate_dim=n`` gives what ``dimension=n`` does.
 
     Use :meth:`fit` or :meth:`from_moments`.
@@ -47,56 +56,89 @@ class WhiteningTransform(EmbeddingTransform):
 
     @classmethod
     def fit(
-        cls, model: SentenceTransformer, texts: Iterable[str], *, dimension: int | None = None, **kwargs: Any
+        cls,
+        model: SentenceTransformer,
+        texts: Iterable[str],
+        *,
+        dimension: int | None = None,
+        shrinkage: float = SHRINKAGE,
+        **kwargs: Any,
     ) -> WhiteningTransform:
         """Fit on the embeddings that a model gives texts, however many: they are never held together.
 
         Args:
             model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, whitening])``.
-            texts: Any iterable of strings; no labels are needed. At least ``dimension`` + 1, and better some thousands.
-            dimension: k, the directions to keep, those of largest variance. If None, all D, or D - 1 where
-                the embeddings vary in no more: a backbone that ends in a LayerNorm (GPT-2, OPT) takes one away.
+            texts: Any iterable of strings; no labels are needed. Two that differ are enough, some hundreds are better.
+            dimension: k, the directions to keep, those of largest variance. If None, all D; without shrinkage D - 1
+                where the embeddings vary in no more: a backbone that ends in a LayerNorm (GPT-2, OPT) takes one away.
+            shrinkage: :math:`\varepsilon`, 0 or more: what is added to each direction's variance, as a share of their
+                mean. With 0 every direction gets variance 1 over these texts, and these have to be more than
+                ``dimension``.
             **kwargs: For :func:`st_reba.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
 
         Raises:
-            ValueError: If ``dimension`` is out of range, or the texts are too few or too much alike.
+            ValueError: If ``dimension`` or ``shrinkage`` is out of range, or the texts are too few or too much alike.
         """
         if known := whole_dimension(model):
             check_count("dimension", dimension, 1, known, "the directions to keep")
-        return cls.from_moments(embedding_moments(model, texts, **kwargs), dimension=dimension)
+        check_shrinkage(shrinkage)
+        moments = embedding_moments(model, texts, **kwargs)
+        return cls.from_moments(moments, dimension=dimension, shrinkage=shrinkage)
 
     @classmethod
-    def from_moments(cls, moments: Moments, *, dimension: int | None = None) -> WhiteningTransform:
+    def from_moments(
+        cls, moments: Moments, *, dimension: int | None = None, shrinkage: float = SHRINKAGE
+    ) -> WhiteningTransform:
         """Fit on the mean and covariance of embeddings.
 
         Args:
             moments: Of embeddings (D,).
             dimension: As for :meth:`fit`.
+            shrinkage: As for :meth:`fit`.
 
         Raises:
             ValueError: As for :meth:`fit`.
         """
         size = len(moments.mean)
         check_count("dimension", dimension, 1, size, "the directions to keep")
-        kept = size if dimension is None else dimension
-        if moments.count <= kept:
-            raise ValueError(
-                f"{moments.count} texts vary in at most {max(0, moments.count - 1)} directions, so {kept} cannot be "
-                f"whitened: give more than {kept} texts, or a lower dimension."
-            )
+        check_shrinkage(shrinkage)
+        check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
-        # What is below this is rounding of the embeddings, not variance.
-        noise = variances[0] * size * torch.finfo(torch.float32).eps ** 2
-        rank = int((variances > noise).sum())
-        if dimension is None and rank == size - 1:
-            kept = rank
-        if rank < kept:
-            raise ValueError(
-                f"The embeddings of these {moments.count} texts vary in {rank} directions only, so {kept} cannot be "
-                "whitened: give more varied texts, or a lower dimension."
-            )
-        weight = directions[:kept] / variances[:kept, None].sqrt()
-        return cls(moments.mean, weight)
+        kept = _kept(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
+        # Where there is none, rounding makes a variance slightly negative.
+        variances = variances.clamp(min=0)
+        scales = (variances + shrinkage * variances.mean()).sqrt()
+        return cls(moments.mean, directions[:kept] / scales[:kept, None])
 
     def _transform(self, embedding: Tensor) -> Tensor:
         return linear(embedding - self.mean.to(embedding.dtype), self.weight.to(embedding.dtype))
+
+
+def check_shrinkage(shrinkage: float) -> None:
+    if isinstance(shrinkage, bool) or not isinstance(shrinkage, (int, float)) or not 0 <= shrinkage < math.inf:
+        raise ValueError(
+            f"shrinkage={shrinkage!r}: give a number, 0 or more: what is added to the variance of each direction, as a "
+            f"share of their mean. {SHRINKAGE} is usual, and 0 is plain whitening."
+        )
+
+
+def _kept(count: int, variances: Tensor, dimension: int | None) -> int:
+    """How many directions plain whitening keeps: it divides by their variance, so there has to be some."""
+    kept = len(variances) if dimension is None else dimension
+    remedy = "or set shrinkage above 0, or give a lower dimension."
+    if count <= kept:
+        raise ValueError(
+            f"{count} texts vary in at most {max(0, count - 1)} directions, so {kept} cannot be whitened without "
+            f"shrinkage: give more than {kept} texts, {remedy}"
+        )
+    # What is below this is rounding of the embeddings, not variance.
+    noise = variances[0] * len(variances) * torch.finfo(torch.float32).eps ** 2
+    rank = int((variances > noise).sum())
+    if dimension is None and rank == len(variances) - 1:
+        return rank
+    if rank < kept:
+        raise ValueError(
+            f"The embeddings of these {count} texts vary in {rank} directions only, so {kept} cannot be whitened "
+            f"without shrinkage: give more varied texts, {remedy}"
+        )
+    return kept

@@ -44,14 +44,18 @@ _RECIPES = (
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
     ),
+    (r"tf-idf", "the tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it"),
     (r"Bag of input embeddings", "the input embeddings alone, without any layer: no context at all"),
     (r"Random weights", "the same architecture and tokenizer with weights that were never trained"),
 )
 _MODIFIERS = {
     "filtered": "without the directions that frequent tokens are written in, which the language model's head shows",
-    "whitened": "the principal directions of a sample of plain texts, scaled to one variance",
+    "centred": "less the mean of a sample of plain texts",
+    "standardised": "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
+    "whitened": "the principal directions of a sample of plain texts, scaled to nearly one variance",
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
     "early layer": "read after a third of the layers, where the model stops",
+    "idf-weighted": "each token counts by how few of a sample of plain texts have it",
     "blocks": "each block of the text has two slots of its own, and every token is read",
     "bidirectional": "the last layer attends both ways",
     "Chinese": "in Chinese words",

@@ -134,20 +134,20 @@ def write_results(comparison: Comparison, directory: Path, called: str = "direct
 def write_csv(comparison: Comparison, path: Path) -> None:
     """Write one line a result, as measured and unrounded: what is not known is empty.
 
-    The columns are recipe, pooling, control; value, low, high, tied of each task; texts_per_second, cost.
+    The columns are recipe, pooling, control; value, low, high, tied of each task; texts_per_second, cost, same_as.
     """
     header = ["recipe", "pooling", "control"]
     for task in comparison.tasks:
         header += [task.name, f"{task.name} low", f"{task.name} high", f"{task.name} tied"]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*header, "texts_per_second", "cost"])
+        writer.writerow([*header, "texts_per_second", "cost", "same_as"])
         for result in comparison.results:
             line: list[object] = [result.recipe, result.pooling, result.control]
             for task in comparison.tasks:
                 score = result.scores.get(task.name)
                 line += [""] * 4 if score is None else [score.value, score.low, score.high, score.tied]
-            writer.writerow([*line, result.sentences_per_second, result.cost])
+            writer.writerow([*line, result.sentences_per_second, result.cost, "; ".join(result.same_as)])
 
 
 def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:

@@ -1,4 +1,4 @@
-"""Comparisons to show: the demo table of benchmarks/RESULTS.md with intervals around it, and one of C-MTEB's size."""
+"""Comparisons to show: a table of `st-reba compare` with intervals around it, and one of C-MTEB's size."""
 
 from __future__ import annotations
 

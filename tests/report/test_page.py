@@ -238,8 +238,18 @@ def test_the_numbers_survive_in_the_csv(demo):
 def test_what_was_not_timed_is_empty_in_the_csv(tmp_path):
     write_csv(tiny(), tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[-1] == (
-        "Bag of input embeddings,mean,True,0.2,0.1,0.3,False,1.0,0.5,1.5,False,,"
+        "Bag of input embeddings,mean,True,0.2,0.1,0.3,False,1.0,0.5,1.5,False,,,"
     )
+
+
+def test_a_row_names_what_it_stands_for(tmp_path):
+    found = tiny()
+    first = dataclasses.replace(found.results[0], same_as=("ReBA-1", "Bidirectional"))
+    _, page = page_of(dataclasses.replace(found, results=[first, *found.results[1:]]), tmp_path)
+    assert f"{first.recipe} = ReBA-1 = Bidirectional {first.pooling}" in [cells[0] for cells in page.rows()]
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="")))
+    assert (rows[0]["recipe"], rows[0]["same_as"]) == (first.recipe, "ReBA-1; Bidirectional")
+    assert {row["same_as"] for row in rows[1:]} == {""}
 
 
 def test_whatever_text_there_is_does_no_harm(tmp_path):

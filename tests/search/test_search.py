@@ -13,6 +13,7 @@ from sentence_transformers.util import pairwise_cos_sim
 from st_reba import CausalTransformer
 from st_reba.compare import Recipes, compare
 from st_reba.data import DEMO_PAIRS, Pairs, read_pairs
+from st_reba.filters import FILTERS
 from st_reba.search import LEAST_PAIRS, Candidate, candidates, readings, rung_sizes, search, split, with_selection
 from st_reba.search.candidates import PLAIN
 
@@ -84,7 +85,7 @@ def test_candidates_are_all_combinations_and_all_different():
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
     poolings = sum(len(reading.poolings) for reading in readings())
     # The two that end with the last but one have no other reading of it.
-    assert len(every) == (poolings * 8 - 2) * 4
+    assert len(every) == (poolings * 8 - 2) * (1 + len(FILTERS))
     assert {one.reading.method for one in every} - {one.reading.method for one in every if one.layer == 31} == {
         "Pretended CoT",
         "Knowledge",
@@ -136,7 +137,7 @@ def test_several_rungs_keep_a_third(backbone, pairs):
     found = search(backbone, large, every=every)
     assert [rung.pairs for rung in found.rungs] == rung_sizes(len(found.chosen_on))
     assert len(found.rungs) == 3
-    assert [rung.candidates for rung in found.rungs] == [18, 6, 5]
+    assert [rung.candidates for rung in found.rungs] == [30, 10, 5]
 
 
 def test_what_is_held_out_is_never_read(backbone, pairs, monkeypatch):

@@ -1,0 +1,270 @@
+"""What stands in each table of README.md, RESULTS.md and docs/."""
+
+from __future__ import annotations
+
+from picture import Panel, Picture, Series
+from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
+from records import Value
+
+SMOLLM2 = "SmolLM2-135M-Instruct"
+GEMMA = "Gemma 3 270M"
+ENGLISH, CHINESE = "STS-B en test", "STS-B zh test"
+PAIRS = (ENGLISH, CHINESE)
+WORD_SETS = ("SLPWC", "WSD")
+WORDS = ("accuracy, Euclidean", "accuracy, cosine")
+TITLES = ("TNews", "THUCNews")
+BAG = "Bag of input embeddings"
+CONTROLS = (BAG, "tf-idf", "Bag of random embeddings")
+PROMPTEOL = ("PromptEOL", "PromptEOL, Chinese")
+#: What stands behind the pooling.
+FILTERS = ("centred", "standardised", "filtered", "whitened", "all but the top")
+
+TRAINED = {"weights": "trained"}
+RANDOM = {"weights": "random"}
+AT_ITS_END = {"layer": None, "filter": ""}
+SPEARMAN = {"metric": "Spearman"}
+RECIPES = Each(("recipe", "pooling"))
+
+
+def is_layer(value: Value) -> bool:
+    return value is not None
+
+
+def is_control(value: Value) -> bool:
+    return value in CONTROLS
+
+
+def is_recipe(value: Value) -> bool:
+    return not is_control(value)
+
+
+def dev(pairs: str) -> str:
+    """The development part beside a test part."""
+    return pairs.replace("test", "dev")
+
+
+ANY_RECIPE = {"recipe": Best(is_recipe), "pooling": ANY, "layer": ANY, "filter": ANY}
+ANY_CONTROL = {**ANY_RECIPE, "recipe": Best(is_control)}
+
+
+def all_recipes(where: Conditions, *split: str) -> Table:
+    """Every recipe at its own end, behind nothing and behind each filter."""
+    return Table(
+        "scores",
+        where={**where, "layer": None},
+        split=("model", *split),
+        rows=Each(("recipe", "pooling"), where=TRAINED),
+        columns=(
+            Column("as it is", {**TRAINED, "filter": ""}),
+            Column("random weights", {**RANDOM, "filter": ""}, interval=False, bold=False),
+            Column("beyond overlap", {**TRAINED, "filter": ""}, show="beyond overlap"),
+            *(Column(name, {**TRAINED, "filter": name}) for name in FILTERS),
+        ),
+        references=True,
+    )
+
+
+def best_layers(pairs: str) -> Table:
+    """Every recipe where it is best on the development part, read on the test part."""
+    return Table(
+        "scores",
+        where={**TRAINED, **SPEARMAN, "set": pairs},
+        split=("model",),
+        rows=Each(("recipe", "pooling"), where={"layer": is_layer}),
+        columns=(
+            Column("own end", AT_ITS_END),
+            Column("best layer", {"layer": ANY, "filter": ""}, chosen=dev(pairs)),
+            Column("best layer and filter", {"layer": ANY, "filter": ANY}, chosen=dev(pairs)),
+        ),
+    )
+
+
+def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *split: str) -> Table:
+    """Some quantities of one table of cost.csv; what neither rows nor columns say stands above."""
+    said = ("precision", "batch", "how", "date", "versions")
+    return Table(
+        "cost",
+        where={"table": table, "quantity": quantities},
+        split=(*split, "model", "machine"),
+        rows=rows,
+        columns=columns,
+        caption=tuple(name for name in said if name not in (*rows.fields, *columns.fields)),
+    )
+
+
+RATIO = Each(("quantity", "contender", "unit"), (("ratio", "{quantity}: {contender} / {unit}"),))
+RATIO_BY_BATCH = Each((*RATIO.fields, "batch"), (("ratio", "{quantity}: {contender} / {unit}, batch {batch}"),))
+SPEED = Each(("contender",), (("recipe", "{contender}"),))
+SPEEDS = ("tokens of text/s", "MiB of encoding")
+LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
+LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
+SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
+
+BLOCKS: dict[str, Table | Picture] = {
+    "first-screen": Table(
+        "scores",
+        where={**TRAINED, **SPEARMAN, "set": ENGLISH},
+        label="SmolLM2-135M-Instruct, read by",
+        rows=(
+            Row("mean of the last states", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Classical", "pooling": "mean"}),
+            Row("last token", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Classical", "pooling": "last"}),
+            Row("Echo-2, mean", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Echo-2", "pooling": "mean"}),
+            Row("ReBA-2, mean", {**AT_ITS_END, "model": SMOLLM2, "recipe": "ReBA-2", "pooling": "mean"}),
+            Row("PromptEOL", {**AT_ITS_END, "model": SMOLLM2, "recipe": "PromptEOL", "pooling": "last"}),
+            Row("the best on the development part: {choice}", {"model": SMOLLM2, **ANY_RECIPE}, chosen=dev(ENGLISH)),
+            Row("bag of its input embeddings", {**AT_ITS_END, "model": SMOLLM2, "recipe": BAG}),
+            *(Row(f"{model}, for reference", {**AT_ITS_END, "model": model}) for model in REFERENCES),
+        ),
+        columns=(Column("Spearman x 100", {}), Column("time", show="time")),
+    ),
+    "recipes-stsb-en": all_recipes({**SPEARMAN, "set": ENGLISH}),
+    "recipes-stsb-zh": all_recipes({**SPEARMAN, "set": CHINESE}),
+    "layers-stsb-en": best_layers(ENGLISH),
+    "layers-stsb-zh": best_layers(CHINESE),
+    "layers-picture": Picture(
+        "layers.svg",
+        panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, ENGLISH), Panel(GEMMA, CHINESE)),
+        series=(
+            Series("Classical, mean", {"recipe": "Classical", "pooling": "mean"}),
+            Series("Classical, last", {"recipe": "Classical", "pooling": "last"}),
+            Series("Echo-2, mean", {"recipe": "Echo-2", "pooling": "mean"}),
+            Series("PromptEOL", {"recipe": "PromptEOL", "pooling": "last"}),
+        ),
+        level=Series(BAG, {"recipe": BAG, "layer": None}),
+    ),
+    "word-sense": Table(
+        "scores",
+        where={"metric": WORDS, "filter": ""},
+        split=("model", "set"),
+        rows=Each(("recipe", "pooling"), where=TRAINED),
+        columns=tuple(
+            column
+            for metric in WORDS
+            for column in (
+                Column(metric.removeprefix("accuracy, "), {**TRAINED, "metric": metric, "layer": None}),
+                Column("random weights", {**RANDOM, "metric": metric, "layer": None}, interval=False, bold=False),
+                Column("its best layer", {**TRAINED, "metric": metric, "layer": Best(is_layer)}),
+            )
+        ),
+    ),
+    "titles": all_recipes({"set": TITLES}, "set", "metric"),
+    "claims": Table(
+        "claims",
+        split=("model",),
+        rows=Each(("claim", "first", "second"), (("claim", "{claim}"), ("difference", "{first} − {second}"))),
+        columns=Each(("set",), (("", "{set}"),)),
+    ),
+    "precision": Table(
+        "scores",
+        where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},
+        split=("model", "set", "metric"),
+        rows=RECIPES,
+        columns=(
+            Column("float32", {"precision": "float32"}, bold=False),
+            Column("bfloat16", {"precision": "bfloat16"}, bold=False),
+        ),
+        caption=("date",),
+        whole=True,
+    ),
+    "measured": Table(
+        "scores",
+        rows=Each(("model", "precision", "versions")),
+        columns=(Column("last measured", show="date"),),
+        caption=(),
+    ),
+    "choose-best": Table(
+        "scores",
+        where=TRAINED,
+        split=("model",),
+        label="texts",
+        rows=(
+            *(Row(f"{pairs}, Spearman", {**SPEARMAN, "set": pairs}, chosen=dev(pairs)) for pairs in PAIRS),
+            *(Row(f"{words}, accuracy, cosine", {"set": words, "metric": WORDS[1]}) for words in WORD_SETS),
+            *(Row(titles, {"set": titles}) for titles in TITLES),
+        ),
+        columns=(
+            Column("Classical, mean", {"recipe": "Classical", "pooling": ("mean", ""), **AT_ITS_END}, bold=False),
+            Column("Classical, last", {"recipe": "Classical", "pooling": "last", **AT_ITS_END}, bold=False),
+            Column("best recipe, as its authors read it", {**ANY_RECIPE, **AT_ITS_END}, bold=False),
+            Column("best recipe, layer and filter", ANY_RECIPE, bold=False),
+            Column("best control", ANY_CONTROL, bold=False),
+            *(Column(model, {**AT_ITS_END, "model": model}, bold=False) for model in REFERENCES),
+        ),
+    ),
+    "choose-recipes": Table(
+        "scores",
+        where={**TRAINED, **AT_ITS_END},
+        split=("model",),
+        rows=Each(("recipe", "pooling"), where={"set": (*PAIRS, *TITLES)}),
+        columns=(
+            *(Column(pairs, {"set": pairs, **SPEARMAN}, interval=False) for pairs in PAIRS),
+            # Word embeddings do not depend on the pooling.
+            *(
+                Column(words, {"set": words, "metric": WORDS[1], "pooling": ("", "mean")}, interval=False)
+                for words in WORD_SETS
+            ),
+            *(Column(titles, {"set": titles}, interval=False) for titles in TITLES),
+            Column("time", {"set": (*PAIRS, *TITLES)}, show="time"),
+        ),
+        references=True,
+    ),
+    "filters": Table(
+        "scores",
+        where={**TRAINED, **SPEARMAN, "set": PAIRS, "layer": None},
+        split=("model", "set"),
+        rows=Each(("filter",), (("behind the pooling", "{filter}"),)),
+        columns=(
+            Column("Classical, mean", {"recipe": "Classical", "pooling": "mean"}),
+            Column("Classical, last", {"recipe": "Classical", "pooling": "last"}),
+            Column("Echo-2, mean", {"recipe": "Echo-2", "pooling": "mean"}),
+            Column("PromptEOL", {"recipe": PROMPTEOL}),
+            Column("bag of input embeddings", {"recipe": BAG}),
+        ),
+    ),
+    "prompts": Table(
+        "scores",
+        where={
+            **TRAINED,
+            **SPEARMAN,
+            **AT_ITS_END,
+            "recipe": (*PROMPTEOL, "Pretended CoT", "Knowledge", "MetaEOL", "CK"),
+        },
+        split=("model",),
+        rows=RECIPES,
+        columns=tuple(Column(pairs, {"set": pairs}) for pairs in PAIRS),
+    ),
+    "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS),
+    "cost-passes": costs("passes", ("time",), RATIO_BY_BATCH, LENGTHS),
+    "cost-sweep": costs("sweep", ("time",), RATIO, LENGTHS_BY_BATCH),
+    "cost-chunked": costs("chunked", ("time",), RATIO, LENGTHS),
+    "cost-towers": costs("towers", ("time",), RATIO, SHAPES),
+    "speed-repetition": costs("repetition", SPEEDS, SPEED, LENGTHS, "quantity"),
+    "speed-chunked": costs("chunked", SPEEDS, SPEED, LENGTHS, "quantity"),
+    "speed-encode": Table(
+        "cost",
+        where={"table": "encode"},
+        split=("model", "machine"),
+        rows=Each(("contender",), (("recipe", "{contender}"),)),
+        columns=(
+            Column("texts/s", {"quantity": "texts/s"}, show="cost"),
+            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
+            Column("FLOP/s, as a share of a 1024 x 1024 matrix product's", {"quantity": "FLOP/s"}, show="cost"),
+        ),
+        caption=("precision", "tokens", "batch", "how", "date", "versions"),
+    ),
+    "speed-files": Table(
+        "cost",
+        where={"table": "files"},
+        split=("machine",),
+        rows=Each(("contender", "how"), (("reading and writing, one process", "{contender}"), ("", "{how}"))),
+        columns=(Column("MB/s", show="cost"),),
+        caption=("date", "versions"),
+    ),
+    "batches": Table(
+        "batches",
+        split=("model",),
+        rows=Each(("module",)),
+        columns=Each(("precision",)),
+        caption=("date", "machine", "versions"),
+    ),
+}

@@ -1,0 +1,180 @@
+"""Scores of kept vectors: rows of ``benchmarks/results/scores.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from st_reba import uncertainty
+from st_reba.benchmark import mteb_estimates, run_tasks
+from st_reba.modules import CausalModule
+from st_reba.tf_idf import TfIdf
+
+from .filtered import Kept, Variant
+from .texts import LISTS, Sets
+from .titles import TASKS
+
+Array = NDArray[np.float64]
+Row = dict[str, Any]
+
+TF_IDF = "tf-idf"
+SPEARMAN = "Spearman"
+#: Filters at every layer; at a recipe's own end there are all.
+LAYER_FILTERS = ("", "standardised", "whitened")
+#: Behind which titles are classified and clustered, which is slow.
+TITLE_FILTERS = ("", "standardised", "whitened", "partwise whitened")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What every reading of a model says about the pairs of one language: cosines on the development and test part.
+
+    Attributes:
+        language: Of the pairs.
+        cosines: By part and reading, (pairs,).
+        labels: By part.
+        overlap: By part, the cosines of tf-idf vectors.
+        texts: By part, how many there are.
+    """
+
+    language: str
+    cosines: dict[str, dict[Variant, Array]]
+    labels: dict[str, list[float]]
+    overlap: dict[str, Array]
+    texts: dict[str, int]
+
+    def chosen_layer(self, variant: Variant) -> int | None:
+        """The layer at which a recipe behind a filter is best on the development part."""
+        scores = {
+            each.layer: _spearman(cosines, self.labels["dev"])
+            for each, cosines in self.cosines["dev"].items()
+            if each.layer is not None and replace(each, layer=None) == variant
+        }
+        return max(scores, key=scores.__getitem__, default=None)
+
+
+def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pairs:
+    """Read every layer of every recipe that was run on the pairs of a language."""
+    parts = [part for part in ("dev", "test") if (kept.directory / f"stsb-{language}-{part}").is_dir()]
+    found = Pairs(language, {part: {} for part in parts}, {}, {}, {})
+    fit = sets.fit_texts(language)
+    columns = {}
+    for part in parts:
+        labelled = sets.pairs(language, part)
+        texts = labelled.texts()
+        row = {text: index for index, text in enumerate(texts)}
+        columns[part] = [np.array([row[text] for text in side]) for side in (labelled.first, labelled.second)]
+        found.labels[part] = labelled.scores
+        found.texts[part] = len(texts)
+        found.overlap[part] = TfIdf(backbone, fit).cosines(labelled.first, labelled.second)
+    names = {part: f"stsb-{language}-{part}" for part in parts}
+    available = {part: kept.sources([names[part], f"fit-{language}"]) for part in parts}
+    for key in dict.fromkeys(key for part in parts for key in available[part]):
+        own = [part for part in parts if key in available[part]]
+        source = available[own[0]][key]
+        for layer in [*range(source.layers), None] if source.layers else [None]:
+            at = source.own_end() if layer is None else layer
+            some = {} if layer is None else {"filters": LAYER_FILTERS}
+            for filtered, vectors in kept.filtered([names[part] for part in own], source, at, **some):
+                for part, each in zip(own, vectors, strict=True):
+                    variant = Variant(*key, layer, filtered)
+                    found.cosines[part][variant] = _cosines(each, *columns[part])
+    return found
+
+
+def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterator[Row]:
+    """Scores of the pairs of one language. Intervals at the recipes' own ends, and at the layer that is best on the
+    development part; elsewhere the value alone."""
+    for part, cosines in found.cosines.items():
+        labels = found.labels[part]
+        own = {variant for variant in cosines if variant.layer is None}
+        chosen = {replace(variant, layer=found.chosen_layer(variant)) for variant in own} if part == "test" else set()
+        surely = [variant for variant in cosines if variant in own | chosen]
+        named = {str(number): cosines[variant] for number, variant in enumerate(surely)}
+        sure = uncertainty.estimate(uncertainty.spearman({**named, TF_IDF: found.overlap[part]}, labels))
+        beyond = uncertainty.estimate(uncertainty.partial_spearman(named, labels, found.overlap[part]))
+        shared = {"set": f"STS-B {found.language} {part}", "metric": SPEARMAN, "texts": found.texts[part]}
+        yield {**shared, "recipe": TF_IDF, "pooling": "", "filter": "", **_estimated(sure[TF_IDF])}
+        for variant, own_cosines in cosines.items():
+            row = {**shared, **_named(variant)}
+            if variant in surely:
+                name = str(surely.index(variant))
+                yield {**row, **_estimated(sure[name]), **_estimated(beyond[name], beyond=True)}
+            else:
+                yield {**row, "score": _spearman(own_cosines, labels)}
+
+
+def word_readings(kept: Kept, sets: Sets, name: str) -> dict[str, dict[Variant, Array]]:
+    """How far each question is answered right, by distance and reading, after every layer."""
+    questions = sets.questions(name.upper())
+    correct: dict[str, dict[Variant, Array]] = {}
+    for (recipe, pooling), source in kept.sources([name]).items():
+        for layer in [*range(source.layers), None]:
+            at = source.own_end() if layer is None else layer
+            vectors = kept.vectors(name, source, at).reshape(len(questions.questions), 4, -1)
+            for metric, each in questions.correct(vectors).items():
+                shown = {"euclidean": "Euclidean", "cosine": "cosine"}[metric.removesuffix("_accuracy")]
+                correct.setdefault(shown, {})[Variant(recipe, pooling, layer)] = each
+    return correct
+
+
+def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
+    """Accuracy of the odd one out, by Euclidean and by cosine distance, after every layer."""
+    for distance, scores in word_readings(kept, sets, name).items():
+        named = {str(number): each for number, each in enumerate(scores.values())}
+        sure = uncertainty.estimate(uncertainty.mean(named))
+        shared = {"set": name.upper(), "metric": f"accuracy, {distance}", "texts": 4 * len(next(iter(scores.values())))}
+        for variant, estimate in zip(scores, sure.values(), strict=True):
+            yield {**shared, **_named(variant), **_estimated(estimate)}
+
+
+def title_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
+    """Titles of news, by mteb: every recipe at its own end, behind some filters."""
+    make, lists, metric = TASKS[name]
+    texts = [text for each in lists for text in LISTS[each].read(sets.directory)]
+    row = {text: index for index, text in enumerate(texts)}
+    sources = kept.sources([*lists, "tnews-train"])
+    vectors: dict[str, torch.Tensor] = {}
+    variants: dict[str, Variant] = {}
+    for (recipe, pooling), source in sources.items():
+        for filtered, each in kept.filtered(list(lists), source, source.own_end(), TITLE_FILTERS):
+            variant = Variant(recipe, pooling, None, filtered)
+            key = str(len(variants))
+            variants[key], vectors[key] = variant, torch.from_numpy(np.concatenate(each))
+
+    def embed(asked_for: Sequence[str], prompt: str | None) -> dict[str, torch.Tensor]:
+        index = [row[text] for text in asked_for]
+        return {key: each[index] for key, each in vectors.items()}
+
+    found = run_tasks([make(sets)], list(vectors), embed, model="measured", revision="1", batch_size=1024)
+    for scores in found:
+        for key, estimate in mteb_estimates(scores).items():
+            yield {"set": name, "metric": metric, "texts": len(texts), **_named(variants[key]), **_estimated(estimate)}
+
+
+def _cosines(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms == 0, 1, norms)
+    return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)
+
+
+def _spearman(cosines: Array, labels: Sequence[float]) -> float:
+    # What is one number but for rounding, such as a prompt's last state before the first layer, has no order.
+    return float(spearmanr(cosines, labels).statistic) if np.ptp(cosines) > 1e-9 else float("nan")
+
+
+def _named(variant: Variant) -> Row:
+    return {
+        "recipe": variant.recipe, "pooling": variant.pooling, "layer": variant.layer, "filter": variant.filter,
+    }  # fmt: skip
+
+
+def _estimated(estimate: Any, beyond: bool = False) -> Row:
+    names = ("beyond_overlap", "beyond_low", "beyond_high") if beyond else ("score", "low", "high")
+    return dict(zip(names, (estimate.value, estimate.low, estimate.high), strict=True))

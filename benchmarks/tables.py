@@ -1,0 +1,101 @@
+"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv.
+
+    python benchmarks/tables.py            # writes them, and the picture
+    python benchmarks/tables.py --check    # names those that are stale, and exits with 1
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is a key of ``blocks.BLOCKS``, which says
+what is in it. What was not measured is an empty cell; rows and columns that have nothing at all are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from blocks import BLOCKS
+from picture import Picture
+from pivot import Store, Table
+from records import RESULTS, ROOT, RecordsError, shown
+
+
+class TablesError(Exception):
+    """A page whose marks cannot be understood."""
+
+
+MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
+BEGIN = "<!-- table:"
+
+
+def pages(root: Path) -> list[Path]:
+    """All pages that may have tables."""
+    some = [root / "README.md", root / "benchmarks" / "RESULTS.md", *sorted((root / "docs").rglob("*.md"))]
+    return [page for page in some if page.is_file()]
+
+
+def filled(text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture]) -> tuple[str, list[str]]:
+    """The page with its tables as they should be, and the names of those that were not.
+
+    Raises:
+        TablesError: If a name is unknown, or a mark is not closed.
+        RecordsError: If a file of results is missing or cannot be read.
+    """
+    stale = []
+
+    def fill(match: re.Match[str]) -> str:
+        name, body = match["name"], match["body"]
+        if name not in blocks:
+            raise TablesError(f"{shown(page)}: there is no table {name!r}; those there are: {', '.join(blocks)}.")
+        if BEGIN in body:
+            raise TablesError(f"{shown(page)}: the table {name!r} has no {match['end']} before the next one begins.")
+        made = blocks[name].render(store, page)
+        made = f"\n{made}\n\n" if made else ""
+        if body != made:
+            stale.append(name)
+        return f"{match[1]}{made}{match['end']}"
+
+    result = MARKED.sub(fill, text)
+    if text.count(BEGIN) != len(MARKED.findall(text)):
+        raise TablesError(
+            f"{shown(page)}: a mark is broken; a table is '{BEGIN} NAME -->', a line, and '<!-- end -->'."
+        )
+    return result, stale
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the pages")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
+    options = parser.parse_args(arguments)
+    store = Store(options.results.resolve())
+    try:
+        made = {
+            page: filled(page.read_text(encoding="utf-8"), page, store, BLOCKS)
+            for page in pages(options.root.resolve())
+        }
+        drawings = {block.path(store): block.drawing(store) for block in BLOCKS.values() if isinstance(block, Picture)}
+    except (TablesError, RecordsError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    stale = [f"{shown(page)}: {name}" for page, (_, names) in made.items() for name in names]
+    undrawn = {path: drawing for path, drawing in drawings.items() if drawing and not drawing.stands_in(path)}
+    stale += map(shown, undrawn)
+    if options.check:
+        for name in stale:
+            print(f"{name} is stale; `make tables` makes it anew", file=sys.stderr)
+        return 1 if stale else 0
+    for page, (text, names) in made.items():
+        if names:
+            page.write_text(text, encoding="utf-8")
+    for path, drawing in undrawn.items():
+        drawing.write(path)
+    for name in stale:
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
