@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import uncertainty
+from .answer import answer
 from .benchmark import run_tasks
 from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
 from .data import DEMO_PAIRS, Pairs, read_pairs
@@ -160,6 +161,7 @@ def assemble(
         },
         date=time.strftime("%Y-%m-%d"),
         chosen=chosen,
+        answer=answer(results, columns[0].task, columns[0].statistic, chosen),
     )
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from .files import check_file
 
@@ -14,11 +15,27 @@ _ASSETS = Path(__file__).parent / "assets"
 
 #: The small bilingual language model that makes everything run offline. For demonstrations only: see its README.md.
 DEMO_MODEL = _ASSETS / "demo_lm"
-DEMO_PAIRS = _ASSETS / "demo_pairs.tsv"
-DEMO_QUESTIONS = _ASSETS / "demo_odd_one_out.csv"
+
+#: Those of the labelled texts in the package: how they were made stands in assets/demo_texts.md.
+Language = Literal["en", "zh"]
 
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
+
+
+def demo_pairs(language: Language) -> Path:
+    """The package's sentence pairs in a language, scored from 0 to 5."""
+    return _ASSETS / f"demo_pairs_{language}.tsv"
+
+
+def demo_questions(language: Language) -> Path:
+    """The package's word-sense questions in a language."""
+    return _ASSETS / f"demo_odd_one_out_{language}.csv"
+
+
+#: What is measured on where nothing else is asked for.
+DEMO_PAIRS = demo_pairs("en")
+DEMO_QUESTIONS = demo_questions("en")
 
 
 @dataclass(frozen=True)
@@ -127,7 +144,14 @@ def _pairs(path: str | Path, lines: Iterable[tuple[int, str]]) -> Pairs:
     return Pairs(first, second, scores)
 
 
-def demo_sentences() -> list[str]:
-    """The sentences of the package's word-sense questions, each once: plain texts to fit something small on."""
-    with DEMO_QUESTIONS.open(encoding="utf-8-sig", newline="") as file:
-        return list(dict.fromkeys(row[f"选项{number}"] for row in csv.DictReader(file) for number in range(1, 5)))
+def demo_sentences(language: Language | None = None) -> list[str]:
+    """The sentences of the package's word-sense questions, each once: plain texts to fit something small on.
+
+    Args:
+        language: Theirs; both if None.
+    """
+    sentences: dict[str, None] = {}
+    for each in get_args(Language) if language is None else (language,):
+        with demo_questions(each).open(encoding="utf-8-sig", newline="") as file:
+            sentences |= dict.fromkeys(row[f"选项{number}"] for row in csv.DictReader(file) for number in range(1, 5))
+    return list(sentences)

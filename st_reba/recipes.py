@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import AutoModel
 
+from . import backbone as language_model
 from .data import demo_sentences
 from .filters import IDF, Filter, Weighting, fitted_on
 from .modules import (
@@ -186,6 +187,20 @@ def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
     return kept
 
 
+def worth_trying() -> list[Recipe]:
+    """The few recipes to try first: what one has without a recipe, and a cheap one of each family."""
+    return [
+        Recipe("Classical", "mean", CausalTransformer, copies=1),
+        Recipe("Classical", "last", CausalTransformer, copies=1),
+        Recipe("Classical, early layer", "mean", _early_layer),
+        Recipe("Echo-2", "mean", _echo(2), copies=2),
+        Recipe("ReBA-2", "mean", _reba(2, "mean"), copies=2),
+        Recipe("ReBA-2", "last", _reba(2, "last"), copies=2),
+        Recipe("PromptEOL", "last", _prompted(PROMPTS["PromptEOL"]), words=False),
+        Recipe("Pretended CoT", "last", _prompted(PROMPTS["Pretended CoT"]), words=False),
+    ]
+
+
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
     """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
 
@@ -213,6 +228,10 @@ def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
     model.config.tie_word_embeddings = True
     control.model = model.to(backbone.model.device, backbone.model.dtype).eval()
     return control
+
+
+def _early_layer(backbone: CausalModule) -> CausalModule:
+    return CausalTransformer(backbone, output_layer=max(1, language_model.depth(backbone.model) // 3))
 
 
 def _bidirectional(backbone: CausalModule) -> CausalModule:

@@ -147,6 +147,7 @@ class Comparison:
         command: The command that made it, as typed.
         date: Of the day, ISO 8601.
         chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
+        answer: Which recipe to use, how far ahead of using none it is, and how sure that is: what to show first.
     """
 
     model: str
@@ -161,6 +162,7 @@ class Comparison:
     command: str = ""
     date: str = ""
     chosen: str = ""
+    answer: str = ""
 
     def choice(self) -> Result:
         """The recipe to use: what was chosen on other data, or else the best here.

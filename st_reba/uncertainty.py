@@ -139,6 +139,20 @@ def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
 
+def difference(statistic: Statistic, first: str, second: str) -> tuple[float, float]:
+    """The 95% interval of how much more one recipe scores than another on the same resamples.
+
+    Args:
+        statistic: The scores.
+        first: Name of the recipe that is to have more.
+        second: Of the other.
+    """
+    replicates = bootstrap(statistic)
+    first_row, second_row = (statistic.recipes.index(name) for name in (first, second))
+    low, high = interval(replicates[first_row] - replicates[second_row])
+    return float(low), float(high)
+
+
 def mean(scores: Mapping[str, ArrayLike]) -> Statistic:
     """The mean of per-item scores: accuracy, nDCG, a distance.
 

@@ -134,10 +134,8 @@ def _difference(first: Result, second: Result, task: Task, statistic: Statistic 
     value = first.scores[task.name].value - second.scores[task.name].value
     if statistic is None:
         return Estimate(value, float("nan"), float("nan"), tied=True)
-    replicates = uncertainty.bootstrap(statistic)
-    rows = [statistic.recipes.index(result.name) for result in (first, second)]
-    low, high = uncertainty.interval(replicates[rows[0]] - replicates[rows[1]])
-    return Estimate(value, float(low), float(high), tied=not (low > 0 or high < 0))
+    low, high = uncertainty.difference(statistic, first.name, second.name)
+    return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
 
 def _bag(result: Result, scored: dict[str, Result]) -> Result | None:

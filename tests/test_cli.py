@@ -7,11 +7,14 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba import META_TASKS, TEMPLATES, __version__, cli
-from st_reba.recipes import default_recipes
+from st_reba.data import demo_pairs, demo_sentences, read_pairs
+from st_reba.recipes import worth_trying
 from st_reba.search import candidates
 
 from .backbones import TEXTS
@@ -39,33 +42,86 @@ def test_help_names_the_commands():
 class TestCompare:
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
-        def few(repetitions=3, fit_texts=None):
-            return [recipe for recipe in default_recipes(repetitions) if recipe.name in ("Classical", "ReBA-2")]
+        def fewer():
+            return [recipe for recipe in worth_trying() if recipe.name in ("Classical", "ReBA-2")]
 
-        monkeypatch.setattr(cli.compare, "default_recipes", few)
+        monkeypatch.setattr(cli.compare, "worth_trying", fewer)
 
     def test_with_no_arguments(self, monkeypatch):
-        """The offline default: the demo LM, the demo texts, word sense."""
+        """The offline default: the demo LM, the English demo texts, word sense."""
         shown = []
         real = cli.compare.compare
         monkeypatch.setattr(cli.compare, "compare", lambda *args, **kw: shown.append(args) or real(*args, **kw))
         output = run("compare")
         ((recipes, pairs, words),) = shown
         assert recipes.backbone.model.config.hidden_size == 256
-        assert (len(pairs), len(words.questions)) == (130, 40)
+        assert (len(pairs), len(words.questions)) == (200, 40)
         for expected in (
-            "the demo LM on 130 demo pairs",
+            "the demo LM on 200 demo pairs in English (float32, cpu)",
+            "--recipes all compares every recipe.",
             "Word",
             "ReBA-2",
             "Bag of input embeddings",
             "1.00x",
             "Best on STS: ",
             "random weights",
-            "130 pairs of texts",
+            "200 pairs of texts",
             "With --report, also: Beyond overlap; STS, Pearson.",
         ):
             assert expected in output
         assert re.search(r"ReBA-2 mean -?−?\d+\.\d \[−?\d+, −?\d+\]", output)
+
+    def test_the_answer_comes_first(self, backbone_path, tmp_path):
+        report = tmp_path / "report"
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--report", report)
+        output = run("compare", *options)
+        first = re.search(r"(Use|No need for a recipe:|No recipe to use:) (Classical|ReBA-2), (mean|last).*?\.", output)
+        assert first
+        assert first.start() < output.index("on 20 pairs of pairs.tsv")
+        assert "on STS (Spearman x 100)" in output
+        assert first[0] in (report / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+
+    def test_texts_of_the_other_language(self, monkeypatch):
+        shown = []
+
+        def asked(recipes, pairs, words, **settings):
+            shown.append((pairs, len(words.questions)))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "compare", asked)
+        assert "enough" in run("compare", "--language", "zh", expect=1)
+        assert shown == [(read_pairs(demo_pairs("zh")), 20)]
+        assert cli.compare._named(shown[0][0], None, "zh") == "200 demo pairs in Chinese"
+
+    @pytest.mark.parametrize(
+        ("options", "repetitions", "fitted_on"),
+        [
+            ((), 3, demo_sentences("en")),
+            (("--language", "zh", "--repetitions", 5), 5, demo_sentences("zh")),
+            (("--data", "pairs.tsv"), 3, demo_sentences()),
+            (("--data", "pairs.tsv", "--fit-texts", "texts.txt"), 3, TEXTS),
+        ],
+    )
+    def test_all_recipes(self, options, repetitions, fitted_on, backbone_path, tmp_path, monkeypatch):
+        self.pairs(tmp_path)
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        monkeypatch.chdir(tmp_path)
+        asked = []
+
+        def every(repetitions, fit_texts):
+            asked.append((repetitions, list(fit_texts)))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "default_recipes", every)
+        on = ("--model", backbone_path(), "--device", "cpu")
+        assert "enough" in run("compare", "--recipes", "all", *on, *options, expect=1)
+        assert asked == [(repetitions, [text for text in fitted_on if text.strip()])]
+
+    def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
+        monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.bfloat16)
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--dtype", "fastest")
+        assert "pairs.tsv (bfloat16, cpu)" in run("compare", *options, "--device", "cpu")
+        assert cli.common.placement("meta", cli.common.Dtype.fastest) == ("meta", cli.common.Dtype.auto)
 
     def pairs(self, tmp_path):
         data = tmp_path / "pairs.tsv"
@@ -137,11 +193,11 @@ class TestCompare:
         assert chosen in ("Classical, mean", "Classical, last")
         assert f"and chose {chosen}" in output
         assert f"Wrote {chosen} to {best}" in output
-        assert "demo pairs, held out" in output
+        assert "100 demo pairs in English, held out" in output
         model = SentenceTransformer(str(best), device="cpu")
         assert model[1].pooling_mode == {"mean": "mean", "last": "lasttoken"}[chosen.rpartition(", ")[2]]
         card = (best / "README.md").read_text(encoding="utf-8")
-        assert "on other texts than those of the scores, which are of 65 demo pairs, held out" in card
+        assert "on other texts than those of the scores, which are of 100 demo pairs in English, held out" in card
         assert "The best of the recipes" not in card
         assert f"| {chosen} | −12.3 [" in card
         page = (report / "report.html").read_text(encoding="utf-8")
@@ -181,6 +237,9 @@ class TestCompare:
             (("--mteb", "NoSuchTask"), "NoSuchTask"),
             (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
             (("--mteb-results", "out"), "--mteb-results is for --mteb"),
+            (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
+            (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
+            (("--search", "--recipes", "all"), "--search has combinations of its own: leave --recipes and"),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
         ],
@@ -192,6 +251,19 @@ class TestCompare:
         data = tmp_path / "pairs.tsv"
         data.write_text("a\tb\t1\nc\td\n")
         assert "pairs.tsv, line 2: 2 fields" in run("compare", "--data", data, expect=1)
+
+
+def test_the_time_left_is_told_from_the_first_batch_on():
+    now = 0.0
+    column = cli.compare._TimeLeft()
+    with Progress(column, get_time=lambda: now, disable=True) as progress:
+        bar = progress.add_task("", total=400)
+        assert not column.render(progress.tasks[0])
+        now = 10.0
+        progress.advance(bar, 32)
+        assert column.render(progress.tasks[0]).plain == "about 1:55 left"
+        progress.advance(bar, 368)
+        assert not column.render(progress.tasks[0])
 
 
 class TestBuild:
@@ -252,6 +324,7 @@ class TestBuild:
             (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
             (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
             (("--layers", "9"), "9 is out of range"),
+            (("--dtype", "fastest"), "--dtype fastest is for running a model: to save one, give float32, bfloat16 or"),
             (("--template", "{text}"), "--template is for the methods that have one, such as classical or echo; ReBA"),
             (
                 ("--method", "metaeol", "--template", "{text}"),

@@ -145,10 +145,10 @@ def test_files(line, called, tmp_path, monkeypatch):
 class TestDiskFull:
     @pytest.fixture
     def line(self, backbone_path, pairs, tmp_path, monkeypatch):
-        def few(repetitions=3, fit_texts=None):
+        def few():
             return [recipe for recipe in default_recipes(1) if recipe.name == "Classical"]
 
-        monkeypatch.setattr(cli.compare, "default_recipes", few)
+        monkeypatch.setattr(cli.compare, "worth_trying", few)
         paths = ("--report", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 
@@ -205,7 +205,7 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
         monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "out"
     said = run(
-        "compare", "--model", backbone_path(), "--data", pairs, "--repetitions", 1, "--device", "cpu", "--report", out,
+        "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--report", out,
         expect=0,
     )  # fmt: skip
     assert [path.name for path in out.iterdir()] == ["results.csv"]

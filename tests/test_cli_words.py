@@ -64,10 +64,10 @@ class TestEveryCommand:
         )
 
     def test_compare(self, odd, pairs, model, monkeypatch):
-        def few(repetitions=3, fit_texts=None):
+        def few():
             return [recipe for recipe in default_recipes(1) if recipe.name == "Classical"]
 
-        monkeypatch.setattr(cli.compare, "default_recipes", few)
+        monkeypatch.setattr(cli.compare, "worth_trying", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
         shown = run("compare", *model, "--data", renamed, "--report", report, "--save-best", best)

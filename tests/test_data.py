@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from st_reba.data import DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data, read_pairs, read_texts
+from st_reba.data import (
+    DEMO_PAIRS,
+    DEMO_QUESTIONS,
+    Pairs,
+    demo_pairs,
+    demo_questions,
+    demo_sentences,
+    read_data,
+    read_pairs,
+    read_texts,
+)
 from st_reba.evaluation import OddOneOutEvaluator
 
 
@@ -10,23 +22,71 @@ def is_chinese(text):
     return any("\u4e00" <= character <= "\u9fff" for character in text)
 
 
-def test_demo_pairs():
-    pairs = read_pairs(DEMO_PAIRS)
-    assert len(pairs) >= 120
-    assert len(pairs.texts()) == 2 * len(pairs)
-    assert min(pairs.scores) >= 0
-    assert max(pairs.scores) <= 5
-    assert len(set(map(round, pairs.scores))) == 6
-    chinese = sum(is_chinese(text) for text in pairs.first)
-    assert chinese == len(pairs) - chinese
+@pytest.fixture(params=["en", "zh"])
+def language(request):
+    return request.param
 
 
-def test_demo_questions():
-    questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions
-    assert len(questions) == 40
-    assert sum(is_chinese(question.word) for question in questions) == 20
-    answers = [question.answer for question in questions]
-    assert [answers.count(answer) for answer in range(4)] == [10] * 4
+class TestDemoTexts:
+    def test_pairs_are_in_one_language_and_no_text_stands_twice(self, language):
+        pairs = read_pairs(demo_pairs(language))
+        texts = pairs.texts()
+        assert len(pairs) == 200
+        assert len(texts) == 400
+        assert all(is_chinese(text) == (language == "zh") for text in texts)
+        assert all(text == text.strip() and text[-1] in ".?。？" for text in texts)
+
+    def test_pairs_are_spread_over_the_whole_scale(self, language):
+        scores = read_pairs(demo_pairs(language)).scores
+        assert set(scores) == {half / 2 for half in range(11)}
+        shares = [sum(low < score <= low + 1 for score in scores) / len(scores) for low in range(5)]
+        assert all(0.15 <= share <= 0.2 for share in shares)
+        # Also in a few of them.
+        assert all(len(set(map(round, scores[start : start + 40]))) == 6 for start in range(0, 200, 40))
+
+    def test_sentences_are_ordinary_ones(self, language):
+        sizes = [
+            len(text) if language == "zh" else len(text.split()) for text in read_pairs(demo_pairs(language)).texts()
+        ]
+        assert min(sizes) >= 5
+        assert max(sizes) <= (25 if language == "zh" else 15)
+
+    def test_words_do_not_give_the_scores_away(self, language):
+        """Some pairs of few words in common mean the same, and some of most words in common do not."""
+        pairs = read_pairs(demo_pairs(language))
+        overlaps = [overlap(*both, language) for both in zip(pairs.first, pairs.second, strict=True)]
+        alike = [overlap for overlap, score in zip(overlaps, pairs.scores, strict=True) if score >= 4.5]
+        unlike = [overlap for overlap, score in zip(overlaps, pairs.scores, strict=True) if score <= 2.5]
+        assert sum(overlap < 0.4 for overlap in alike) >= 10
+        assert sum(overlap > 0.5 for overlap in unlike) >= 10
+
+    def test_questions(self, language):
+        questions = OddOneOutEvaluator.from_csv(demo_questions(language)).questions
+        assert len(questions) == (40 if language == "en" else 20)
+        assert all(is_chinese(question.word) == (language == "zh") for question in questions)
+        answers = [question.answer for question in questions]
+        assert [answers.count(answer) for answer in range(4)] == [len(questions) // 4] * 4
+        sentences = [sentence for question in questions for sentence in question.sentences]
+        assert len(set(sentences)) == len(sentences)
+        assert len({question.word for question in questions}) == len(questions)
+
+    def test_a_word_of_an_english_question_stands_once_in_each_sentence(self):
+        for question in OddOneOutEvaluator.from_csv(demo_questions("en")).questions:
+            for sentence in question.sentences:
+                assert re.findall(rf"\w*{question.word}\w*", sentence.lower()) == [question.word]
+
+    def test_english_is_what_stands_for_them(self):
+        assert (demo_pairs("en"), demo_questions("en")) == (DEMO_PAIRS, DEMO_QUESTIONS)
+        assert demo_sentences() == [*demo_sentences("en"), *demo_sentences("zh")]
+        assert (len(demo_sentences("en")), len(demo_sentences("zh"))) == (160, 80)
+
+
+def overlap(first: str, second: str, language: str) -> float:
+    """Words, or characters, that two texts share, as a part of all that they have."""
+    one, other = (
+        set(text) if language == "zh" else set(re.findall(r"[\w']+", text.lower())) for text in (first, second)
+    )
+    return len(one & other) / len(one | other)
 
 
 def test_reading(tmp_path):

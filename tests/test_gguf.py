@@ -372,7 +372,7 @@ class TestCommands:
 
     def test_compare(self, run, files):
         assert "tiny.gguf on 4 pairs of pairs.tsv" in run(
-            "compare", "--model", files(), "--data", "pairs.tsv", "--repetitions", 1, "--device", "cpu"
+            "compare", "--model", files(), "--data", "pairs.tsv", "--device", "cpu"
         )
 
     def test_layers(self, run, files):

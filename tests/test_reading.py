@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from st_reba import CausalTransformer, encode_words
+from st_reba import CausalTransformer, encode_words, reading
 from st_reba.filters import FILTERS, IDF
 from st_reba.lookup import EmbeddingStore
 from st_reba.reading import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
@@ -75,6 +77,20 @@ def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(recipes, backbone)
     ids = backbone.token_ids(TEXTS[:1])[0]
     found = made.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
     assert relative_error(found, vectors[ids].mean(dim=0).detach()) < 1e-5
+
+
+def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):
+    ticks = itertools.count(step=6)
+    monkeypatch.setattr(reading, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    made, done = recipes
+    before = len(done)
+    seconds = made.costs(TEXTS)
+    batches = len(timed_batches(TEXTS, made.batch_size))
+    assert list(seconds.values()) == pytest.approx([6 * batches / len(TEXTS)] * len(seconds))
+    # One before and one after the round, and two for each batch of each.
+    assert next(ticks) / 6 == 2 + 2 * batches * len(seconds)
+    # What is not run again counts as done.
+    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
 
 
 def test_costs_are_of_what_is_trained(recipes):

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from st_reba import TEMPLATES, CausalTransformer, EchoModule, EmbeddingFilter, ReBAModule
+from st_reba.answer import WITHOUT
+from st_reba.backbone import depth
 from st_reba.data import DEMO_MODEL, demo_sentences
 from st_reba.filters import FILTERS, IDF
 from st_reba.reading import RecipeReader
@@ -16,6 +18,7 @@ from st_reba.recipes import (
     default_recipes,
     random_weights,
     without_repeats,
+    worth_trying,
 )
 
 from .backbones import TEXTS
@@ -73,6 +76,31 @@ def test_a_row_stands_only_for_what_was_asked():
     assert {recipe.key for recipe in kept if not recipe.words} == {"Classical, last"}
     alone = [recipe for recipe in asked if recipe.method == "Bidirectional"]
     assert without_repeats(alone) == alone
+
+
+def test_eight_are_worth_trying():
+    few = worth_trying()
+    assert len({recipe.key for recipe in few}) == len(few) == 8
+    # What one has without a recipe, which the answer holds the others against.
+    assert WITHOUT.keys() <= {recipe.key for recipe in few}
+    assert max(recipe.copies for recipe in few if recipe.copies) == 2
+    assert not any(recipe.control for recipe in few)
+
+
+def test_an_early_layer_is_a_third_of_the_way_up(backbone_path):
+    (early,) = [recipe for recipe in worth_trying() if recipe.method == "Classical, early layer"]
+    backbone = CausalTransformer(backbone_path())
+    assert (depth(backbone.model), early.build(backbone).output_layer) == (3, 1)
+    # Of whatever it is built on: a model of one layer has no earlier one.
+    assert early.build(CausalTransformer(backbone, output_layer=1)).output_layer == 1
+
+
+def test_all_that_are_worth_trying_run(roomy_path):
+    backbone = CausalTransformer(roomy_path)
+    reader = RecipeReader(backbone, worth_trying())
+    assert not reader.skipped
+    for recipe, vectors in zip(reader.recipes, reader.embed(TEXTS).values(), strict=True):
+        assert relative_error(recipe.model(backbone).encode(TEXTS), vectors) < 1e-5
 
 
 def test_prompts_are_read_at_their_end_as_their_authors_do(roomy_path):

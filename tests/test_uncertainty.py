@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba.results import Estimate
-from st_reba.uncertainty import bootstrap, estimate, from_function, interval, mean, partial_spearman, pearson, spearman
+from st_reba.uncertainty import (
+    bootstrap,
+    difference,
+    estimate,
+    from_function,
+    interval,
+    mean,
+    partial_spearman,
+    pearson,
+    spearman,
+)
 
 from . import oracles
 
@@ -147,6 +157,15 @@ def test_differences_are_paired():
     found = estimate(mean({"better": hard + 0.1, "worse": hard, "noise": hard[::-1] + 0.05}))
     assert found["worse"].low < found["better"].value < found["worse"].high
     assert {name for name, own in found.items() if own.tied} == {"better", "noise"}
+
+
+def test_the_interval_of_a_difference_is_of_the_same_resamples():
+    hard = np.random.default_rng(0).normal(scale=5, size=80)
+    statistic = mean({"better": hard + 0.1, "worse": hard, "other": hard[::-1]})
+    assert difference(statistic, "better", "worse") == pytest.approx((0.1, 0.1))
+    low, high = difference(statistic, "better", "other")
+    assert low < 0.1 < high
+    assert difference(statistic, "other", "better") == pytest.approx((-high, -low))
 
 
 def test_the_best_and_the_tied():

@@ -71,6 +71,8 @@ def build_command(
     with clear_errors():
         mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
         settings = _settings(method, mode, repetitions, layers, chunk_length, template)
+        if dtype is Dtype.fastest:
+            raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
         with whole_directory(out) as scratch:
             module = load(_MODULES[method], model, max_seq_length, dtype, **settings)
             parts = [module, Pooling(module.get_embedding_dimension(), mode)]

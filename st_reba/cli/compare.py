@@ -7,24 +7,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
+from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
 from ..benchmark import resolve_tasks
 from ..best import save_best
 from ..compare import Recipes, compare, compare_tasks, work
-from ..data import DEMO_MODEL, DEMO_PAIRS, DEMO_QUESTIONS, Pairs, read_data, read_texts
+from ..data import DEMO_MODEL, Pairs, demo_pairs, demo_questions, demo_sentences, read_data, read_texts
+from ..data import Language as DemoLanguage
 from ..evaluation import OddOneOutEvaluator
 from ..files import check_free
 from ..modules import CausalModule, CausalTransformer
 from ..ranking import best_of
-from ..recipes import Recipe, default_recipes
+from ..recipes import Recipe, default_recipes, worth_trying
 from ..report import require_report, write_report, write_results
 from ..results import RANDOM, Comparison, Estimate, Task
 from ..search import Found, with_selection
@@ -47,9 +50,25 @@ from .common import (
 )
 from .several import ManyTasks
 
+# With --recipes all.
+_REPETITIONS = 3
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
+
+
+class RecipeSet(str, Enum):
+    few = "few"
+    all = "all"
+
+
+class Language(str, Enum):
+    en = "en"
+    zh = "zh"
+
+
+#: Each language's name, in English.
+_LANGUAGES: dict[DemoLanguage, str] = {"en": "English", "zh": "Chinese"}
 
 
 @app.command("compare", cls=ManyTasks)
@@ -62,6 +81,9 @@ def compare_command(
             "proxies only. Default: demo texts."
         ),
     ] = None,
+    language: Annotated[
+        Language | None, typer.Option(help="Of the demo texts: English (the default) or Chinese.", show_default=False)
+    ] = None,
     words: Annotated[
         Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
     ] = None,
@@ -71,6 +93,10 @@ def compare_command(
     ] = None,
     mteb_results: Annotated[
         Path | None, typer.Option(help="Where mteb's results are kept, and found again by the next run.")
+    ] = None,
+    recipes: Annotated[
+        RecipeSet | None,
+        typer.Option(help="The few that are most worth trying (the default), or all there are.", show_default=False),
     ] = None,
     search: Annotated[
         bool,
@@ -87,7 +113,12 @@ def compare_command(
             help="Plain texts, one a line, to fit filters and tf-idf on. Default: demo texts; for tf-idf the data."
         ),
     ] = None,
-    repetitions: Annotated[int, typer.Option(help="Copies of the text, at most.", min=1, max=64)] = 3,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(
+            help="Copies of the text, at most (--recipes all; default: 3).", min=1, max=64, show_default=False
+        ),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory to write report.html, its figures and results.csv to.")
     ] = None,
@@ -99,7 +130,7 @@ def compare_command(
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """Which recipe suits a model and texts: all of them beside their controls, with 95% intervals.
+    """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.
 
     Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
     """
@@ -115,8 +146,16 @@ def compare_command(
         check_devices(device)
         for path, called in ((data, "--data"), (words, "--words"), (fit_texts, "--fit-texts")):
             check_file(path, called)
+        if search and (recipes or repetitions):
+            raise ValueError("--search has combinations of its own: leave --recipes and --repetitions out.")
+        every = recipes is RecipeSet.all
+        if repetitions and not every:
+            raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
+        if language and (data or mteb):
+            raise ValueError("--language chooses among the demo texts: leave it out with --data and --mteb.")
+        demo: DemoLanguage = "en" if language is None else language.value
         tasks = resolve_tasks(mteb) if mteb else []
-        texts = read_data(DEMO_PAIRS if data is None else data)
+        texts = read_data(demo_pairs(demo) if data is None else data)
         if best is not None and not tasks and not isinstance(texts, Pairs):
             raise ValueError(
                 "--save-best needs labels, and plain texts have none: use st-reba build to choose yourself."
@@ -126,36 +165,54 @@ def compare_command(
                 "--search chooses by labelled pairs, on the texts of which it also fits: leave --mteb, --words and "
                 "--fit-texts out, and give --data with lines of two texts and a score."
             )
-        questions = None if tasks or search else _questions(words, default=data is None)
+        questions = None if tasks or search else _questions(words, demo if data is None else None)
         fit_on = None if fit_texts is None else read_texts(fit_texts)
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
-        shown = "the demo LM" if model == str(DEMO_MODEL) else model
+        shown = _shown(model)
         chosen = None
         if search and isinstance(texts, Pairs):
             chosen = _searched(backbone, texts, seed, batch_size)
             texts = chosen.held_out
-        asked = default_recipes(repetitions, fit_on) if chosen is None else chosen.recipes()
+        if chosen is not None:
+            asked = chosen.recipes()
+        elif every:
+            own = demo_sentences(None if data or tasks else demo)
+            asked = default_recipes(repetitions or _REPETITIONS, own if fit_on is None else fit_on)
+        else:
+            asked = worth_trying()
         total = None if tasks else work(texts, questions, batch_size)
-        with _recipes(backbone, asked, batch_size, total) as recipes:
+        with _recipes(backbone, asked, batch_size, total) as compared:
             if tasks:
-                found = compare_tasks(recipes, tasks, model=shown, output=mteb_results)
+                found = compare_tasks(compared, tasks, model=shown, output=mteb_results)
                 measured_on = f"{len(tasks)} tasks of mteb"
             else:
                 key = "" if chosen is None else chosen.chosen
-                found = compare(recipes, texts, questions, fit_texts=fit_on, chosen=key)
-                measured_on = _named(texts, data) + ("" if chosen is None else ", held out")
+                found = compare(compared, texts, questions, fit_texts=fit_on, chosen=key)
+                measured_on = _named(texts, data, demo) + ("" if chosen is None else ", held out")
         if chosen is not None:
             found = with_selection(chosen, found)
         found = replace(found, model=shown, data=measured_on, command=shlex.join(["st-reba", *sys.argv[1:]]))
+        console.print(Text(found.answer, style="bold"), soft_wrap=True)
         # Not the table's own title, which would be broken where the table ends.
-        console.print(Text(f"{found.model} on {found.data}", style="italic"), soft_wrap=True)
+        run_in = f"{found.settings['precision']}, {found.settings['device']}"
+        console.print(Text(f"{found.model} on {found.data} ({run_in})", style="italic"), soft_wrap=True)
         console.print(_table(found))
         for sentence in [*found.verdict, *_legend(found)]:
             console.print(sentence)
+        if not (every or search):
+            console.print("--recipes all compares every recipe.")
         for recipe, reason in found.skipped:
             console.print(f"Left out {recipe}: {reason}")
-        _write(found, recipes, report, with_page, best)
+        _write(found, compared, report, with_page, best)
+
+
+def _shown(model: str) -> str:
+    """What to call a model: as it was given, a file by its name."""
+    if model == str(DEMO_MODEL):
+        return "the demo LM"
+    path = Path(model)
+    return path.name if path.is_file() else model
 
 
 def _has_page() -> bool:
@@ -190,17 +247,18 @@ def _write(found: Comparison, recipes: Recipes, report: Path | None, with_page: 
         raise OSError(" ".join(failed))
 
 
-def _questions(words: Path | None, default: bool) -> OddOneOutEvaluator | None:
-    """The word-sense questions to ask, if any."""
+def _questions(words: Path | None, demo: DemoLanguage | None) -> OddOneOutEvaluator | None:
+    """The word-sense questions to ask, if any: a file's, or those of the package in a language."""
     if words is not None:
         return OddOneOutEvaluator.from_csv(words)
-    return OddOneOutEvaluator.from_csv(DEMO_QUESTIONS) if default else None
+    return None if demo is None else OddOneOutEvaluator.from_csv(demo_questions(demo))
 
 
-def _named(texts: Pairs | list[str], data: Path | None) -> str:
+def _named(texts: Pairs | list[str], data: Path | None, demo: DemoLanguage) -> str:
     """The data, in words."""
-    kind = "pairs" if isinstance(texts, Pairs) else "plain texts"
-    return f"{len(texts)} demo pairs" if data is None else f"{len(texts)} {kind} of {data.name}"
+    if data is None:
+        return f"{len(texts)} demo pairs in {_LANGUAGES[demo]}"
+    return f"{len(texts)} {'pairs' if isinstance(texts, Pairs) else 'plain texts'} of {data.name}"
 
 
 def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:
@@ -222,6 +280,16 @@ def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) 
         )
 
 
+class _TimeLeft(ProgressColumn):
+    """About how long the rest takes, at the pace of what is done: from the first batch on."""
+
+    def render(self, task: Bar) -> Text:
+        if task.total is None or task.elapsed is None or not 0 < task.completed < task.total:
+            return Text()
+        left = round(task.elapsed * (task.total / task.completed - 1))
+        return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
+
+
 @contextmanager
 def _recipes(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, total: int | None) -> Iterator[Recipes]:
     """The recipes, with a progress bar while they run."""
@@ -231,6 +299,7 @@ def _recipes(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, t
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        _TimeLeft(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("Comparing", total=total)

@@ -54,6 +54,7 @@ _MODIFIERS = {
     "standardised": "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
     "whitened": "the principal directions of a sample of plain texts, scaled to nearly one variance",
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
+    "early layer": "read after a third of the layers, where the model stops",
     "idf-weighted": "each token counts by how few of a sample of plain texts have it",
     "blocks": "each block of the text has two slots of its own, and every token is read",
     "bidirectional": "the last layer attends both ways",

@@ -16,11 +16,18 @@ from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
-from st_reba.data import DEMO_PAIRS, DEMO_QUESTIONS, read_pairs
+from st_reba.data import Pairs, demo_pairs, demo_questions, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 
-PAIRS = read_pairs(DEMO_PAIRS)
-QUESTIONS = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions
+BY_LANGUAGE = [read_pairs(demo_pairs(language)) for language in ("zh", "en")]
+PAIRS = Pairs(
+    *([item for pairs in BY_LANGUAGE for item in getattr(pairs, field)[:65]] for field in ("first", "second", "scores"))
+)
+QUESTIONS = [
+    question
+    for language in ("zh", "en")
+    for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions[:20]
+]
 LANGUAGES = ["cmn-Hans", "eng-Latn"]
 CHINESE = "\u4e00", "\u9fff"
 
