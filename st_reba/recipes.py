@@ -14,12 +14,13 @@ from torch import nn
 from transformers import AutoModel
 
 from .data import demo_sentences
-from .filters import IDF, Filter, Weighting, fitted_on
+from .filters import IDF, PARTWISE, Filter, Weighting, fitted_on
 from .modules import (
     BidirectionalLastLayer,
     CausalModule,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -161,6 +162,8 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
         ]
     weighting = Weighting(fit_texts)
     recipes.append(Recipe("Classical", "mean", CausalTransformer, words=False, filtered=IDF, weighting=weighting))
+    whitening = Filter(PARTWISE, fit_texts)
+    recipes.append(Recipe("Early and late", "mean", EarlyLateModule, words=False, filtered=PARTWISE, filter=whitening))
     return without_repeats(recipes)
 
 
