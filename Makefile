@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-%: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-lowest test-5.7 test-clients lint tables docs bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients lint tables docs real bench clean
 
 demo: $(INSTALLED)
 	rm -rf build/demo
@@ -44,6 +44,12 @@ tables: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs build/docs
+
+# Hours on a CPU; goes on where it was stopped. DATA has the public sets, which are no part of this repository.
+real: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "make real DATA=DIR: give the directory of the evaluation sets."; exit 1; }
+	$(BIN)/python benchmarks/real_models.py --data $(DATA)
+	$(BIN)/python benchmarks/tables.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cost.py

@@ -1,12 +1,12 @@
 """Every recipe and its controls on real language models. Hours on a CPU; a run that was stopped goes on.
 
-    python benchmarks/real_models.py embed --model DIR --name NAME --data DIR --out DIR
-    python benchmarks/real_models.py score --model DIR --name NAME --data DIR --out DIR
+    python benchmarks/real_models.py --data DIR                     # all: what `make real DATA=DIR` does
+    python benchmarks/real_models.py --data DIR --models "Gemma 3 270M" --lists slpwc wsd --passes repeated
 
 Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and written to
-``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` of the data holds the public sets under
-the names that ``real/texts.py`` has; they are no part of this repository. bfloat16 is several times as fast as float32
-on processors with units for it (AMX, AVX-512 BF16), and slower on others.
+``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` holds the public sets under the names that
+``real/texts.py`` has; they are no part of this repository. The models come from PyPI. bfloat16 is several times as fast
+as float32 on processors with units for it (AMX, AVX-512 BF16), and slower on others.
 """
 
 from __future__ import annotations
@@ -14,111 +14,161 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from importlib.metadata import version
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import records
 import torch
-from real import scores
-from real.filtered import Kept
-from real.passes import PASSES
-from real.texts import LISTS, Sets
-from real.titles import TASKS
-from real.vectors import Vectors
+from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
+import records
+from real import claims, scores
+from real.filtered import Kept
+from real.models import MODELS, RealModel
+from real.passes import PASSES, Pass, Run
+from real.texts import LISTS, Sets, TextList
+from real.titles import TASKS
+from real.vectors import Vectors
 from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
 from st_reba.recipes import random_weights
 
 BATCH = 32
 #: What is scored: the pairs of a language, word senses, titles.
-WHAT = ("en", "zh", "slpwc", "wsd", *TASKS)
+WORDS = ("slpwc", "wsd")
+WHAT = ("en", "zh", *WORDS, *TASKS)
 
 
-def embed(options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """One model, in one precision, with its own weights or fresh ones."""
+
+    model: RealModel
+    path: Path
+    precision: str
+    random: bool
+
+    @property
+    def weights(self) -> str:
+        return "random" if self.random else "trained"
+
+    def directory(self, out: Path) -> Path:
+        return out / f"{self.model.name}, {self.precision}, {self.weights}"
+
+    @cached_property
+    def backbone(self) -> CausalModule:
+        loaded = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision})
+        return random_weights(loaded) if self.random else loaded
+
+    @cached_property
+    def embedder(self) -> SentenceTransformer:
+        return SentenceTransformer(str(self.path), model_kwargs={"dtype": self.precision}, device="cpu")
+
+    def run(self, chosen: Pass, language: str) -> Run:
+        """What embeds a batch."""
+        if not self.model.embedder:
+            return chosen.make(self.backbone, language)
+        return lambda texts, words: {
+            self.model.name: self.embedder.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        }
+
+
+def embed(measured: Measured, options: argparse.Namespace) -> None:
     """Run passes over lists, and keep what comes out."""
-    logging.disable_progress_bar()
-    backbone: CausalModule | None = None
-    for list_name in options.lists:
-        texts_of = LISTS[list_name]
-        for pass_name in options.passes:
-            chosen = PASSES[pass_name]
-            weights = "random" if options.random else "trained"
-            kept = Vectors(options.out / f"{options.name}, {options.precision}, {weights}" / list_name / pass_name)
-            if kept.done or texts_of.language not in chosen.languages or (texts_of.words and not chosen.words):
-                continue
-            if backbone is None:
-                backbone = CausalTransformer(str(options.model), model_kwargs={"dtype": options.precision})
-                backbone = random_weights(backbone) if options.random else backbone
-            texts = texts_of.read(options.data)
-            words = texts_of.words(options.data).inputs()[1] if texts_of.words else None
-            run = chosen.make(backbone, texts_of.language)
-            order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-            start = time.perf_counter()
-            with torch.inference_mode():
-                for first in range(0, len(order), BATCH):
-                    batch = order[first : first + BATCH]
-                    own = None if words is None else [words[index] for index in batch]
-                    found = run([texts[index] for index in batch], own)
-                    kept.put(len(texts), batch, {name: each.float().cpu().numpy() for name, each in found.items()})
-            seconds = time.perf_counter() - start
-            notes = {
-                "texts": len(texts),
-                "seconds": round(seconds, 1),
-                "threads": torch.get_num_threads(),
-                "date": time.strftime("%Y-%m-%d"),
-                "versions": {name: version(name) for name in ("sentence-transformers", "transformers", "torch")},
-            }
-            kept.finish(notes)
-            print(
-                f"{time.strftime('%H:%M')} {options.name} {weights} {list_name} {pass_name}: {seconds:.0f} s",
-                flush=True,
-            )
+    passes = [Pass("as it is", PASSES["repeated"].make)] if measured.model.embedder else map(PASSES.get, options.passes)
+    for chosen in passes:
+        for texts_of in map(LISTS.__getitem__, options.lists):
+            kept = Vectors(measured.directory(options.out) / texts_of.name / chosen.name)
+            unfit = texts_of.words and not chosen.words
+            fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
+            if fits and not unfit and not kept.done:
+                keep(kept, measured.run(chosen, texts_of.language), texts_of, options.data)
 
 
-def score(options: argparse.Namespace) -> None:
-    """Score what was kept, and write the results."""
-    logging.disable_progress_bar()
+def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
+    """One pass over one list."""
+    texts = texts_of.read(data)
+    words = texts_of.words(data).inputs()[1] if texts_of.words else None
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for first in range(0, len(order), BATCH):
+            batch = order[first : first + BATCH]
+            own = None if words is None else [words[index] for index in batch]
+            found = run([texts[index] for index in batch], own)
+            kept.put(len(texts), batch, {name: each.float().cpu().numpy() for name, each in found.items()})
+    seconds = round(time.perf_counter() - start, 1)
+    kept.finish({"texts": len(texts), "seconds": seconds, "threads": torch.get_num_threads()})
+    print(f"{time.strftime('%H:%M')} {kept.directory}: {seconds:.0f} s", flush=True)
+
+
+def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace) -> None:
+    """Score what was kept, and write the results.
+
+    Args:
+        measured: What was run.
+        tokens: Whose tokens the overlap of two texts is counted in.
+        options: As typed.
+    """
     sets = Sets(options.data)
-    weights = "random" if options.random else "trained"
-    backbone = CausalTransformer(str(options.model))
-    head = None if options.random else EmbeddingFilter.from_language_model(backbone)
-    kept = Kept(options.out / f"{options.name}, {options.precision}, {weights}", head)
+    own = not measured.random and not measured.model.embedder
+    kept = Kept(measured.directory(options.out), EmbeddingFilter.from_language_model(tokens) if own else None)
     shared = {
-        "model": options.name,
-        "weights": weights,
-        "precision": options.precision,
+        "model": measured.model.name,
+        "weights": measured.weights,
+        "precision": measured.precision,
         "date": time.strftime("%Y-%m-%d"),
         "versions": records.versions(),
     }
+    of_claims = {name: value for name, value in shared.items() if name not in ("weights", "versions")}
     for what in options.what:
+        claimed: Iterable[scores.Row] = ()
         if what in ("en", "zh"):
-            rows = scores.pair_rows(scores.pairs(kept, sets, what, backbone))
+            pairs = scores.pairs(kept, sets, what, tokens)
+            rows, claimed = scores.pair_rows(pairs), claims.pair_claims(pairs)
         elif what in TASKS:
             rows = scores.title_rows(kept, sets, what)
         else:
             rows = scores.word_rows(kept, sets, what)
-        found = [{**shared, **row} for row in rows]
+            claimed = claims.word_claims(kept, sets, [what, next(each for each in WORDS if each != what)])
+        found = [{**shared, **row} for row in rows if own or row["recipe"] != scores.TF_IDF]
         records.rewrite("scores", found)
-        print(f"{time.strftime('%H:%M')} {what}: {len(found)} scores", flush=True)
+        if own:
+            records.rewrite("claims", [{**of_claims, **row} for row in claimed])
+        print(
+            f"{time.strftime('%H:%M')} {measured.directory(options.out).name}, {what}: {len(found)} scores", flush=True
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["embed", "score"])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--random", action="store_true")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     parser.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
     parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
+    parser.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
     options = parser.parse_args()
-    {"embed": embed, "score": score}[options.step](options)
+    logging.disable_progress_bar()
+    for model in map(MODELS.__getitem__, options.models):
+        path = model.located(options.out / "models")
+        # An embedder has no causal tokens: those of the first model count overlap there, too.
+        first = next(iter(MODELS.values()))
+        for weights in options.weights:
+            if model.embedder and weights == "random":
+                continue
+            measured = Measured(model, path, options.precision, weights == "random")
+            if "embed" in options.steps:
+                embed(measured, options)
+            if "score" in options.steps:
+                tokens = first.located(options.out / "models") if model.embedder else path
+                score(measured, CausalTransformer(str(tokens)), options)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from st_reba.filters import HEAD_FILTER, fitted
-from st_reba.modules import EmbeddingFilter
+from st_reba.modules import EmbeddingFilter, PartwiseWhitening
+from st_reba.modules.partwise_whitening import SHARES
 from st_reba.moments import Moments
 
 from .texts import FIT_TEXTS
@@ -21,7 +22,10 @@ from .vectors import Vectors
 Array = NDArray[np.float32]
 
 #: Nothing first; then that of the language model's head, and those that are fitted on vectors.
-FILTERS = ("", "filtered", "centred", "standardised", "whitened", "all but the top")
+FILTERS = ("", "filtered", "centred", "standardised", "whitened", "all but the top", "partwise whitened")
+
+#: What is never without its filter.
+PARTS = {"Early and late": ("partwise whitened",)}
 
 #: Which list's vectors filters are fitted on, for each list.
 _FIT = {
@@ -104,7 +108,8 @@ class Kept:
         """The vectors of some lists that share a fit, behind each filter."""
         own = [self.vectors(name, source, layer) for name in lists]
         moments: Moments | None = None
-        for name in filters:
+        recipe = source.name.rpartition(", ")[0]
+        for name in PARTS.get(recipe, filters):
             if not name:
                 yield name, own
                 continue
@@ -118,11 +123,19 @@ class Kept:
                 moments = Moments(fit.shape[1])
                 moments.add(torch.from_numpy(fit[:FIT_TEXTS]))
             try:
-                module = fitted(name, moments)
+                module = _fitted(name, moments, source)
             except ValueError:
                 # Vectors that do not vary, such as a prompt's last state before the first layer.
                 continue
             yield name, [_mapped(module, each) for each in own]
+
+
+def _fitted(name: str, moments: Moments, source: Source) -> nn.Module:
+    if name != "partwise whitened":
+        return fitted(name, moments)
+    # One vector is one part.
+    shares = SHARES if source.name.rpartition(", ")[0] in PARTS else (1.0,)
+    return PartwiseWhitening.from_moments(moments, shares=shares)
 
 
 @torch.inference_mode()

@@ -11,6 +11,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from st_reba.all_layers import recording
+from st_reba.decoder import inspect, layer_places
+from st_reba.layers import LayerReader
+from st_reba.layout import Layout
 from st_reba.modules import (
     BidirectionalLastLayer,
     CausalModule,
@@ -27,10 +31,6 @@ from st_reba.modules import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.all_layers import recording
-from st_reba.decoder import inspect, layer_places
-from st_reba.layers import LayerReader
-from st_reba.layout import Layout
 from st_reba.words import find_words, pool_words
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.
@@ -170,7 +170,7 @@ PASSES = {
     for each in (
         Pass("repeated", repeated, words=True),
         own_end("Bag of input embeddings", _ignoring_language(InputEmbeddings), MEAN),
-        every_layer("PromptEOL", _prompt("prompteol"), BOTH),
+        every_layer("PromptEOL", _prompt("prompteol"), LAST),
         own_end("PromptEOL, English", _ignoring_language(CausalTransformer, template="prompteol"), LAST, ("zh",)),
         own_end("Early and late", _in_language(EarlyLateModule, "prompteol"), MEAN),
         every_layer("Echo, Springer's prompt", _ignoring_language(EchoModule, template="springer"), BOTH),

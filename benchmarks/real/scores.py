@@ -26,7 +26,9 @@ Row = dict[str, Any]
 TF_IDF = "tf-idf"
 SPEARMAN = "Spearman"
 #: Filters at every layer; at a recipe's own end there are all.
-LAYER_FILTERS = ("", "centred", "standardised", "whitened")
+LAYER_FILTERS = ("", "standardised", "whitened")
+#: Behind which titles are classified and clustered, which is slow.
+TITLE_FILTERS = ("", "standardised", "whitened", "partwise whitened")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Pairs:
             for each, cosines in self.cosines["dev"].items()
             if each.layer is not None and replace(each, layer=None) == variant
         }
-        return max(scores, key=scores.__getitem__, default=None)
+        # Where all texts are one vector, as a prompt's end before the first layer, there is no score.
+        proper = {layer: score for layer, score in scores.items() if not np.isnan(score)}
+        return max(proper, key=proper.__getitem__, default=None)
 
 
 def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pairs:
@@ -104,12 +108,12 @@ def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterato
             if variant in surely:
                 name = str(surely.index(variant))
                 yield {**row, **_estimated(sure[name]), **_estimated(beyond[name], beyond=True)}
-            else:
-                yield {**row, "score": _spearman(own_cosines, labels)}
+            elif not np.isnan(score := _spearman(own_cosines, labels)):
+                yield {**row, "score": score}
 
 
-def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
-    """Accuracy of the odd one out, by Euclidean and by cosine distance, after every layer."""
+def word_readings(kept: Kept, sets: Sets, name: str) -> dict[str, dict[Variant, Array]]:
+    """How far each question is answered right, by distance and reading, after every layer."""
     questions = sets.questions(name.upper())
     correct: dict[str, dict[Variant, Array]] = {}
     for (recipe, pooling), source in kept.sources([name]).items():
@@ -117,15 +121,18 @@ def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
             at = source.own_end() if layer is None else layer
             vectors = kept.vectors(name, source, at).reshape(len(questions.questions), 4, -1)
             for metric, each in questions.correct(vectors).items():
-                correct.setdefault(metric, {})[Variant(recipe, pooling, layer)] = each
-    for metric, scores in correct.items():
-        distance = metric.removesuffix("_accuracy")
-        shown = {"euclidean": "Euclidean", "cosine": "cosine"}[distance]
-        sure = uncertainty.estimate(
-            uncertainty.mean({str(number): each for number, each in enumerate(scores.values())})
-        )
+                shown = {"euclidean": "Euclidean", "cosine": "cosine"}[metric.removesuffix("_accuracy")]
+                correct.setdefault(shown, {})[Variant(recipe, pooling, layer)] = each
+    return correct
+
+
+def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
+    """Accuracy of the odd one out, by Euclidean and by cosine distance, after every layer."""
+    for distance, scores in word_readings(kept, sets, name).items():
+        named = {str(number): each for number, each in enumerate(scores.values())}
+        sure = uncertainty.estimate(uncertainty.mean(named))
+        shared = {"set": name.upper(), "metric": f"accuracy, {distance}", "texts": 4 * len(next(iter(scores.values())))}
         for variant, estimate in zip(scores, sure.values(), strict=True):
-            shared = {"set": name.upper(), "metric": f"accuracy, {shown}", "texts": 4 * len(questions.questions)}
             yield {**shared, **_named(variant), **_estimated(estimate)}
 
 
@@ -138,7 +145,7 @@ def title_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
     vectors: dict[str, torch.Tensor] = {}
     variants: dict[str, Variant] = {}
     for (recipe, pooling), source in sources.items():
-        for filtered, each in kept.filtered(list(lists), source, source.own_end(), LAYER_FILTERS):
+        for filtered, each in kept.filtered(list(lists), source, source.own_end(), TITLE_FILTERS):
             variant = Variant(recipe, pooling, None, filtered)
             key = str(len(variants))
             variants[key], vectors[key] = variant, torch.from_numpy(np.concatenate(each))

@@ -45,7 +45,7 @@ class Sets:
     def fit_texts(self, language: str) -> list[str]:
         """Plain texts of STS-B's training part."""
         texts = read_pairs(self.directory / f"stsb_{language}_train.tsv").texts()
-        return random.Random(0).sample(texts, FIT_TEXTS)
+        return random.Random(0).sample(texts, min(FIT_TEXTS, len(texts)))
 
     def titles(self, name: str) -> list[tuple[str, str]]:
         """Titles of news and their classes."""

@@ -56,7 +56,7 @@ class Vectors:
         """All texts are there: keep them."""
         variants = {}
         for number, (variant, vectors) in enumerate(self._open.items()):
-            # A scale for each layer: those of early layers are small, and of some models' late ones beyond half precision.
+            # A scale for each layer: early ones are small, and late ones of some models beyond half precision.
             axes = (0, vectors.ndim - 1)
             scale = np.maximum(vectors.max(axis=axes, keepdims=True), -vectors.min(axis=axes, keepdims=True)) / _LARGEST
             scale[scale == 0] = 1

@@ -1,0 +1,149 @@
+"""What papers claim, as paired differences on real models: rows of ``benchmarks/results/claims.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from st_reba import uncertainty
+from st_reba.uncertainty import Statistic
+
+from .filtered import Kept, Variant
+from .scores import Pairs, Row, word_readings
+from .texts import Sets
+
+Array = NDArray[np.float64]
+
+BAG = Variant("Bag of input embeddings", "mean")
+CLASSICAL = Variant("Classical", "mean")
+LAST = Variant("Classical", "last")
+ECHO = Variant("Echo-2", "mean")
+REBA = Variant("ReBA-2", "mean")
+PROMPT = Variant("PromptEOL", "last")
+#: In English words, whatever the language of the texts: as the recipes that build on it ask.
+ENGLISH_PROMPT = {"en": PROMPT, "zh": Variant("PromptEOL, English", "last")}
+EARLY_LATE = Variant("Early and late", "mean", filter="partwise whitened")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The first is ahead of the second.
+
+    Attributes:
+        text: In a few words.
+        first: A reading.
+        second: Another.
+        chosen: Whether the first is read at the layer that is best on the development part.
+    """
+
+    text: str
+    first: Variant
+    second: Variant
+    chosen: bool = False
+
+
+def on_pairs(language: str) -> list[Claim]:
+    """The claims about sentence embeddings."""
+    prompt = ENGLISH_PROMPT[language]
+    built_on_prompt = {
+        "MetaEOL": "mean", "CK": "mean", "Token prepending": "last", "Contrastive prompting": "last",
+        "Value aggregation": "last",
+    }  # fmt: skip
+    readings = (CLASSICAL, LAST, ECHO, REBA, PROMPT)
+    return [
+        Claim("ReBA lifts the last token", replace(REBA, pooling="last"), LAST),
+        Claim("ReBA lifts the mean", REBA, CLASSICAL),
+        Claim("ReBA is ahead of Echo", REBA, ECHO),
+        Claim("Weights that sum to 1 change ReBA", Variant("ReBA-2, normalised", "mean"), REBA),
+        Claim("Echo lifts the mean", ECHO, CLASSICAL),
+        Claim("A prompt is ahead of the mean", PROMPT, CLASSICAL),
+        Claim("A prompt is ahead of Echo", PROMPT, ECHO),
+        *(
+            Claim(f"{recipe} is ahead of PromptEOL", Variant(recipe, pooling), prompt)
+            for recipe, pooling in built_on_prompt.items()
+        ),
+        Claim("Pretended CoT is ahead of PromptEOL", Variant("Pretended CoT", "last"), PROMPT),
+        Claim("Knowledge is ahead of PromptEOL", Variant("Knowledge", "last"), PROMPT),
+        *(
+            Claim("Re-routing lifts Classical", Variant("KV re-routing", pooling), Variant("Classical", pooling))
+            for pooling in ("mean", "last")
+        ),
+        Claim("A second pass of Refined Thought helps", Variant("RT-2", "last"), Variant("RT-1", "last")),
+        Claim("Four passes are ahead of two", Variant("RT-4", "last"), Variant("RT-2", "last")),
+        Claim("Eight passes are below four", Variant("RT-4", "last"), Variant("RT-8", "last")),
+        Claim("A bidirectional last layer lifts the mean, untrained", Variant("Bidirectional", "mean"), CLASSICAL),
+        *(Claim("An earlier layer is ahead of the last", each, each, chosen=True) for each in readings),
+        *(
+            Claim(f"{name} helps", replace(each, filter=name), each)
+            for name in ("filtered", "standardised", "whitened")
+            for each in (BAG, *readings)
+        ),
+        *(
+            Claim("Ahead of the bag behind the same filter", replace(each, filter=name), replace(BAG, filter=name))
+            for name in ("", "standardised", "whitened", "partwise whitened")
+            for each in readings
+        ),
+        Claim("Ahead of the bag behind the same filter", EARLY_LATE, replace(BAG, filter=EARLY_LATE.filter)),
+        Claim("Early and late is ahead of PromptEOL", EARLY_LATE, PROMPT),
+        Claim("Early and late is ahead of PromptEOL, whitened", EARLY_LATE, replace(PROMPT, filter="whitened")),
+    ]
+
+
+def pair_claims(found: Pairs) -> Iterator[Row]:
+    """On the test part; what was not run is left out."""
+    cosines = found.cosines["test"]
+    claims = []
+    for claim in on_pairs(found.language):
+        first = replace(claim.first, layer=found.chosen_layer(claim.first)) if claim.chosen else claim.first
+        if first in cosines and claim.second in cosines:
+            claims.append(replace(claim, first=first))
+    used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
+    if used:
+        statistic = uncertainty.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
+        yield from _differences(claims, used, statistic, f"STS-B {found.language} test")
+
+
+def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
+    """On word senses, by both distances: at the end, and after the layer at which each is best on the other set."""
+    readings = {name: word_readings(kept, sets, name) for name in names}
+    recipes = [("ReBA-2", "Classical"), ("ReBA-2", "Echo-2"), ("ReBA-2, normalised", "Classical"),
+               ("ReBA-2, normalised", "Echo-2"), ("ReBA-2, normalised", "ReBA-2"), ("Echo-2", "Classical")]  # fmt: skip
+    for name in names:
+        other = next((each for each in names if each != name), name)
+        for metric, correct in readings[name].items():
+            claims = []
+            for first, second in recipes:
+                pair = (Variant(first, ""), Variant(second, ""))
+                best = [_best_layer(readings[other][metric], each) for each in pair]
+                for claimed in (pair, best):
+                    if all(each in correct for each in claimed):
+                        claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed))
+            used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
+            if used:
+                statistic = uncertainty.mean({str(used.index(each)): correct[each] for each in used})
+                yield from _differences(claims, used, statistic, f"{name.upper()}, {metric}")
+
+
+def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
+    own = [each for each in correct if each.layer is not None and replace(each, layer=None) == variant]
+    return max(own, key=lambda each: float(correct[each].mean()), default=variant)
+
+
+def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Statistic, name: str) -> Iterator[Row]:
+    values, replicates = statistic.values(), uncertainty.bootstrap(statistic)
+    for claim in claims:
+        first, second = used.index(claim.first), used.index(claim.second)
+        low, high = uncertainty.interval(replicates[first] - replicates[second])
+        yield {
+            "claim": claim.text, "set": name, "first": shown(claim.first), "second": shown(claim.second),
+            "difference": float(values[first] - values[second]), "low": float(low), "high": float(high),
+        }  # fmt: skip
+
+
+def shown(variant: Variant) -> str:
+    """A reading in words."""
+    layer = "" if variant.layer is None else f"layer {variant.layer}"
+    return ", ".join(part for part in (variant.recipe, layer, variant.filter, variant.pooling) if part)
