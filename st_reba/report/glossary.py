@@ -58,7 +58,7 @@ _MODIFIERS = {
     "centred": "less the mean of a sample of plain texts",
     "standardised": "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
     "whitened": "the principal directions of a sample of plain texts, scaled to nearly one variance",
-    "partwise whitened": "each part standardised and a little whitened over a sample of plain texts, and given its share",
+    "partwise whitened": "each part standardised, a little whitened over a sample of plain texts, and given its share",
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
     "idf-weighted": "each token counts by how few of a sample of plain texts have it",
     "blocks": "each block of the text has two slots of its own, and every token is read",
