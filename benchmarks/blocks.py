@@ -18,6 +18,7 @@ CONTROLS = (BAG, "tf-idf", "Bag of random embeddings")
 PROMPTEOL = ("PromptEOL", "PromptEOL, Chinese")
 #: What stands behind the pooling.
 FILTERS = ("centred", "standardised", "filtered", "whitened", "all but the top")
+PARTWISE = "partwise whitened"
 
 TRAINED = {"weights": "trained"}
 RANDOM = {"weights": "random"}
@@ -232,6 +233,22 @@ BLOCKS: dict[str, Table | Picture] = {
         split=("model",),
         rows=RECIPES,
         columns=tuple(Column(pairs, {"set": pairs}) for pairs in PAIRS),
+    ),
+    "early-late": Table(
+        "scores",
+        where={**TRAINED, "layer": None},
+        split=("model",),
+        rows=(
+            Row("Early and late", {"recipe": "Early and late", "pooling": "mean", "filter": PARTWISE}),
+            Row("PromptEOL, last", {"recipe": "PromptEOL", "pooling": "last", "filter": ""}),
+            Row("bag of input embeddings, whitened alike", {"recipe": BAG, "filter": PARTWISE}),
+            Row("Classical, mean", {"recipe": "Classical", "pooling": "mean", "filter": ""}),
+            Row("Classical, last", {"recipe": "Classical", "pooling": "last", "filter": ""}),
+        ),
+        columns=(
+            *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
+            *(Column(titles, {"set": titles}) for titles in TITLES),
+        ),
     ),
     "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS),
     "cost-passes": costs("passes", ("time",), RATIO_BY_BATCH, LENGTHS),

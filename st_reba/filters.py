@@ -14,9 +14,11 @@ from .modules import (
     Centering,
     EmbeddingFilter,
     IdfWeights,
+    PartwiseWhitening,
     Standardization,
     WhiteningTransform,
 )
+from .modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
 from .modules.whitening import SHRINKAGE
 from .moments import Moments, embedding_moments
 
@@ -31,8 +33,11 @@ _FITTED: dict[str, Callable[[Moments], nn.Module]] = {
     "all but the top": AllButTheTop.from_moments,
 }
 
-#: What can stand after the pooling.
+#: What can stand after the pooling of any recipe.
 FILTERS = (HEAD_FILTER, *_FITTED)
+
+#: What stands behind a recipe whose vectors are made of parts, and behind its controls.
+PARTWISE = "partwise whitened"
 
 #: What can stand before it.
 IDF = "idf-weighted"
@@ -56,16 +61,17 @@ class Filter:
     """How to make what shall stand behind a model that ends in its pooling.
 
     Attributes:
-        name: One of :data:`FILTERS`.
+        name: One of :data:`FILTERS`, or :data:`PARTWISE`.
         texts: What it is fitted on; none for that of the head.
     """
 
     name: str
     texts: tuple[str, ...] = ()
 
-    @property
-    def settings(self) -> dict[str, float]:
-        """What it is fitted with, besides the texts."""
+    def settings(self, module: CausalModule) -> dict[str, object]:
+        """What it is fitted with behind a module, besides the texts."""
+        if self.name == PARTWISE:
+            return {"shrinkage": PARTWISE_SHRINKAGE, "shares": module.SHARES}
         return {"shrinkage": SHRINKAGE} if self.name == "whitened" else {}
 
     def __call__(self, model: SentenceTransformer, batch_size: int = 32) -> nn.Module:
@@ -80,6 +86,8 @@ class Filter:
         """
         if self.name == HEAD_FILTER:
             return EmbeddingFilter.from_language_model(model)
+        if self.name == PARTWISE:
+            return PartwiseWhitening.fit(model, self.texts, batch_size=batch_size)
         return fitted(self.name, embedding_moments(model, self.texts, batch_size=batch_size))
 
 

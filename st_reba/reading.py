@@ -256,7 +256,7 @@ class Recipes:
                 settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
                 if recipe.filter is not None:
                     fitted_on = recipe.filter.texts or fingerprint_of_head(reader.backbone)
-                    settings += [recipe.filter.name, recipe.filter.settings, fitted_on]
+                    settings += [recipe.filter.name, recipe.filter.settings(module), fitted_on]
                 if recipe.weighting is not None:
                     settings += [recipe.filtered, recipe.weighting.texts]
                 found[recipe.key] = fingerprint_of(*settings)

@@ -13,14 +13,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import AutoModel
 
-from . import backbone as language_model
 from .data import demo_sentences
-from .filters import IDF, Filter, Weighting, fitted_on
+from .filters import IDF, PARTWISE, Filter, Weighting, fitted_on
 from .modules import (
     BidirectionalLastLayer,
     CausalModule,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -162,6 +162,7 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
         ]
     weighting = Weighting(fit_texts)
     recipes.append(Recipe("Classical", "mean", CausalTransformer, words=False, filtered=IDF, weighting=weighting))
+    recipes.append(_early_late(fit_texts))
     return without_repeats(recipes)
 
 
@@ -187,17 +188,21 @@ def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
     return kept
 
 
-def worth_trying() -> list[Recipe]:
-    """The few recipes to try first: what one has without a recipe, and a cheap one of each family."""
+def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """The few recipes to try first: what one has without a recipe, and the best cheap one of each family.
+
+    Args:
+        fit_texts: Plain texts that whitening is fitted on; those of the package's word-sense questions if None.
+    """
     return [
         Recipe("Classical", "mean", CausalTransformer, copies=1),
         Recipe("Classical", "last", CausalTransformer, copies=1),
-        Recipe("Classical, early layer", "mean", _early_layer),
         Recipe("Echo-2", "mean", _echo(2), copies=2),
         Recipe("ReBA-2", "mean", _reba(2, "mean"), copies=2),
         Recipe("ReBA-2", "last", _reba(2, "last"), copies=2),
         Recipe("PromptEOL", "last", _prompted(PROMPTS["PromptEOL"]), words=False),
-        Recipe("Pretended CoT", "last", _prompted(PROMPTS["Pretended CoT"]), words=False),
+        Recipe("Value aggregation", "last", ValueAggregationModule, words=False),
+        _early_late(tuple(demo_sentences() if fit_texts is None else fit_texts)),
     ]
 
 
@@ -230,8 +235,10 @@ def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
     return control
 
 
-def _early_layer(backbone: CausalModule) -> CausalModule:
-    return CausalTransformer(backbone, output_layer=max(1, language_model.depth(backbone.model) // 3))
+def _early_late(fit_texts: tuple[str, ...]) -> Recipe:
+    """Never without its whitening."""
+    whitening = Filter(PARTWISE, fit_texts)
+    return Recipe("Early and late", "mean", EarlyLateModule, words=False, filtered=PARTWISE, filter=whitening)
 
 
 def _bidirectional(backbone: CausalModule) -> CausalModule:

@@ -163,6 +163,19 @@ def whitened(fitted_on, vectors, k, shrinkage=0.0):
     return (vectors - fitted_on.mean(axis=0)) @ (u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5))[:, :k]
 
 
+def partwise_whitened(fitted_on, vectors, shares, shrinkage):
+    """Each part less its mean, over its deviations, times U (Lambda + shrinkage * mean(Lambda) I)^-1/2 of its
+    correlations, with a length of the root of its share; up to signs within a part."""
+    parts = []
+    for own, new, share in zip(*(np.split(np.asarray(given, dtype=np.float64), len(shares), axis=1)
+                                 for given in (fitted_on, vectors)), shares, strict=True):  # fmt: skip
+        mean, deviation = own.mean(axis=0), own.std(axis=0)
+        u, variances, _ = np.linalg.svd(np.atleast_2d(np.corrcoef(own.T)))
+        mapped = (new - mean) / deviation @ u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5)
+        parts.append(share**0.5 * mapped / np.linalg.norm(mapped, axis=1, keepdims=True))
+    return np.concatenate(parts, axis=1)
+
+
 def partial_rank_correlation(x, y, z):
     """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
     x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
@@ -350,6 +363,17 @@ def equation_6(anchors, positives, negatives, temperature):
             denominator = denominator + (cosine(h, negatives[j]) / temperature).exp()
         loss = loss - (numerator / denominator).log()
     return loss
+
+
+def early_and_late(model, ids, text, layer, output_layer=None):
+    """[h_i of the tokens in ``text``, a slice; the last state of all], (n, 2D), by transformers' ``hidden_states``.
+
+    Of the last layer, transformers hands out what has gone through the final norm.
+    """
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+    late = states[-1 if output_layer is None else output_layer][0, -1]
+    return torch.stack([torch.cat([word, late]) for word in states[layer][0, text]])
 
 
 # FREEZE

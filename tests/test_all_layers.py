@@ -28,6 +28,7 @@ from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, Spla
 from st_reba import (
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     InputEmbeddings,
     KVReroutingModule,
@@ -269,6 +270,12 @@ def test_a_refined_layer_is_that_of_the_last_pass(backbone_path):
 def test_a_method_that_reads_no_hidden_states_says_so(backbone_path):
     module = ValueAggregationModule(backbone_path(), config_kwargs={"output_hidden_states": True})
     with pytest.raises(ValueError, match=r"ValueAggregationModule does not read hidden states.*= False, or use Causal"):
+        pipeline(module).encode(TEXTS)
+
+
+def test_a_method_that_reads_two_layers_says_so(backbone_path):
+    module = EarlyLateModule(backbone_path(), config_kwargs={"output_hidden_states": True})
+    with pytest.raises(ValueError, match=r"EarlyLateModule does not read hidden states of one layer alone"):
         pipeline(module).encode(TEXTS)
 
 

@@ -19,6 +19,7 @@ from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -90,6 +91,11 @@ SAYS = {
         r"\alpha \, (v_n - v'_{n'})",
         "and one over its first 1 layers under the auxiliary prompt, of 3 that are run",
     ),
+    EarlyLateModule: (
+        "**Early and late**",
+        r"h^{(1)}_i ; v_N",
+        "One pass over the text and the template around it",
+    ),
     KVReroutingModule: (
         "**KV re-routing**",
         r"\tilde K = [k_n; K]",
@@ -111,7 +117,7 @@ def test_each_class_has_its_own(module_class, roomy_path, tmp_path):
         "import st_reba",
         "trust_remote_code=True",
         "pip install st-reba",
-        "| dimensions | 32 |",
+        f"| dimensions | {64 if module_class is EarlyLateModule else 32} |",
         f"{module_class.__name__} → Pooling",
         "## Limits",
         "## Citation",

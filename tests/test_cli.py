@@ -10,15 +10,17 @@ import pytest
 import torch
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 from typer.testing import CliRunner
 
-from st_reba import META_TASKS, TEMPLATES, __version__, cli
+from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__, cli
 from st_reba.data import demo_pairs, demo_sentences, read_pairs
 from st_reba.recipes import worth_trying
 from st_reba.search import candidates
 
 from .backbones import TEXTS
 from .benchmark.demo import DemoSTS
+from .conftest import pipeline
 
 runner = CliRunner()
 
@@ -42,8 +44,8 @@ def test_help_names_the_commands():
 class TestCompare:
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
-        def fewer():
-            return [recipe for recipe in worth_trying() if recipe.name in ("Classical", "ReBA-2")]
+        def fewer(fit_texts=None):
+            return [recipe for recipe in worth_trying(fit_texts) if recipe.name in ("Classical", "ReBA-2")]
 
         monkeypatch.setattr(cli.compare, "worth_trying", fewer)
 
@@ -300,6 +302,12 @@ class TestBuild:
             (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
              {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
             (("--method", "classical", "--template", "prompteol"), "CausalTransformer", {"rows": "last"}),
+            (("--method", "early-late"), "EarlyLateModule",
+             {"template": TEMPLATES["prompteol"], "early_layer": 1, "normalize_text": True}),
+            (("--method", "early-late", "--template", "prompteol-zh"), "EarlyLateModule",
+             {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
+            (("--method", "early-late", "--template", "in one word, {text}:"), "EarlyLateModule",
+             {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
             (("--method", "ck"), "MetaEOLModule",
              {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
               "output_layer": 2, "final_norm": False}),
@@ -337,6 +345,9 @@ class TestBuild:
             ),
             (("--method", "kv-rerouting", "--repetitions", 2), "--method echo or reba; kv-rerouting reads one copy"),
             (("--method", "classical", "--repetitions", 2), "--repetitions is for --method echo or reba"),
+            (("--method", "early-late", "--pooling", "max"), "--pooling max: early-late puts the mean of the text's"),
+            (("--method", "early-late", "--fit-texts", "not/there"), "--fit-texts not/there: there is no such file"),
+            (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for --method early-late"),
             (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
             (("--method", "echo", "--chunk-length", 8), "--chunk-length is for --method reba; echo reads texts in one"),
         ],
@@ -344,6 +355,22 @@ class TestBuild:
     def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):
         assert message in self.build(backbone_path, tmp_path / "model", *options, expect=1)
         assert not list(tmp_path.iterdir())
+
+    def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
+        texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]
+        (tmp_path / "texts.txt").write_text("\n".join(texts))
+        options = ("--method", "early-late", "--fit-texts", tmp_path / "texts.txt")
+        output = self.build(backbone_path, tmp_path / "own", *options)
+        assert f"Fitting the whitening on {len(texts)} texts. Wrote" in output
+        built = SentenceTransformer(str(tmp_path / "own"), device="cpu")
+        pooled = pipeline(EarlyLateModule(backbone_path()))
+        whole = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts), Normalize()], device="cpu")
+        assert [type(part) for part in built] == [type(part) for part in whole]
+        assert np.allclose(built.encode(TEXTS), whole.encode(TEXTS), atol=1e-5)
+        output = self.build(backbone_path, tmp_path / "demo", "--method", "early-late")
+        assert re.search(r"on \d+ texts, sentences inside the package: give --fit-texts with some hundreds", output)
+        other = SentenceTransformer(str(tmp_path / "demo"), device="cpu").encode(TEXTS)
+        assert not np.allclose(other, built.encode(TEXTS), atol=1e-2)
 
     def test_a_directory_with_something_in_it_is_left_alone(self, backbone_path, tmp_path):
         (tmp_path / "model").mkdir()

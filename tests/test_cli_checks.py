@@ -145,8 +145,8 @@ def test_files(line, called, tmp_path, monkeypatch):
 class TestDiskFull:
     @pytest.fixture
     def line(self, backbone_path, pairs, tmp_path, monkeypatch):
-        def few():
-            return [recipe for recipe in default_recipes(1) if recipe.name == "Classical"]
+        def few(fit_texts):
+            return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
         monkeypatch.setattr(cli.compare, "worth_trying", few)
         paths = ("--report", tmp_path / "report", "--save-best", tmp_path / "best")

@@ -64,8 +64,8 @@ class TestEveryCommand:
         )
 
     def test_compare(self, odd, pairs, model, monkeypatch):
-        def few():
-            return [recipe for recipe in default_recipes(1) if recipe.name == "Classical"]
+        def few(fit_texts):
+            return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
         monkeypatch.setattr(cli.compare, "worth_trying", few)
         report, best = odd / "report", odd / "best"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -321,6 +322,21 @@ class TestCenteringAndStandardization:
 
 def piped(model, module) -> SentenceTransformer:
     return SentenceTransformer(modules=[*model, module, Normalize()], device="cpu")
+
+
+def test_weights_stay_float32(model, filters, backbone_path):
+    """ST gives each module of a pipeline the precision of the first, in place."""
+    for module in filters.values():
+        before = {name: weight.clone() for name, weight in module.state_dict().items()}
+        half = CausalTransformer(backbone_path("gpt2"), model_kwargs={"dtype": "bfloat16"})
+        whole = piped(pipeline(half), module)
+        whole.half()
+        assert whole[0].model.dtype == torch.float16
+        for name, weight in module.state_dict().items():
+            assert weight.dtype == torch.float32
+            assert torch.equal(weight, before[name])
+        assert {weight.dtype for weight in copy.deepcopy(module).double().state_dict().values()} == {torch.float64}
+        assert {weight.device.type for weight in copy.deepcopy(module).to("meta", torch.half).buffers()} == {"meta"}
 
 
 @pytest.mark.parametrize("case", CASES)

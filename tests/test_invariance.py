@@ -17,6 +17,7 @@ from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -51,6 +52,8 @@ RECIPES = {
     "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4}),
     "value aggregation": (ValueAggregationModule, {}),
     "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
+    "early and late": (EarlyLateModule, {}),
+    "early and late, one layer": (EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1, "final_norm": False}),
     "thought-1": (RefinedThoughtModule, {"iterations": 1}),
     "thought-2": (RefinedThoughtModule, {"iterations": 2}),
     "thought-4": (RefinedThoughtModule, {"iterations": 4}),
@@ -165,6 +168,7 @@ class TestBatches:
         "token prepending, blocks",
         "value aggregation",
         "contrastive prompting",
+        "early and late",
     ],
 )
 def test_batches_of_other_architectures(architecture, recipe, model):
@@ -185,7 +189,7 @@ def test_further_passes_on_trained_weights():
         assert relative_error(vector, encode(text)) < TOLERANCE
 
 
-@pytest.mark.parametrize("recipe", ["echo-2", "reba-2", "reba-2 chunks"])
+@pytest.mark.parametrize("recipe", ["echo-2", "reba-2", "reba-2 chunks", "early and late"])
 def test_padding_side_and_pad_token_do_not_matter(recipe, tmp_path, backbone_path):
     module_class, arguments = RECIPES[recipe]
     expected = pipeline(module_class(backbone_path(), **arguments)).encode(TEXTS)
@@ -429,6 +433,7 @@ def test_two_threads_with_one_model(backbone_path):
         "token prepending, blocks",
         "value aggregation",
         "contrastive prompting",
+        "early and late",
     ],
 )
 def test_half_precision_is_near(dtype, architecture, recipe, backbone_path, model):

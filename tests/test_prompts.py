@@ -16,6 +16,7 @@ from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -90,6 +91,7 @@ ONCE = {
     "bidirectional": (BidirectionalLastLayer, {}),
     "value aggregation": (ValueAggregationModule, {}),
     "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
+    "early and late": (EarlyLateModule, {}),
     "token prepending": (TokenPrependingModule, {}),
     "token prepending, blocks": (
         HierarchicalTokenPrependingModule,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, encode_words, reading
-from st_reba.filters import FILTERS, IDF
+from st_reba.filters import FILTERS, IDF, PARTWISE
 from st_reba.lookup import EmbeddingStore
 from st_reba.reading import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
 from st_reba.recipes import default_recipes, random_weights
@@ -63,7 +63,7 @@ def test_each_recipe_has_its_control(recipes):
     own = [recipe.key for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
     assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
-    around = ["", *(f", {name}" for name in (*FILTERS, IDF) if name != "filtered")]
+    around = ["", *(f", {name}" for name in (*FILTERS, IDF, PARTWISE) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert made.controls == [*bags, *(f"Random weights, {key}" for key in (*bags, *own))]
 

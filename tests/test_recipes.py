@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from st_reba import TEMPLATES, CausalTransformer, EchoModule, EmbeddingFilter, ReBAModule
+from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, EchoModule, EmbeddingFilter, ReBAModule
 from st_reba.answer import WITHOUT
-from st_reba.backbone import depth
 from st_reba.data import DEMO_MODEL, demo_sentences
-from st_reba.filters import FILTERS, IDF
-from st_reba.reading import RecipeReader
+from st_reba.filters import FILTERS, IDF, PARTWISE
+from st_reba.reading import RecipeReader, Recipes
 from st_reba.recipes import (
     PROMPTS,
     SAME_UNDER_LAST_POOLING,
@@ -20,6 +19,7 @@ from st_reba.recipes import (
     without_repeats,
     worth_trying,
 )
+from st_reba.results import Result, controls_of
 
 from .backbones import TEXTS
 from .conftest import pipeline, relative_error
@@ -36,7 +36,7 @@ def test_the_recipes():
     expected |= {f"{method}, last" for method in wordless if method not in ("MetaEOL", "CK")}
     expected |= {"MetaEOL, mean", "CK, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
-    expected |= {f"Classical, {IDF}, mean"}
+    expected |= {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean"}
     recipes = default_recipes()
     assert {recipe.key for recipe in recipes} == expected
     assert len(recipes) == len(expected)
@@ -85,14 +85,6 @@ def test_eight_are_worth_trying():
     assert WITHOUT.keys() <= {recipe.key for recipe in few}
     assert max(recipe.copies for recipe in few if recipe.copies) == 2
     assert not any(recipe.control for recipe in few)
-
-
-def test_an_early_layer_is_a_third_of_the_way_up(backbone_path):
-    (early,) = [recipe for recipe in worth_trying() if recipe.method == "Classical, early layer"]
-    backbone = CausalTransformer(backbone_path())
-    assert (depth(backbone.model), early.build(backbone).output_layer) == (3, 1)
-    # Of whatever it is built on: a model of one layer has no earlier one.
-    assert early.build(CausalTransformer(backbone, output_layer=1)).output_layer == 1
 
 
 def test_all_that_are_worth_trying_run(roomy_path):
@@ -159,6 +151,7 @@ def test_filters_are_rows_of_their_own():
     assert {(recipe.name, recipe.pooling) for recipe in recipes} == {
         *((f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")),
         (f"Classical, {IDF}", "mean"),
+        (f"Early and late, {PARTWISE}", "mean"),
     }
     backbone = CausalTransformer(str(DEMO_MODEL), model_kwargs={"dtype": "float32"})
     reader = RecipeReader(backbone, recipes)
@@ -179,6 +172,29 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
     values = torch.linalg.svdvals(weight @ expected.directions.double().T)
     middle = torch.linalg.svdvals(weight)[expected.low : expected.low + len(values)]
     assert torch.allclose(values, middle, rtol=1e-4)
+
+
+def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_path):
+    recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:20]) if recipe.method != "Classical"]
+    (recipe,) = [recipe for recipe in recipes if recipe.filtered == PARTWISE]
+    made = Recipes(CausalTransformer(backbone_path()), [recipe])
+    assert not made.skipped
+    found = {own.key: own.model(reader.backbone) for reader in made._readers for own in reader.recipes}
+    bag = f"Bag of input embeddings, {PARTWISE}, mean"
+    assert found.keys() == {key for own in (recipe.key, bag) for key in (own, f"Random weights, {own}")} | {
+        "Bag of input embeddings, mean", "Random weights, Bag of input embeddings, mean",
+    }  # fmt: skip
+    # What the bag has is one part, and what the recipe has are two: behind the prompt, on random weights, too.
+    assert {key: model[2].shares for key, model in found.items() if len(model) > 2} == {
+        recipe.key: [0.3, 0.7], f"Random weights, {recipe.key}": [0.3, 0.7], bag: [1], f"Random weights, {bag}": [1],
+    }  # fmt: skip
+    assert isinstance(found[f"Random weights, {recipe.key}"][0], EarlyLateModule)
+    embedded = made.embed(TEXTS)
+    for key, model in found.items():
+        assert relative_error(embedded[key], model.encode(TEXTS)) < 1e-4, key
+    # The verdict finds it as the control behind the same filter.
+    assert bag in controls_of(Result(recipe.name, recipe.pooling, control=False, scores={}))
+    assert recipe.filter.settings(found[recipe.key][0]) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
 
 
 def test_the_bag_has_every_filter_and_weighting_too():

@@ -21,6 +21,7 @@ from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     InputEmbeddings,
@@ -59,6 +60,8 @@ CASES = {
         ContrastivePromptingModule,
         {"contrast_layer": 1, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "final_norm": True},
     ),
+    "early and late": (EarlyLateModule, {"template": "prompteol-zh", "early_layer": 2, "normalize_text": False}),
+    "early and late, short": (EarlyLateModule, {"output_layer": 2, "final_norm": False, "bidirectional_layers": 1}),
     "reba, chunks": (ReBAModule, {"chunk_length": 5, "layers": [-1]}),
     "reba, short": (ReBAModule, {"max_seq_length": 7}),
     "prompteol": (
@@ -79,7 +82,8 @@ CASES = {
 def test_save_and_load(case, kind, backbone_path, tmp_path):
     module_class, settings = CASES[case]
     module = module_class(backbone_path("llama", kind), **settings)
-    parts = [module, Pooling(32, "mean"), Dense(32, 8), Normalize()]
+    width = module.get_embedding_dimension()
+    parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
     model = SentenceTransformer(modules=parts, device="cpu")
     model.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
@@ -230,6 +234,7 @@ class TestRegistry:
             "st_reba.modules.CausalTransformer",
             "st_reba.modules.Centering",
             "st_reba.modules.ContrastivePromptingModule",
+            "st_reba.modules.EarlyLateModule",
             "st_reba.modules.EchoModule",
             "st_reba.modules.EmbeddingFilter",
             "st_reba.modules.HierarchicalTokenPrependingModule",
@@ -239,6 +244,7 @@ class TestRegistry:
             "st_reba.modules.MetaEOLModule",
             "st_reba.modules.LayerStates",
             "st_reba.modules.LayerwiseAutoencoder",
+            "st_reba.modules.PartwiseWhitening",
             "st_reba.modules.ReBAModule",
             "st_reba.modules.RefinedThoughtModule",
             "st_reba.modules.Standardization",

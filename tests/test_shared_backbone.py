@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from st_reba import (
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     KVReroutingModule,
@@ -44,6 +45,7 @@ MODULES = {
     "meta-eol": lambda backbone: MetaEOLModule(backbone, templates=["{text} is", "{text} means"]),
     "value aggregation": ValueAggregationModule,
     "contrastive prompting": lambda backbone: ContrastivePromptingModule(backbone, contrast_layer=1),
+    "early and late": EarlyLateModule,
     "token prepending": HierarchicalTokenPrependingModule,
     "layer states": LayerStates,
 }
@@ -55,6 +57,7 @@ REFUSED = {
     "re-routed layers": lambda backbone: KVReroutingModule(backbone, layers=[99]),
     "prepended layers": lambda backbone: HierarchicalTokenPrependingModule(backbone, prepend_layers=99),
     "contrast layer": lambda backbone: ContrastivePromptingModule(backbone, contrast_layer=99),
+    "early layer": lambda backbone: EarlyLateModule(backbone, early_layer=99),
     "value layers": lambda backbone: ValueAggregationModule(backbone, layers=[99]),
     "chunks": lambda backbone: ReBAModule(backbone, chunk_length=255),
 }

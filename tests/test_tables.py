@@ -144,6 +144,22 @@ class TestFilling:
         chosen = "the best on the development part: Echo-2, mean, layer 4, centred"
         assert f"| {chosen} | **90.0** [88.0, 92.0] | 0.40 |" in page_of(root)
 
+    def test_early_and_late_beside_the_bag_behind_the_same(self, tmp_path: Path):
+        rows = [
+            score("Early and late", 0.7, filter="partwise whitened"),
+            score("Bag of input embeddings", 0.6, filter="partwise whitened"),
+            score("Bag of input embeddings", 0.8),
+            score("PromptEOL", 0.5, pooling="last"),
+            score("PromptEOL", 0.9, pooling="last", layer=3),
+            score("PromptEOL", 0.4, pooling="last", set="TNews", metric="accuracy"),
+        ]
+        root = repository(tmp_path, marked("early-late"), scores=rows)
+        run(root)
+        assert "| recipe | STS-B en test | TNews |" in page_of(root)
+        assert "| Early and late | **70.0** [68.0, 72.0] |  |" in page_of(root)
+        assert "| PromptEOL, last | 50.0 [48.0, 52.0] | 40.0 [38.0, 42.0] |" in page_of(root)
+        assert "| bag of input embeddings, whitened alike | 60.0 [58.0, 62.0] |  |" in page_of(root)
+
     def test_claims_say_what_intervals_do(self, tmp_path: Path):
         claims = [
             {"claim": f"claim {index}", "model": SMALL, "set": ENGLISH, "precision": "float32", "first": "a",

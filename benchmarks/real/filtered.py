@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from st_reba.filters import HEAD_FILTER, fitted
-from st_reba.modules import EmbeddingFilter, PartwiseWhitening
-from st_reba.modules.partwise_whitening import SHARES
+from st_reba.filters import HEAD_FILTER, PARTWISE, fitted
+from st_reba.modules import CausalModule, EarlyLateModule, EmbeddingFilter, PartwiseWhitening
 from st_reba.moments import Moments
 
 from .texts import FIT_TEXTS
@@ -22,10 +21,10 @@ from .vectors import Vectors
 Array = NDArray[np.float32]
 
 #: Nothing first; then that of the language model's head, and those that are fitted on vectors.
-FILTERS = ("", "filtered", "centred", "standardised", "whitened", "all but the top", "partwise whitened")
+FILTERS = ("", "filtered", "centred", "standardised", "whitened", "all but the top", PARTWISE)
 
 #: What is never without its filter.
-PARTS = {"Early and late": ("partwise whitened",)}
+PARTS = {"Early and late": (PARTWISE,)}
 
 #: Which list's vectors filters are fitted on, for each list.
 _FIT = {
@@ -131,10 +130,10 @@ class Kept:
 
 
 def _fitted(name: str, moments: Moments, source: Source) -> nn.Module:
-    if name != "partwise whitened":
+    if name != PARTWISE:
         return fitted(name, moments)
     # One vector is one part.
-    shares = SHARES if source.name.rpartition(", ")[0] in PARTS else (1.0,)
+    shares = (EarlyLateModule if source.name.rpartition(", ")[0] in PARTS else CausalModule).SHARES
     return PartwiseWhitening.from_moments(moments, shares=shares)
 
 

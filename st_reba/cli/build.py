@@ -9,22 +9,26 @@ from typing import Annotated
 import typer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from torch import nn
 
+from ..data import demo_sentences, read_texts
 from ..files import whole_directory
 from ..modules import (
     CausalModule,
     CausalTransformer,
     ContrastivePromptingModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     KVReroutingModule,
     MetaEOLModule,
+    PartwiseWhitening,
     ReBAModule,
     TokenPrependingModule,
     ValueAggregationModule,
 )
 from ..templates import PRESETS
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, check_file, clear_errors, console, load
 
 
 class Method(str, Enum):
@@ -39,6 +43,7 @@ class Method(str, Enum):
     hierarchical_token_prepending = "hierarchical-token-prepending"
     value_aggregation = "value-aggregation"
     contrastive_prompting = "contrastive-prompting"
+    early_late = "early-late"
 
 
 @app.command("build")
@@ -63,6 +68,13 @@ def build_command(
         str | None,
         typer.Option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol" (prompteol).'),
     ] = None,
+    fit_texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plain texts, one a line, some hundreds, that the whitening behind early-late is fitted on. "
+            "Default: demo texts."
+        ),
+    ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     max_seq_length: LengthOption = None,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
@@ -73,9 +85,12 @@ def build_command(
         settings = _settings(method, mode, repetitions, layers, chunk_length, template)
         if dtype is Dtype.fastest:
             raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
+        texts = _fit_texts(method, fit_texts)
         with whole_directory(out) as scratch:
             module = load(_MODULES[method], model, max_seq_length, dtype, **settings)
-            parts = [module, Pooling(module.get_embedding_dimension(), mode)]
+            parts: list[nn.Module] = [module, Pooling(module.get_embedding_dimension(), mode)]
+            if texts:
+                parts.append(_whitening(parts, texts, default=fit_texts is None))
             built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
             built.save_pretrained(str(scratch))
     console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
@@ -93,6 +108,7 @@ _MODULES: dict[Method, type[CausalModule]] = {
     Method.hierarchical_token_prepending: HierarchicalTokenPrependingModule,
     Method.value_aggregation: ValueAggregationModule,
     Method.contrastive_prompting: ContrastivePromptingModule,
+    Method.early_late: EarlyLateModule,
 }
 
 # What a method is, beyond its module; options come on top.
@@ -113,6 +129,7 @@ _PROMPTED = (
     Method.token_prepending,
     Method.value_aggregation,
     Method.contrastive_prompting,
+    Method.early_late,
 )
 
 
@@ -126,6 +143,11 @@ def _settings(
 ) -> dict[str, object]:
     """The module's arguments; refuses options that the method does not have."""
     settings = dict(_PRESETS.get(method, {}))
+    if method is Method.early_late and pooling != "mean":
+        raise ValueError(
+            f"--pooling {pooling}: early-late puts the mean of the text's tokens beside the end of a prompt; use "
+            "--pooling mean, or leave it out."
+        )
     if method is Method.reba:
         settings["rows"] = "last" if pooling == "lasttoken" else "all"
     if layers is not None:
@@ -149,8 +171,30 @@ def _settings(
         if method in _PROMPTED and template not in PRESETS:
             known = _MODULES[method].config_keys
             settings.update({name: value for name, value in PRESETS["prompteol"].reading().items() if name in known})
+            if method is Method.early_late:
+                # Its two halves are of the text and of the prompt's end, whatever the prompt.
+                del settings["pool_over"]
         settings["template"] = template
     return settings
+
+
+def _fit_texts(method: Method, path: Path | None) -> list[str]:
+    """What the whitening behind early-late is fitted on; nothing for the other methods."""
+    if method is Method.early_late:
+        check_file(path, "--fit-texts")
+        return demo_sentences() if path is None else read_texts(path)
+    if path is not None:
+        raise ValueError(
+            f"--fit-texts is for --method early-late, whose halves are brought to one scale; {method.value} is built "
+            "without a filter. In Python any filter can stand behind it, such as WhiteningTransform.fit(model, texts)."
+        )
+    return []
+
+
+def _whitening(pooled: list[nn.Module], texts: list[str], default: bool) -> PartwiseWhitening:
+    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if default else ""
+    console.print(f"Fitting the whitening on {len(texts)} texts{hint}.", soft_wrap=True)
+    return PartwiseWhitening.fit(SentenceTransformer(modules=pooled, device="cpu"), texts)
 
 
 def _layers(layers: str) -> str | list[int]:

@@ -176,11 +176,9 @@ def compare_command(
             texts = chosen.held_out
         if chosen is not None:
             asked = chosen.recipes()
-        elif every:
-            own = demo_sentences(None if data or tasks else demo)
-            asked = default_recipes(repetitions or _REPETITIONS, own if fit_on is None else fit_on)
         else:
-            asked = worth_trying()
+            plain = demo_sentences(None if data or tasks else demo) if fit_on is None else fit_on
+            asked = default_recipes(repetitions or _REPETITIONS, plain) if every else worth_trying(plain)
         total = None if tasks else work(texts, questions, batch_size)
         with _recipes(backbone, asked, batch_size, total) as compared:
             if tasks:

@@ -129,6 +129,9 @@ class CausalModule(CheckedTransformer, metaclass=Published):
     #: Whether what is read are states of the residual stream, so that those of each layer can be read alike.
     READS_HIDDEN_STATES: ClassVar[bool] = True
 
+    #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
+    SHARES: ClassVar[tuple[float, ...]] = (1.0,)
+
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
     equation: ClassVar[str]
@@ -481,8 +484,8 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         if not self.READS_HIDDEN_STATES:
             raise ValueError(
                 f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
-                "states, so it has none of any layer to hand on. Set model[0].model.config.output_hidden_states = "
-                "False, or use CausalTransformer."
+                "states of one layer alone, so it has none of each to hand on. Set "
+                "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
         if backbone.is_checkpointing(self.model):
             raise ValueError(

@@ -11,60 +11,63 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..moments import Moments, embedding_moments, principal_directions
+from ..moments import Moments, embedding_moments, principal_directions, whole_dimension
+from .base import CausalModule
 from .transform import EmbeddingTransform, check_that_they_vary
-from .whitening import check_shrinkage
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: What is added to the variance of each direction, as a share of their mean.
+#: What is added to the variance of each direction by default, as a share of their mean.
 SHRINKAGE = 10.0
-#: How much each half of :class:`st_reba.EarlyLateModule`'s embeddings counts.
-SHARES = (0.3, 0.7)
+
+# Deviations below this share of a dimension's mean are rounding of the embeddings.
+_ROUNDING = 10 * torch.finfo(torch.float32).eps
 
 
 class PartwiseWhitening(EmbeddingTransform):
-    r"""Gives the parts of embeddings an equal scale and few directions that dwarf others, each part on its own.
+    r"""Standardises and decorrelates each part of an embedding on its own, and gives each a length of its own.
 
     .. math::
-        z_p = \Sigma_p^{-1/2} (e_p - \mu_p), \qquad
-        e' = \Bigl[ \sqrt{s_p} \frac{z_p W_p}{\lVert z_p W_p \rVert} \Bigr]_p, \qquad
+        e' = \Bigl[ \sqrt{s_p} \frac{z_p W_p}{\lVert z_p W_p \rVert} \Bigr]_{p = 1, \dots, P}, \qquad
+        z_p = (e_p - \mu_p) V_p^{-1/2}, \qquad
         W_p = U_p (\Lambda_p + \varepsilon \bar\lambda_p I)^{-1/2}
 
-    with mean :math:`\mu_p` and variances :math:`\Sigma_p` (a diagonal) of part p over a collection of texts, and their
-    correlation matrix :math:`U_p \Lambda_p U_p^\top` (PCA-cor whitening, Kessy et al., 2018, arXiv 1512.00809, shrunk).
-    As each part has length :math:`\sqrt{s_p}`, the cosine of two embeddings is the mean of the parts' cosines, weighted
-    by the shares :math:`s_p`, which sum to 1.
+    with the means :math:`\mu_p` and variances :math:`V_p` (a diagonal matrix) of part p over a collection of texts, and
+    their correlation matrix :math:`U_p \Lambda_p U_p^\top` (PCA-cor whitening, Kessy et al., 2018, arXiv 1512.00809,
+    shrunk). As part p has the length :math:`\sqrt{s_p}`, the cosine of two embeddings is the mean of their parts'
+    cosines, weighted by the shares :math:`s_p`, whose sum is 1. Of dimensions in which the collection does not vary,
+    nothing is left.
 
-    A large :math:`\varepsilon` little more than standardises, which suits topics; a small one whitens, which suits
-    paraphrases.
+    A large :math:`\varepsilon` does little more than standardise; a small one gives all directions nearly one variance,
+    as :class:`WhiteningTransform` does. Directions stand in the order of falling variance within each part, so
+    ``truncate_dim`` would cut off whole parts: leave it out.
 
     Use :meth:`fit` or :meth:`from_moments`.
 
     Args:
         mean: (P, D).
-        weight: (P, D, D), :math:`\Sigma_p^{-1/2} W_p`.
-        shares: (P,), above 0, with the sum 1.
+        weight: (P, D, D), the transposes of :math:`V_p^{-1/2} W_p`.
+        shares: P numbers above 0, whose sum is 1.
 
     Raises:
-        ValueError: If the shapes do not fit each other, or the shares do not sum to 1.
+        ValueError: If the shapes do not fit each other, or the shares are none.
     """
+
+    config_keys = [*EmbeddingTransform.config_keys, "shares"]
 
     mean: Tensor
     weight: Tensor
-    shares: Tensor
 
-    def __init__(self, mean: Tensor, weight: Tensor, shares: Tensor) -> None:
+    def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
         super().__init__()
-        if mean.ndim != 2 or weight.shape != (*mean.shape, mean.shape[1]) or shares.shape != mean.shape[:1]:
-            raise ValueError(
-                f"mean is {tuple(mean.shape)}, weight {tuple(weight.shape)} and shares {tuple(shares.shape)}: give "
-                "(P, D), (P, D, D) and (P,)."
-            )
+        self.shares = _checked(shares)
+        if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
+            raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
+        if len(mean) != len(self.shares):
+            raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
         self.in_features = self.out_features = mean.numel()
-        self._keep(mean=mean, weight=weight, shares=shares)
-        _check_shares(self.shares.tolist())
+        self._keep(mean=mean, weight=weight)
 
     @classmethod
     def fit(
@@ -72,7 +75,7 @@ class PartwiseWhitening(EmbeddingTransform):
         model: SentenceTransformer,
         texts: Iterable[str],
         *,
-        shares: Sequence[float] = SHARES,
+        shares: Sequence[float] | None = None,
         shrinkage: float = SHRINKAGE,
         **kwargs: Any,
     ) -> Self:
@@ -81,67 +84,87 @@ class PartwiseWhitening(EmbeddingTransform):
         Args:
             model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.
             texts: Any iterable of strings; no labels are needed. Some hundreds are enough.
-            shares: How much each part counts; there are as many parts, of equal width.
-            shrinkage: :math:`\varepsilon`, more than 0.
+            shares: How much each part counts; there are as many parts, of equal width. None: those of the model's first
+                module, (0.3, 0.7) for :class:`EarlyLateModule`; any other's vectors are one part.
+            shrinkage: :math:`\varepsilon`, above 0: what is added to each direction's variance, as a share of their
+                mean.
             **kwargs: For :func:`st_reba.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
 
         Raises:
-            ValueError: If a setting is out of range, or the texts are too few or too much alike.
+            ValueError: If a setting is out of range, the embeddings cannot be cut into so many equal parts, or the
+                texts are too few or too much alike.
         """
-        _check_settings(shares, shrinkage)
+        if shares is None:
+            shares = model[0].SHARES if isinstance(model[0], CausalModule) else CausalModule.SHARES
+        _check_shrinkage(shrinkage)
+        if known := whole_dimension(model):
+            _check_parts(known, _checked(shares))
         return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)
 
     @classmethod
-    def from_moments(cls, moments: Moments, *, shares: Sequence[float] = SHARES, shrinkage: float = SHRINKAGE) -> Self:
+    def from_moments(cls, moments: Moments, *, shares: Sequence[float], shrinkage: float = SHRINKAGE) -> Self:
         """Fit on the mean and covariance of embeddings.
 
         Args:
             moments: Of embeddings (P * D,).
-            shares: As for :meth:`fit`.
+            shares: How much each of the P parts counts: numbers above 0, whose sum is 1.
             shrinkage: As for :meth:`fit`.
 
         Raises:
-            ValueError: As for :meth:`fit`, or if the embeddings cannot be cut into so many equal parts.
+            ValueError: As for :meth:`fit`.
         """
-        _check_settings(shares, shrinkage)
+        _check_shrinkage(shrinkage)
+        _check_parts(len(moments.mean), _checked(shares))
         check_that_they_vary(moments)
-        whole, parts = len(moments.mean), len(shares)
-        if whole % parts:
-            raise ValueError(f"shares={list(shares)}: {whole} dimensions cannot be cut into {parts} equal parts.")
-        mean = moments.mean.view(parts, -1)
+        mean = moments.mean.view(len(shares), -1)
         width = mean.shape[1]
         weights = []
-        for part in range(parts):
+        for part, own_mean in enumerate(mean):
             own = slice(part * width, (part + 1) * width)
             covariance = moments.covariance[own, own]
             deviation = covariance.diagonal().sqrt()
-            # What does not vary has no scale: it is only centred.
-            deviation = deviation.masked_fill(deviation <= _ROUNDING * mean[part].abs(), math.inf)
-            scale = deviation.reciprocal()
+            # What does not vary has no scale, and nothing to say.
+            scale = deviation.reciprocal().masked_fill(deviation <= _ROUNDING * own_mean.abs(), 0)
+            if not scale.any():
+                raise ValueError(
+                    f"Part {part + 1} of {len(shares)} of the embeddings is the same for all {moments.count} texts: "
+                    "give texts that differ, and see that the module in front reads something of the text there."
+                )
             variances, directions = principal_directions(scale[:, None] * covariance * scale)
+            # Where there is none, rounding makes a variance slightly negative.
             variances = variances.clamp(min=0)
-            scales = (variances + shrinkage * variances.mean()).rsqrt()
-            weights.append(directions * scale * scales[:, None])
-        return cls(mean, torch.stack(weights), torch.tensor(shares, dtype=torch.float64))
+            weights.append(directions * scale / (variances + shrinkage * variances.mean()).sqrt()[:, None])
+        return cls(mean, torch.stack(weights), shares)
 
     def _transform(self, embedding: Tensor) -> Tensor:
-        mean, weight, shares = (each.to(embedding.dtype) for each in (self.mean, self.weight, self.shares))
+        mean, weight = self.mean.to(embedding.dtype), self.weight.to(embedding.dtype)
         parts = embedding.unflatten(-1, tuple(mean.shape)) - mean
         mapped = normalize(torch.einsum("...pd,pkd->...pk", parts, weight), dim=-1)
-        return (mapped * shares.sqrt()[:, None]).flatten(-2)
+        lengths = torch.tensor(self.shares, dtype=embedding.dtype, device=embedding.device).sqrt()
+        return (mapped * lengths[:, None]).flatten(-2)
 
 
-# Deviations below this share of a dimension's mean are rounding of the embeddings.
-_ROUNDING = 10 * torch.finfo(torch.float32).eps
+def _checked(shares: Sequence[float]) -> list[float]:
+    listed = list(shares) if isinstance(shares, Sequence) and not isinstance(shares, str) else []
+    numbers = all(isinstance(share, (int, float)) and share > 0 for share in listed)
+    if not listed or not numbers or not math.isclose(sum(listed), 1, abs_tol=1e-6):
+        raise ValueError(
+            f"shares={shares!r}: give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
+        )
+    return [float(share) for share in listed]
 
 
-def _check_settings(shares: Sequence[float], shrinkage: float) -> None:
-    _check_shares(shares)
-    check_shrinkage(shrinkage)
-    if shrinkage == 0:
-        raise ValueError("shrinkage=0: a part has directions in which texts do not vary; give more than 0.")
+def _check_parts(dimension: int, shares: Sequence[float]) -> None:
+    if dimension % len(shares):
+        raise ValueError(
+            f"shares={list(shares)}: embeddings of {dimension} values cannot be cut into {len(shares)} equal parts. "
+            "Give as many shares as the module in front hands on parts."
+        )
 
 
-def _check_shares(shares: Sequence[float]) -> None:
-    if not shares or not all(share > 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-5):
-        raise ValueError(f"shares={list(shares)}: give how much each part counts, each above 0, with the sum 1.")
+def _check_shrinkage(shrinkage: float) -> None:
+    if isinstance(shrinkage, bool) or not isinstance(shrinkage, (int, float)) or not 0 < shrinkage < math.inf:
+        raise ValueError(
+            f"shrinkage={shrinkage!r}: give a number above 0: what is added to the variance of each direction, as a "
+            f"share of their mean. {SHRINKAGE:g} is usual."
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -113,7 +113,8 @@ class FixedWeights(StoredModule):
     """Base of those that are made from their weights, and from nothing that ``config.json`` alone could say.
 
     The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
-    them as they are.
+    them as they are. They stay float32 at least: ST gives all modules of a pipeline the precision of its first one, in
+    which a mean that is large beside a deviation would be lost.
     """
 
     #: Attributes that follow from the weights, and are saved so that a configuration of another module is noticed.
@@ -128,6 +129,15 @@ class FixedWeights(StoredModule):
         check_magnitudes(weights, type(self).__name__)
         for name, weight in weights.items():
             self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half``, ``cuda`` and the like come down to."""
+
+        def moved(weight: Tensor) -> Tensor:
+            found = fn(weight)
+            return weight.to(found.device) if torch.finfo(found.dtype).bits < 32 else found
+
+        return cast("Self", super()._apply(moved, recurse))
 
     @classmethod
     def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:

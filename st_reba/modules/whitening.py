@@ -81,7 +81,7 @@ class WhiteningTransform(EmbeddingTransform):
         """
         if known := whole_dimension(model):
             check_count("dimension", dimension, 1, known, "the directions to keep")
-        check_shrinkage(shrinkage)
+        _check_shrinkage(shrinkage)
         moments = embedding_moments(model, texts, **kwargs)
         return cls.from_moments(moments, dimension=dimension, shrinkage=shrinkage)
 
@@ -101,7 +101,7 @@ class WhiteningTransform(EmbeddingTransform):
         """
         size = len(moments.mean)
         check_count("dimension", dimension, 1, size, "the directions to keep")
-        check_shrinkage(shrinkage)
+        _check_shrinkage(shrinkage)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
         kept = _kept(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
@@ -114,7 +114,7 @@ class WhiteningTransform(EmbeddingTransform):
         return linear(embedding - self.mean.to(embedding.dtype), self.weight.to(embedding.dtype))
 
 
-def check_shrinkage(shrinkage: float) -> None:
+def _check_shrinkage(shrinkage: float) -> None:
     if isinstance(shrinkage, bool) or not isinstance(shrinkage, (int, float)) or not 0 <= shrinkage < math.inf:
         raise ValueError(
             f"shrinkage={shrinkage!r}: give a number, 0 or more: what is added to the variance of each direction, as a "

@@ -37,6 +37,11 @@ _RECIPES = (
         r"Knowledge",
         "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
     ),
+    (
+        r"Early and late",
+        "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
+        "stands around them and asks for one word",
+    ),
     (r"CK", "the mean of what Pretended CoT and Knowledge give"),
     (r"MetaEOL", "the mean over the last tokens of eight prompts, each for another task"),
     (
@@ -53,6 +58,7 @@ _MODIFIERS = {
     "centred": "less the mean of a sample of plain texts",
     "standardised": "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
     "whitened": "the principal directions of a sample of plain texts, scaled to nearly one variance",
+    "partwise whitened": "each part standardised, a little whitened over a sample of plain texts, and given its share",
     "all but the top": "less the mean of a sample of plain texts and the directions in which they vary most",
     "early layer": "read after a third of the layers, where the model stops",
     "idf-weighted": "each token counts by how few of a sample of plain texts have it",
