@@ -17,8 +17,8 @@ BAG = "Bag of input embeddings"
 CONTROLS = (BAG, "tf-idf", "Bag of random embeddings")
 PROMPTEOL = ("PromptEOL", "PromptEOL, Chinese")
 #: What stands behind the pooling.
-FILTERS = ("centred", "standardised", "filtered", "whitened", "all but the top")
 PARTWISE = "partwise whitened"
+FILTERS = ("centred", "standardised", "filtered", "whitened", "all but the top", PARTWISE)
 
 TRAINED = {"weights": "trained"}
 RANDOM = {"weights": "random"}
@@ -241,6 +241,7 @@ BLOCKS: dict[str, Table | Picture] = {
         rows=(
             Row("Early and late", {"recipe": "Early and late", "pooling": "mean", "filter": PARTWISE}),
             Row("PromptEOL, last", {"recipe": "PromptEOL", "pooling": "last", "filter": ""}),
+            Row("PromptEOL, last, whitened alike", {"recipe": "PromptEOL", "pooling": "last", "filter": PARTWISE}),
             Row("bag of input embeddings, whitened alike", {"recipe": BAG, "filter": PARTWISE}),
             Row("Classical, mean", {"recipe": "Classical", "pooling": "mean", "filter": ""}),
             Row("Classical, last", {"recipe": "Classical", "pooling": "last", "filter": ""}),
