@@ -130,7 +130,8 @@ def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace)
             pairs = scores.pairs(kept, sets, what, tokens)
             rows, claimed = scores.pair_rows(pairs), claims.pair_claims(pairs)
         elif what in TASKS:
-            rows = scores.title_rows(kept, sets, what)
+            titles = scores.titles(kept, sets, what)
+            rows, claimed = scores.title_rows(titles), claims.title_claims(titles)
         else:
             rows = scores.word_rows(kept, sets, what)
             claimed = claims.word_claims(kept, sets, [what, next(each for each in WORDS if each != what)])

@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_reba import uncertainty
+from st_reba.benchmark import score_statistic
 from st_reba.uncertainty import Statistic
 
 from .filtered import Kept, Variant
-from .scores import Pairs, Row, word_readings
+from .scores import Pairs, Row, Titles, word_readings
 from .texts import Sets
 
 Array = NDArray[np.float64]
 
+PARTWISE = "partwise whitened"
 BAG = Variant("Bag of input embeddings", "mean")
 CLASSICAL = Variant("Classical", "mean")
 LAST = Variant("Classical", "last")
@@ -25,7 +27,7 @@ REBA = Variant("ReBA-2", "mean")
 PROMPT = Variant("PromptEOL", "last")
 #: In English words, whatever the language of the texts: as the recipes that build on it ask.
 ENGLISH_PROMPT = {"en": PROMPT, "zh": Variant("PromptEOL, English", "last")}
-EARLY_LATE = Variant("Early and late", "mean", filter="partwise whitened")
+EARLY_LATE = Variant("Early and late", "mean", filter=PARTWISE)
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,21 @@ def on_pairs(language: str) -> list[Claim]:
         Claim("A bidirectional last layer lifts the mean, untrained", Variant("Bidirectional", "mean"), CLASSICAL),
         *(Claim("An earlier layer is ahead of the last", each, each, _chosen(each)) for each in readings),
         *(
-            Claim(f"{name} helps", replace(each, filter=name), each)
-            for name in ("filtered", "standardised", "whitened")
+            Claim(f"A filter helps: {name}", replace(each, filter=name), each)
+            for name in ("filtered", "standardised", "whitened", PARTWISE)
             for each in (BAG, *readings)
         ),
         *(
             Claim("Ahead of the bag behind the same filter", replace(each, filter=name), replace(BAG, filter=name))
-            for name in ("", "standardised", "whitened", "partwise whitened")
+            for name in ("", "standardised", "whitened", PARTWISE)
             for each in readings
         ),
         Claim("Ahead of the bag behind the same filter", EARLY_LATE, replace(BAG, filter=EARLY_LATE.filter)),
         Claim("Early and late is ahead of PromptEOL", EARLY_LATE, PROMPT),
-        Claim("Early and late is ahead of PromptEOL, whitened", EARLY_LATE, replace(PROMPT, filter="whitened")),
+        *(
+            Claim("Early and late is ahead of PromptEOL behind a filter", EARLY_LATE, replace(PROMPT, filter=name))
+            for name in ("standardised", "whitened", PARTWISE)
+        ),
     ]
 
 
@@ -104,6 +109,16 @@ def pair_claims(found: Pairs) -> Iterator[Row]:
     if used:
         statistic = uncertainty.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
         yield from _differences(claims, used, statistic, f"STS-B {found.language} test")
+
+
+def title_claims(found: Titles) -> Iterator[Row]:
+    """On titles of news; what was not run is left out."""
+    keys = {variant: key for key, variant in found.variants.items()}
+    claims = [claim for claim in on_pairs("zh") if claim.first in keys and claim.second in keys and not claim.names]
+    used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
+    samples = {str(used.index(each)): found.scores.scores[keys[each]].samples for each in used}
+    if used and all(samples.values()):
+        yield from _differences(claims, used, score_statistic(samples), found.name)
 
 
 def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:

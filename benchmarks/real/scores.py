@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from st_reba import uncertainty
-from st_reba.benchmark import mteb_estimates, run_tasks
+from st_reba.benchmark import TaskScores, mteb_estimates, run_tasks
 from st_reba.modules import CausalModule
 from st_reba.tf_idf import TfIdf
 
@@ -136,9 +136,26 @@ def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
             yield {**shared, **_named(variant), **_estimated(estimate)}
 
 
-def title_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Titles:
+    """What every reading of a model reaches on titles of news.
+
+    Attributes:
+        name: Of the task.
+        variants: The readings, by what they are called in ``scores``.
+        scores: mteb's.
+        texts: How many titles there are.
+    """
+
+    name: str
+    variants: dict[str, Variant]
+    scores: TaskScores
+    texts: int
+
+
+def titles(kept: Kept, sets: Sets, name: str) -> Titles:
     """Titles of news, by mteb: every recipe at its own end, behind some filters."""
-    make, lists, metric = TASKS[name]
+    make, lists, _ = TASKS[name]
     texts = [text for each in lists for text in LISTS[each].read(sets.directory)]
     row = {text: index for index, text in enumerate(texts)}
     sources = kept.sources([*lists, "tnews-train"])
@@ -154,10 +171,15 @@ def title_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
         index = [row[text] for text in asked_for]
         return {key: each[index] for key, each in vectors.items()}
 
-    found = run_tasks([make(sets)], list(vectors), embed, model="measured", revision="1", batch_size=1024)
-    for scores in found:
-        for key, estimate in mteb_estimates(scores).items():
-            yield {"set": name, "metric": metric, "texts": len(texts), **_named(variants[key]), **_estimated(estimate)}
+    [found] = run_tasks([make(sets)], list(vectors), embed, model="measured", revision="1", batch_size=1024)
+    return Titles(name, variants, found, len(texts))
+
+
+def title_rows(found: Titles) -> Iterator[Row]:
+    """Scores of titles of news."""
+    shared = {"set": found.name, "metric": TASKS[found.name][2], "texts": found.texts}
+    for key, estimate in mteb_estimates(found.scores).items():
+        yield {**shared, **_named(found.variants[key]), **_estimated(estimate)}
 
 
 def _cosines(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
