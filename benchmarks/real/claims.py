@@ -133,8 +133,8 @@ def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
             for first, second in recipes:
                 pair = (Variant(first, ""), Variant(second, ""))
                 best = [_best_layer(readings[other][metric], each) for each in pair]
-                names = (f"{first}, its best layer", f"{second}, its best layer")
-                for claimed, said in ((pair, None), (best, names)):
+                called = (f"{first}, its best layer", f"{second}, its best layer")
+                for claimed, said in ((pair, None), (best, called)):
                     if all(each in correct for each in claimed):
                         claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed, said))
             used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
