@@ -53,7 +53,7 @@ class Pairs:
         """The layer at which a recipe behind a filter is best on the development part."""
         scores = {
             each.layer: _spearman(cosines, self.labels["dev"])
-            for each, cosines in self.cosines["dev"].items()
+            for each, cosines in self.cosines.get("dev", {}).items()
             if each.layer is not None and replace(each, layer=None) == variant
         }
         # Where all texts are one vector, as a prompt's end before the first layer, there is no score.
