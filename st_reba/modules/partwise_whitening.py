@@ -79,7 +79,7 @@ class PartwiseWhitening(EmbeddingTransform):
         shrinkage: float = SHRINKAGE,
         **kwargs: Any,
     ) -> Self:
-        """Fit on the embeddings that a model gives texts, however many: they are never held together.
+        r"""Fit on the embeddings that a model gives texts, however many: they are never held together.
 
         Args:
             model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.

@@ -64,7 +64,7 @@ class WhiteningTransform(EmbeddingTransform):
         shrinkage: float = SHRINKAGE,
         **kwargs: Any,
     ) -> WhiteningTransform:
-        """Fit on the embeddings that a model gives texts, however many: they are never held together.
+        r"""Fit on the embeddings that a model gives texts, however many: they are never held together.
 
         Args:
             model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, whitening])``.
