@@ -29,8 +29,6 @@ class Best:
 ANY = Best()
 #: A model that is measured for comparison has no table of its own, but a row in others'.
 REFERENCES = ("all-MiniLM-L6-v2",)
-#: In cost.csv, what the recipes of a model are timed beside.
-COST_UNIT = "Classical, mean"
 #: The fields that nearly every question names: files of tens of thousands of rows are not searched whole for each cell.
 NARROWING = ("model", "set", "recipe")
 
@@ -391,16 +389,6 @@ def show_cost(store: Store, record: Record, with_interval: bool) -> Shown:
     return value + (f" ({range_})" if range_ else ""), None
 
 
-def show_time(store: Store, record: Record, with_interval: bool) -> Shown:
-    """What a recipe takes, beside Classical on the same model."""
-    contender = described(record, ("recipe", "pooling", "layer"))
-    if contender == COST_UNIT:
-        return "1.00", None
-    conditions = {"quantity": "time", "contender": contender, "unit": COST_UNIT, "model": record["model"]}
-    found = store.find("cost", conditions)
-    return ("", None) if found is None else show_cost(store, found, with_interval)
-
-
 def show_field(name: str, store: Store, record: Record, with_interval: bool) -> Shown:
     return str(record[name] or ""), None
 
@@ -410,7 +398,6 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "beyond overlap": partial(show_fraction, "beyond_overlap", "beyond_low", "beyond_high"),
     "difference": show_difference,
     "cost": show_cost,
-    "time": show_time,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
     "date": partial(show_field, "date"),
 }

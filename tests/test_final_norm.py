@@ -31,7 +31,7 @@ def test_every_module(recipe, normless, backbone_path):
     module_class, settings = RECIPES[recipe]
     settings = {"output_layer": -1, **settings}
     expected = pipeline(module_class(normless, **{**settings, "final_norm": True})).encode(TEXTS)
-    model = pipeline(module_class(backbone_path(), **settings, final_norm=False))
+    model = pipeline(module_class(backbone_path(), **{**settings, "final_norm": False}))
     assert relative_error(model.encode(TEXTS), expected) < 1e-5
     assert relative_error(model.encode(TEXTS, batch_size=2), expected) < 1e-5
 

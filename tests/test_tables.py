@@ -123,26 +123,18 @@ class TestFilling:
         run(root)
         assert "| Echo-2 | mean | 40.0 [38.0, 42.0] | 50.0 [48.0, 52.0] (layer 1) |" in page_of(root)
 
-    def test_first_screen_has_what_a_recipe_costs(self, tmp_path: Path):
-        dev = "STS-B en dev"
+    def test_the_first_screen_is_of_the_recipes_at_their_own_ends(self, tmp_path: Path):
         rows = [
             score("Classical", 0.5),
             score("Echo-2", 0.6),
             score("Echo-2", 0.9, layer=4, filter="centred"),
-            score("Echo-2", 0.9, layer=4, filter="centred", set=dev),
-            score("Bag of input embeddings", 0.95, set=dev),
+            score("Early and late", 0.8, filter="partwise whitened"),
         ]
-        seconds = {"table": "recipes", "quantity": "time", "unit": "Classical, mean", "model": SMALL}
-        cost = [
-            {**seconds, "contender": "Echo-2, mean", "value": 1.9},
-            {**seconds, "contender": "Echo-2, mean, layer 4", "value": 0.4},
-        ]
-        root = repository(tmp_path, marked("first-screen"), scores=rows, cost=cost)
+        root = repository(tmp_path, marked("first-screen"), scores=rows)
         run(root)
-        assert "| mean of the last states | 50.0 [48.0, 52.0] | 1.00 |" in page_of(root)
-        assert "| Echo-2, mean | 60.0 [58.0, 62.0] | 1.90 |" in page_of(root)
-        chosen = "the best on the development part: Echo-2, mean, layer 4, centred"
-        assert f"| {chosen} | **90.0** [88.0, 92.0] | 0.40 |" in page_of(root)
+        assert "| mean of the last states | 50.0 [48.0, 52.0] |" in page_of(root)
+        assert "| Echo-2, mean | 60.0 [58.0, 62.0] |" in page_of(root)
+        assert "| Early and late, ours | **80.0** [78.0, 82.0] |" in page_of(root)
 
     def test_early_and_late_beside_the_bag_behind_the_same(self, tmp_path: Path):
         rows = [
