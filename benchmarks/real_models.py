@@ -125,6 +125,9 @@ def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace)
     }
     of_claims = {name: value for name, value in shared.items() if name not in ("weights", "versions")}
     for what in options.what:
+        # Word senses and titles are Chinese.
+        if (what if what == "en" else "zh") not in measured.model.languages:
+            continue
         claimed: Iterable[scores.Row] = ()
         if what in ("en", "zh"):
             pairs = scores.pairs(kept, sets, what, tokens)

@@ -92,6 +92,15 @@ def rows(benchmark, measured, options, kept):
     return list(benchmark.scores.pair_rows(pairs)), list(benchmark.claims.pair_claims(pairs))
 
 
+def test_a_model_is_scored_in_the_languages_that_it_reads(benchmark, measured, options, monkeypatch):
+    written = []
+    monkeypatch.setattr(benchmark.records, "rewrite", lambda name, rows: written.append((name, list(rows))))
+    asked = argparse.Namespace(**{**vars(options), "what": list(benchmark.WHAT)})
+    benchmark.score(measured, measured.backbone, asked)
+    assert [name for name, _ in written] == ["scores", "claims"]
+    assert all("STS-B en" in row["set"] for _, rows in written for row in rows)
+
+
 def test_scores_have_the_columns_of_the_results(benchmark, rows):
     names = set(benchmark.records.COLUMNS["scores"])
     assert all(set(row) <= names for row in rows[0])

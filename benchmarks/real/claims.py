@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from st_reba import uncertainty
 from st_reba.benchmark import score_statistic
+from st_reba.filters import PARTWISE
 from st_reba.uncertainty import Statistic
 
 from .filtered import Kept, Variant
@@ -18,7 +19,6 @@ from .texts import Sets
 
 Array = NDArray[np.float64]
 
-PARTWISE = "partwise whitened"
 BAG = Variant("Bag of input embeddings", "mean")
 CLASSICAL = Variant("Classical", "mean")
 LAST = Variant("Classical", "last")

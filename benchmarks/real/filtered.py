@@ -98,9 +98,6 @@ class Kept:
         """(texts, D), of one list."""
         return Vectors(self.directory / name / source.run).read(source.name, layer)
 
-    def notes(self, name: str, source: Source) -> dict[str, object]:
-        return Vectors(self.directory / name / source.run).notes()
-
     def filtered(
         self, lists: Sequence[str], source: Source, layer: int | None, filters: Sequence[str] = FILTERS
     ) -> Iterator[tuple[str, list[Array]]]:

@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 from st_reba import uncertainty
 from st_reba.benchmark import TaskScores, mteb_estimates, run_tasks
+from st_reba.filters import PARTWISE
 from st_reba.modules import CausalModule
 from st_reba.tf_idf import TfIdf
 
@@ -28,7 +29,7 @@ SPEARMAN = "Spearman"
 #: Filters at every layer; at a recipe's own end there are all.
 LAYER_FILTERS = ("", "standardised", "whitened")
 #: Behind which titles are classified and clustered, which is slow.
-TITLE_FILTERS = ("", "standardised", "whitened", "partwise whitened")
+TITLE_FILTERS = ("", "standardised", "whitened", PARTWISE)
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,6 @@ class Vectors:
     def variants(self) -> list[str]:
         return list(json.loads(self._index.read_text(encoding="utf-8"))["variants"])
 
-    def notes(self) -> dict[str, object]:
-        """What was noted when they were written."""
-        return json.loads(self._index.read_text(encoding="utf-8"))
-
     def read(self, variant: str, layer: int | None = None) -> NDArray[np.float32]:
         """(texts, D): a variant, of one of its layers where it has them."""
         entry = json.loads(self._index.read_text(encoding="utf-8"))["variants"][variant]

@@ -13,16 +13,13 @@ from torch.nn.functional import normalize
 
 from ..moments import Moments, embedding_moments, principal_directions, whole_dimension
 from .base import CausalModule
-from .transform import EmbeddingTransform, check_that_they_vary
+from .transform import ROUNDING, EmbeddingTransform, check_that_they_vary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: What is added to the variance of each direction by default, as a share of their mean.
 SHRINKAGE = 10.0
-
-# Deviations below this share of a dimension's mean are rounding of the embeddings.
-_ROUNDING = 10 * torch.finfo(torch.float32).eps
 
 
 class PartwiseWhitening(EmbeddingTransform):
@@ -124,7 +121,7 @@ class PartwiseWhitening(EmbeddingTransform):
             covariance = moments.covariance[own, own]
             deviation = covariance.diagonal().sqrt()
             # What does not vary has no scale, and nothing to say.
-            scale = deviation.reciprocal().masked_fill(deviation <= _ROUNDING * own_mean.abs(), 0)
+            scale = deviation.reciprocal().masked_fill(deviation <= ROUNDING * own_mean.abs(), 0)
             if not scale.any():
                 raise ValueError(
                     f"Part {part + 1} of {len(shares)} of the embeddings is the same for all {moments.count} texts: "

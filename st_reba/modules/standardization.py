@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from ..moments import Moments, embedding_moments
-from .transform import EmbeddingTransform, check_that_they_vary
+from .transform import ROUNDING, EmbeddingTransform, check_that_they_vary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-# Deviations below this share of a dimension's mean are rounding of the embeddings.
-_ROUNDING = 10 * torch.finfo(torch.float32).eps
 
 
 class _Fitted(EmbeddingTransform):
@@ -119,7 +115,7 @@ class Standardization(_Fitted):
     def from_moments(cls, moments: Moments) -> Self:
         check_that_they_vary(moments)
         deviation = moments.covariance.diagonal().sqrt()
-        constant = deviation <= _ROUNDING * moments.mean.abs()
+        constant = deviation <= ROUNDING * moments.mean.abs()
         return cls(moments.mean, deviation.masked_fill(constant, 1.0))
 
     def _transform(self, embedding: Tensor) -> Tensor:

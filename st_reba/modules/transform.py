@@ -10,6 +10,9 @@ from torch import Tensor
 from ..moments import Moments
 from .stored import FixedWeights
 
+#: Deviations below this share of a dimension's mean are rounding of the embeddings.
+ROUNDING = 10 * torch.finfo(torch.float32).eps
+
 
 class EmbeddingTransform(FixedWeights):
     """Base of the modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
