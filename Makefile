@@ -41,13 +41,14 @@ test-lowest test-5.7: test-%: .venv-%/.installed
 test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
 	.venv-clients/bin/python -m pytest tests/encoding -m ray
-	.venv-clients/bin/python -m pytest tests/test_backbones_in_use.py
+	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv.
 tables: $(INSTALLED)

@@ -37,7 +37,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.data import DEMO_MODEL
+from st_reba.data.demo import DEMO_MODEL
 
 MODULES = {
     "Classical": (CausalTransformer, {}),

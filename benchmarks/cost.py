@@ -38,9 +38,9 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.layout import Layout
 from st_reba.modules.base import CausalModule, Reading
-from st_reba.sweep import RecipeSweep
+from st_reba.readers.sweep import RecipeSweep
+from st_reba.text.layout import Layout
 
 WORDS = 1000
 POSITIONS = 8192

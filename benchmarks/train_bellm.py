@@ -21,8 +21,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
-from st_reba import uncertainty
-from st_reba.data import DEMO_MODEL, Pairs, read_pairs
+from st_reba.data.demo import DEMO_MODEL
+from st_reba.data.tables import Pairs, read_pairs
+from st_reba.evaluation import bootstrap
 from st_reba.training import BeLLMTraining, build_bellm, train_bellm
 
 SETTINGS = ("none", "last", "all")
@@ -89,18 +90,18 @@ def main() -> None:
             trained = SentenceTransformer(str(finished)) if finished.exists() else train_bellm(settings, run)
             found[f"{layers}, seed {seed}"] = cosines(trained, test)
 
-    statistic = uncertainty.spearman(found, test.scores)
-    estimates = uncertainty.estimate(statistic)
+    statistic = bootstrap.spearman(found, test.scores)
+    estimates = bootstrap.estimate(statistic)
     print("\n| bidirectional layers | STS-B test, Spearman x 100 | 95% interval |\n|---|---|---|")
     for name, estimate in estimates.items():
         print(f"| {name} | {100 * estimate.value:.1f} | {100 * estimate.low:.1f} to {100 * estimate.high:.1f} |")
-    drawn = dict(zip(found, uncertainty.bootstrap(statistic), strict=True))
+    drawn = dict(zip(found, bootstrap.bootstrap(statistic), strict=True))
     print("\n| difference, x 100 | | 95% interval |\n|---|---|---|")
     for seed in options.seeds:
         for other in ("none", "all"):
             names = f"last, seed {seed}", f"{other}, seed {seed}"
             value = estimates[names[0]].value - estimates[names[1]].value
-            low, high = uncertainty.interval(drawn[names[0]] - drawn[names[1]])
+            low, high = bootstrap.interval(drawn[names[0]] - drawn[names[1]])
             print(f"| last - {other}, seed {seed} | {100 * value:+.1f} | {100 * low:+.1f} to {100 * high:+.1f} |")
 
 

@@ -28,10 +28,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
 from transformers.utils import logging
 
-from st_reba import CausalTransformer, LayerStates, uncertainty
-from st_reba.data import DEMO_MODEL, Pairs, read_pairs
-from st_reba.evaluation import PairScoreEvaluator
-from st_reba.modules import layerwise_autoencoder
+from st_reba import CausalTransformer, LayerStates
+from st_reba.data.demo import DEMO_MODEL
+from st_reba.data.tables import Pairs, read_pairs
+from st_reba.evaluation import PairScoreEvaluator, bootstrap
+from st_reba.modules.trained import layerwise_autoencoder
 from st_reba.training import FreezeTraining, train_freeze
 from st_reba.training.states import ModelOnStates, StatesCache
 
@@ -106,7 +107,7 @@ def correlations(values: np.ndarray, labels: list[float]) -> tuple[float, float]
     """Pearson's and Spearman's, x 100."""
     pearson, spearman = (
         100 * float(statistic({"": values}, labels).values()[0])
-        for statistic in (uncertainty.pearson, uncertainty.spearman)
+        for statistic in (bootstrap.pearson, bootstrap.spearman)
     )
     return pearson, spearman
 
@@ -114,8 +115,8 @@ def correlations(values: np.ndarray, labels: list[float]) -> tuple[float, float]
 def interval(values: np.ndarray, labels: list[float]) -> str:
     """The 95% bootstrap intervals of Pearson's and Spearman's, x 100."""
     shown = []
-    for statistic in (uncertainty.pearson, uncertainty.spearman):
-        (found,) = uncertainty.estimate(statistic({"": values}, labels)).values()
+    for statistic in (bootstrap.pearson, bootstrap.spearman):
+        (found,) = bootstrap.estimate(statistic({"": values}, labels)).values()
         shown.append(f"[{100 * found.low:.1f}, {100 * found.high:.1f}]")
     return " ".join(shown)
 

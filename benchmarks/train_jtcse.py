@@ -43,12 +43,12 @@ from transformers import (
 from transformers.utils import logging
 
 from st_reba import TwinTower
-from st_reba.data import Pairs, read_pairs
+from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import CLSEnergyEvaluator
+from st_reba.evaluation.bootstrap import estimate, spearman
 from st_reba.evaluation.geometry import alignment, uniformity
 from st_reba.losses import JTCSELoss
 from st_reba.training import fit
-from st_reba.uncertainty import estimate, spearman
 
 VOCABULARY = 6000
 LENGTH = 48

@@ -3,8 +3,7 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-from . import attention, registry
-from .layout import in_context
+from .lm.attention import function
 from .modules import (
     AllButTheTop,
     BidirectionalLastLayer,
@@ -29,12 +28,14 @@ from .modules import (
     TwinTower,
     ValueAggregationModule,
     WhiteningTransform,
+    registry,
 )
-from .templates import META_TASKS, TEMPLATES
+from .readers.words import encode_words
+from .text.layout import in_context
+from .text.templates import META_TASKS, TEMPLATES
 from .version import __version__
-from .words import encode_words
 
-attention.register()
+function.register()
 registry.register()
 
 __all__ = [

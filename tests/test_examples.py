@@ -10,11 +10,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
-from st_reba.data import DEMO_MODEL
+from st_reba.data.demo import DEMO_MODEL
 
 from .backbones import TEXTS
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_llama2_zh_reba(tmp_path):

@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from st_reba.encoding.durable import durable, durable_text
-from st_reba.files import NoRoomError, check_file, room_in, whole_directory
+from st_reba.files import NoRoomError, check_file, durable, durable_text, room_in, whole_directory
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 

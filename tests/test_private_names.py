@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "private-names.md").read_text(encoding="utf-8")
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| `")]
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "st_reba").rglob("*.py")}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba import uncertainty
-from st_reba.benchmark import score_statistic
-from st_reba.filters import PARTWISE
-from st_reba.uncertainty import Statistic
+from st_reba.compare.mteb import score_statistic
+from st_reba.evaluation import bootstrap
+from st_reba.evaluation.bootstrap import Statistic
+from st_reba.modules.after_pooling.choices import PARTWISE
 
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings
@@ -107,7 +107,7 @@ def pair_claims(found: Pairs) -> Iterator[Row]:
             claims.append(replace(claim, first=first))
     used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
     if used:
-        statistic = uncertainty.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
+        statistic = bootstrap.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
         yield from _differences(claims, used, statistic, f"STS-B {found.language} test")
 
 
@@ -139,7 +139,7 @@ def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
                         claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed, said))
             used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
             if used:
-                statistic = uncertainty.mean({str(used.index(each)): correct[each] for each in used})
+                statistic = bootstrap.mean({str(used.index(each)): correct[each] for each in used})
                 yield from _differences(claims, used, statistic, f"{name.upper()}, {metric}")
 
 
@@ -149,10 +149,10 @@ def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
 
 
 def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Statistic, name: str) -> Iterator[Row]:
-    values, replicates = statistic.values(), uncertainty.bootstrap(statistic)
+    values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
     for claim in claims:
         first, second = used.index(claim.first), used.index(claim.second)
-        low, high = uncertainty.interval(replicates[first] - replicates[second])
+        low, high = bootstrap.interval(replicates[first] - replicates[second])
         names = claim.names or (shown(claim.first), shown(claim.second))
         yield {
             "claim": claim.text, "set": name, "first": names[0], "second": names[1],

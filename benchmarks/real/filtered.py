@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from st_reba.filters import HEAD_FILTER, PARTWISE, fitted
 from st_reba.modules import CausalModule, EarlyLateModule, EmbeddingFilter, PartwiseWhitening
-from st_reba.moments import Moments
+from st_reba.modules.after_pooling.choices import HEAD_FILTER, PARTWISE, fitted
+from st_reba.modules.after_pooling.moments import Moments
 
 from .texts import FIT_TEXTS
 from .vectors import Vectors

@@ -11,10 +11,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from st_reba.all_layers import recording
-from st_reba.decoder import inspect, layer_places
-from st_reba.layers import LayerReader
-from st_reba.layout import Layout
+from st_reba.lm.all_layers import recording
+from st_reba.lm.decoder import inspect, layer_places
 from st_reba.modules import (
     BidirectionalLastLayer,
     CausalModule,
@@ -31,7 +29,9 @@ from st_reba.modules import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.words import find_words, pool_words
+from st_reba.readers.layers import LayerReader
+from st_reba.readers.words import find_words, pool_words
+from st_reba.text.layout import Layout
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.
 Run = Callable[[Sequence[str], "Sequence[str] | None"], dict[str, Tensor]]

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from st_reba import uncertainty
-from st_reba.benchmark import TaskScores, mteb_estimates, run_tasks
-from st_reba.filters import PARTWISE
+from st_reba.compare.mteb import TaskScores, mteb_estimates, run_tasks
+from st_reba.compare.tf_idf import TfIdf
+from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalModule
-from st_reba.tf_idf import TfIdf
+from st_reba.modules.after_pooling.choices import PARTWISE
 
 from .filtered import Kept, Variant
 from .texts import LISTS, Sets
@@ -100,8 +100,8 @@ def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterato
         chosen = {replace(variant, layer=found.chosen_layer(variant)) for variant in own} if part == "test" else set()
         surely = [variant for variant in cosines if variant in own | chosen]
         named = {str(number): cosines[variant] for number, variant in enumerate(surely)}
-        sure = uncertainty.estimate(uncertainty.spearman({**named, TF_IDF: found.overlap[part]}, labels))
-        beyond = uncertainty.estimate(uncertainty.partial_spearman(named, labels, found.overlap[part]))
+        sure = bootstrap.estimate(bootstrap.spearman({**named, TF_IDF: found.overlap[part]}, labels))
+        beyond = bootstrap.estimate(bootstrap.partial_spearman(named, labels, found.overlap[part]))
         shared = {"set": f"STS-B {found.language} {part}", "metric": SPEARMAN, "texts": found.texts[part]}
         yield {**shared, "recipe": TF_IDF, "pooling": "", "filter": "", **_estimated(sure[TF_IDF])}
         for variant, own_cosines in cosines.items():
@@ -131,7 +131,7 @@ def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
     """Accuracy of the odd one out, by Euclidean and by cosine distance, after every layer."""
     for distance, scores in word_readings(kept, sets, name).items():
         named = {str(number): each for number, each in enumerate(scores.values())}
-        sure = uncertainty.estimate(uncertainty.mean(named))
+        sure = bootstrap.estimate(bootstrap.mean(named))
         shared = {"set": name.upper(), "metric": f"accuracy, {distance}", "texts": 4 * len(next(iter(scores.values())))}
         for variant, estimate in zip(scores, sure.values(), strict=True):
             yield {**shared, **_named(variant), **_estimated(estimate)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from st_reba.data import Pairs, read_pairs
+from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 
 #: Texts that filters are fitted on: a few hundred, of the training part, without their labels.

@@ -11,7 +11,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
-from ..data import demo_sentences, read_texts
+from ..data.demo import demo_sentences
+from ..data.tables import read_texts
 from ..files import whole_directory
 from ..modules import (
     CausalModule,
@@ -27,7 +28,7 @@ from ..modules import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from ..templates import PRESETS
+from ..text.templates import PRESETS
 from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, check_file, clear_errors, console, load
 
 

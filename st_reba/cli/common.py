@@ -19,9 +19,9 @@ from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
 from ..files import is_full
-from ..gguf import is_gguf
+from ..lm.gguf import is_gguf
+from ..lm.precision import fastest_on_cpu
 from ..modules import CausalModule
-from ..precision import fastest_on_cpu
 
 app = typer.Typer(
     name="st-reba",

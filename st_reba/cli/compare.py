@@ -18,20 +18,22 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..benchmark import resolve_tasks
-from ..best import save_best
-from ..compare import Recipes, compare, compare_tasks, work
-from ..data import DEMO_MODEL, Pairs, demo_pairs, demo_questions, demo_sentences, read_data, read_texts
-from ..data import Language as DemoLanguage
+from ..catalogue import RANDOM, Recipe, default_recipes, worth_trying
+from ..compare.mteb import resolve_tasks
+from ..compare.ranking import best_of
+from ..compare.report import require_report, write_report, write_results
+from ..compare.results import Comparison, Task
+from ..compare.run import Recipes, compare, compare_tasks, work
+from ..compare.save import save_best
+from ..compare.search import Found, with_selection
+from ..compare.search import search as run_search
+from ..data.demo import DEMO_MODEL, demo_pairs, demo_questions, demo_sentences
+from ..data.demo import Language as DemoLanguage
+from ..data.tables import Pairs, read_data, read_texts
 from ..evaluation import OddOneOutEvaluator
+from ..evaluation.bootstrap import Estimate
 from ..files import check_free
 from ..modules import CausalModule, CausalTransformer
-from ..ranking import best_of
-from ..recipes import Recipe, default_recipes, worth_trying
-from ..report import require_report, write_report, write_results
-from ..results import RANDOM, Comparison, Estimate, Task
-from ..search import Found, with_selection
-from ..search import search as run_search
 from .common import (
     DeviceOption,
     Dtype,

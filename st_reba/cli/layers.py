@@ -16,12 +16,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from ..data import DEMO_MODEL, DEMO_PAIRS, read_pairs
+from ..data.demo import DEMO_MODEL, DEMO_PAIRS
+from ..data.tables import read_pairs
 from ..evaluation import DependencyEvaluator, TurningPointEvaluator
-from ..evaluation.figures import require_matplotlib
+from ..evaluation.drawing import require_matplotlib
 from ..files import whole_directory
-from ..layout import Template
 from ..modules import CausalTransformer, EchoModule
+from ..text.layout import Template
 from .common import (
     DeviceOption,
     Dtype,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..pushing import push
+from ..hub.push import push
 from .common import app, clear_errors, console
 
 

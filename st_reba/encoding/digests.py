@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import durable
+from ..files import durable
 
 _BLOCK = 1 << 22
 

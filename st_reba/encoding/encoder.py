@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ..gguf import is_gguf
+from ..lm.gguf import is_gguf
 from .kept import check_characters
 from .sources import Sources, check_saved, not_saved, saved_commit
 

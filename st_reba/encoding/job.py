@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..files import check_file
+from ..files import check_file, durable
+from ..optional import require_pyarrow
 from ..version import __version__
 from .digests import Digests, Stamp
-from .durable import durable
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
-from .extras import require_pyarrow
 from .outputs import EMBEDDING, NpyOutput, Output, check_schema, output_for
 from .target import Target
 from .texts import Index, TextFile, open_texts

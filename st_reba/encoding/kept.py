@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from .extras import require_pyarrow
+from ..optional import require_pyarrow
 
 #: How deep lists and objects may stand in each other; Parquet readers stop at about twice that.
 MAX_DEPTH = 40

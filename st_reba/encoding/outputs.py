@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .durable import durable
-from .extras import require_pyarrow
+from ..files import durable
+from ..optional import require_pyarrow
 
 #: ``(finished, target)``: how a finished file or directory comes to its place.
 Move = Callable[[Path, Path], None]

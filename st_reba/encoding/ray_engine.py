@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from .extras import require_ray
+from ..optional import require_ray
 from .work import ChunkWorker, Plan
 
 #: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.

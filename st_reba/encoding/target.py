@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from .durable import move_new, replace
+from ..files import move_new, replace
 
 
 class Target:

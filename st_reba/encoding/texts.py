@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from ..files import check_file
-from .extras import require_pyarrow
+from ..optional import require_pyarrow
 from .kept import NotANumber, Place, check_characters
 
 _SKIPPED_BYTES = 1 << 20

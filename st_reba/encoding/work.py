@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from sentence_transformers.util import quantize_embeddings
 
+from ..files import durable
+from ..optional import require_pyarrow
 from .digests import Stamp
-from .durable import durable
 from .encoder import SCALED, Encoder, Precision
-from .extras import require_pyarrow
 from .outputs import Output
 from .texts import Chunk, Index, Rows, TextFile, open_texts
 from .workspace import Workspace

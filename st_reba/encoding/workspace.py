@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .durable import durable, remove_scratch
+from ..files import durable, remove_scratch
 from .outputs import part_number
 
 Settings = dict[str, str | int | bool | None]

@@ -12,8 +12,8 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .. import encoders
-from ..backbone import dry_run
+from ..lm import encoders
+from ..lm.backbone import dry_run
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from ..layout import in_context
+from ..text.layout import in_context
 
 
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):

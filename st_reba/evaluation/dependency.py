@@ -16,9 +16,9 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encoding.durable import durable_text
-from ..layers import LayerReader
-from .figures import BLUE, ORANGE, layer_axes
+from ..files import durable_text
+from ..readers.layers import LayerReader
+from .drawing import BLUE, ORANGE, layer_axes
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class DependencyEvaluator(BaseEvaluator):
         sentences: What is looked at. The paper takes the test set of STS-B.
         pivot: ``"last"`` for autoregressive models, ``"first"`` for the CLS token of a BERT.
         layers: ``"last"`` reads what the first module hands on, of any model whose first module hands on tokens.
-            ``"all"`` reads every layer: see :class:`st_reba.layers.LayerReader` for the models that can be read so.
+            ``"all"`` reads every layer: see :class:`~st_reba.readers.layers.LayerReader` for the models that can be.
         name: Prefix of the metrics.
         batch_size: Sentences at a time.
         on_step: Called with the number of sentences whenever some have been read.

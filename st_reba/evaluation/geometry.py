@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from ..data import LEAST_TEXTS
+from ..data.tables import LEAST_TEXTS
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)

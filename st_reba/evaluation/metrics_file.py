@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..encoding.durable import durable_text
+from ..files import durable_text
 
 
 def append_metrics(

@@ -17,7 +17,7 @@ import numpy as np
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from ..words import encode_words
+from ..readers.words import encode_words
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)

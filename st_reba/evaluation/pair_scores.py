@@ -10,7 +10,7 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import pairwise_cos_sim
 
-from ..uncertainty import pearson, spearman
+from .bootstrap import pearson, spearman
 from .metrics_file import append_metrics
 
 

@@ -10,7 +10,7 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ..modules.layerwise_autoencoder import LayerwiseAutoencoder
+from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 
 
 class PairScoreMSELoss(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from ..modules.layerwise_autoencoder import LayerwiseAutoencoder
+from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 
 
 class ReconstructionLoss(nn.Module):

@@ -1,29 +1,29 @@
 """The modules, under the names that saved models refer to: ``st_reba.modules.<Class>``."""
 
-from .all_but_the_top import AllButTheTop
+from .after_pooling.all_but_the_top import AllButTheTop
+from .after_pooling.embedding_filter import EmbeddingFilter
+from .after_pooling.idf_weights import IdfWeights
+from .after_pooling.partwise_whitening import PartwiseWhitening
+from .after_pooling.standardization import Centering, Standardization
+from .after_pooling.transform import EmbeddingTransform
+from .after_pooling.whitening import WhiteningTransform
 from .base import CausalModule
-from .bidirectional import BidirectionalLastLayer
-from .causal import CausalTransformer, InputEmbeddings
-from .contrastive_prompting import ContrastivePromptingModule
-from .early_late import EarlyLateModule
-from .echo import EchoModule
-from .embedding_filter import EmbeddingFilter
-from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
-from .idf_weights import IdfWeights
-from .kv_rerouting import KVReroutingModule
-from .layer_states import LayerStates
-from .layerwise_autoencoder import LayerwiseAutoencoder
-from .meta_eol import MetaEOLModule
-from .partwise_whitening import PartwiseWhitening
 from .published import publish
-from .reba import ReBAModule
-from .refined_thought import RefinedThoughtModule
-from .standardization import Centering, Standardization
-from .token_prepending import TokenPrependingModule
-from .transform import EmbeddingTransform
-from .twin_tower import TwinTower
-from .value_aggregation import ValueAggregationModule
-from .whitening import WhiteningTransform
+from .trained.layer_states import LayerStates
+from .trained.layerwise_autoencoder import LayerwiseAutoencoder
+from .trained.twin_tower import TwinTower
+from .training_free.bidirectional import BidirectionalLastLayer
+from .training_free.causal import CausalTransformer, InputEmbeddings
+from .training_free.contrastive_prompting import ContrastivePromptingModule
+from .training_free.early_late import EarlyLateModule
+from .training_free.echo import EchoModule
+from .training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .training_free.kv_rerouting import KVReroutingModule
+from .training_free.meta_eol import MetaEOLModule
+from .training_free.reba import ReBAModule
+from .training_free.refined_thought import RefinedThoughtModule
+from .training_free.token_prepending import TokenPrependingModule
+from .training_free.value_aggregation import ValueAggregationModule
 
 #: What a modules.json may name.
 PUBLIC_MODULES = (

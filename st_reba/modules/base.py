@@ -18,16 +18,17 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import backbone, card, compat, decoder, gguf
-from ..all_layers import beside, recording
-from ..attention import attending_both_ways
-from ..layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
-from ..loaded_weights import CheckedTransformer
-from ..taps import Places
-from ..templates import PoolOver as PoolOver
-from ..templates import Preset
-from ..templates import Rows as Rows
+from ..hub import card, compat
+from ..lm import backbone, decoder, gguf
+from ..lm.all_layers import beside, recording
+from ..lm.attention.masks import attending_both_ways
+from ..lm.hooks import Places
+from ..text.layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
+from ..text.templates import PoolOver as PoolOver
+from ..text.templates import Preset
+from ..text.templates import Rows as Rows
 from ..version import REQUIREMENT
+from .loaded_weights import CheckedTransformer
 from .published import Published
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
-            :func:`st_reba.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
+            :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
             other stays as it is.
         template: What stands around and between the copies of a text.
@@ -85,7 +86,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
             projection, is left out with it. None: True.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
-            :func:`st_reba.layout.normalized`. None: False.
+            :func:`st_reba.text.layout.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
             characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
             version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
@@ -333,7 +334,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             **kwargs: What ST passes to every module (such as ``task``) and this one does not use.
 
         Returns:
-            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.layout.Layout`.
+            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text.

@@ -15,13 +15,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
-from .. import backbone, gguf
 from ..files import check_free
-from ..loaded_weights import CheckedTransformer
+from ..lm import backbone, gguf
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
-from ..templates import TEMPLATES, PoolOver
+from ..modules.loaded_weights import CheckedTransformer
+from ..optional import require_peft
+from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
-from .extras import require_peft
 from .fitting import MODEL, finish, fit
 from .rows import read_scored_pairs, read_triplets
 from .settings import RunSettings, setting

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..encoding.durable import durable, remove_scratch
+from ..files import durable, remove_scratch
 from .digests import data_digest
 
 #: Where in an output directory they lie.

@@ -17,9 +17,9 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import is_tensorboard_available
 
 from ..files import check_free, whole_directory
+from ..optional import require_accelerate
 from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
 from .divergence import DivergedError, StopOnDivergence
-from .extras import require_accelerate
 from .upkeep import ClearGradients, OwnIntervals, SetEpoch
 
 __all__ = ["MODEL", "DivergedError", "Fitted", "StopOnDivergence", "finish", "fit"]

@@ -15,8 +15,8 @@ from ..evaluation import PairScoreEvaluator
 from ..files import check_free
 from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from ..modules import LayerStates, LayerwiseAutoencoder
+from ..optional import require_datasets
 from .digests import weights_digest
-from .extras import require_datasets
 from .fitting import MODEL, finish, fit
 from .rows import read_scored_pairs, read_sentences
 from .settings import RunSettings, setting

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .extras import require_datasets
+from ..optional import require_datasets
 
 
 @dataclass(frozen=True)

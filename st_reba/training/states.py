@@ -17,10 +17,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..backbone import device
-from ..encoding.durable import durable, remove_scratch
-from ..fingerprint import fingerprint
-from ..modules.layer_states import LayerStates
+from ..files import durable, remove_scratch
+from ..lm.backbone import device
+from ..modules.fingerprint import fingerprint
+from ..modules.trained.layer_states import LayerStates
 
 _HASH_BYTES = 16
 _FORMAT = 1

@@ -15,7 +15,7 @@ import sys
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from st_reba.compat import FOREIGN_CLASSES_ARE_REFUSED
+from st_reba.hub.compat import FOREIGN_CLASSES_ARE_REFUSED
 
 FRESH = """
 import sys

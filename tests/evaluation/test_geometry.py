@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
 from st_reba.evaluation import EmbeddingGeometryEvaluator, geometry
+from st_reba.evaluation.bootstrap import estimate, mean
 from st_reba.evaluation.geometry import alignment, anisotropy, perturb, uniformity
-from st_reba.uncertainty import estimate, mean
 
 from ..backbones import TEXTS
 from ..conftest import pipeline

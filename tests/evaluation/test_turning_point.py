@@ -17,8 +17,9 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from st_reba import CausalTransformer, ReBAModule, registry
+from st_reba import CausalTransformer, ReBAModule
 from st_reba.evaluation import OddOneOutEvaluator, Question, TurningPointEvaluator
+from st_reba.modules import registry
 
 from ..backbones import TEXTS
 from ..conftest import pipeline

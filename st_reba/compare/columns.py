@@ -1,0 +1,176 @@
+"""What every recipe scores on one task, and how sure that is: a column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+from numpy.typing import ArrayLike
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from sentence_transformers.util import pairwise_cos_sim
+
+from ..catalogue import TF_IDF
+from ..data.tables import Pairs
+from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
+from ..evaluation.bootstrap import Estimate, Statistic
+from ..readers.store import EmbeddingStore, stand_in
+from .mteb import TaskScores, mteb_estimates, score_statistic
+from .results import TF_IDF_RESULT, Task
+from .runner import Recipes
+from .tf_idf import TfIdf
+
+
+@dataclass(frozen=True)
+class Column:
+    """What every recipe scored on one task.
+
+    Attributes:
+        task: Which.
+        estimates: By the recipes' keys; a recipe that the task does not apply to is missing.
+        statistic: The same scores as functions of the items, for paired differences; None if nothing can be resampled.
+    """
+
+    task: Task
+    estimates: dict[str, Estimate]
+    statistic: Statistic | None = None
+
+
+def similarity_columns(
+    recipes: Recipes, store: EmbeddingStore, pairs: Pairs, fit_texts: Sequence[str] | None = None
+) -> list[Column]:
+    """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator, and between them what is
+    left of the first once the cosine of tf-idf is given.
+
+    Args:
+        recipes: On one model.
+        store: Their embeddings.
+        pairs: Labelled.
+        fit_texts: What tf-idf is counted on; the texts of the pairs if None.
+    """
+    evaluator = EmbeddingSimilarityEvaluator(
+        pairs.first,
+        pairs.second,
+        pairs.scores,
+        batch_size=recipes.batch_size,
+        main_similarity="cosine",
+        write_csv=False,
+    )
+    scores = {recipe.key: evaluator(stand_in(store, recipe.key)) for recipe in recipes.all}
+    cosines = {
+        key: pairwise_cos_sim(store.look_up(key, pairs.first), store.look_up(key, pairs.second)).numpy()
+        for key in scores
+    }
+    counted = pairs.texts() if fit_texts is None else fit_texts
+    overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
+    note = f"Correlation of cosine similarities with the labels of {len(pairs)} pairs of texts."
+    beyond = (
+        f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, given "
+        f"the cosine of the tf-idf of the texts' tokens, counted on {len(counted)} texts."
+    )
+    everywhere = {TF_IDF_RESULT: overlap, **cosines}
+    columns = []
+    for name, metric, statistic, says in (
+        ("STS", "Spearman", bootstrap.spearman(everywhere, pairs.scores), note),
+        ("Beyond overlap", "partial Spearman", bootstrap.partial_spearman(cosines, pairs.scores, overlap), beyond),
+        ("STS, Pearson", "Pearson", bootstrap.pearson(everywhere, pairs.scores), note),
+    ):
+        metric_of_st = f"{metric.lower()}_cosine"
+        values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
+        task = Task(name, f"{metric} x 100", note=says)
+        columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *recipes.controls]))
+    return columns
+
+
+def word_sense_column(recipes: Recipes, evaluator: OddOneOutEvaluator) -> Column:
+    """Accuracy of the odd one out, for the recipes that have word embeddings."""
+    found = recipes.words(*evaluator.inputs())
+    correct = {}
+    for recipe in recipes.all:
+        if recipe.words and recipe.name in found:
+            vectors = found[recipe.name].reshape(len(evaluator.questions), 4, -1)
+            correct[recipe.key] = evaluator.correct(vectors)["euclidean_accuracy"]
+    note = (
+        f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
+        "Euclidean distance; the same under every pooling."
+    )
+    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note)
+    return _mean_column(task, correct, recipes.controls)
+
+
+def geometry_columns(recipes: Recipes, store: EmbeddingStore, evaluator: EmbeddingGeometryEvaluator) -> list[Column]:
+    """What can be said without labels: alignment, uniformity, anisotropy. Proxies, all of them lower when better."""
+    shares: dict[str, dict[str, ArrayLike]] = {}
+    for recipe in recipes.all:
+        found = evaluator.shares(
+            store.look_up(recipe.key, evaluator.texts).numpy(), store.look_up(recipe.key, evaluator.positives).numpy()
+        )
+        for metric, share in found.items():
+            shares.setdefault(metric, {})[recipe.key] = share
+    return [
+        _mean_column(
+            Task(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
+            shares[metric],
+            recipes.controls,
+        )
+        for name, metric, note in _PROXIES
+    ]
+
+
+_PROXIES = (
+    (
+        "Contrastive loss",
+        "contrastive_loss",
+        "2 x alignment + uniformity: InfoNCE at temperature 1/4, in the limit of many negatives. A proxy: no labels.",
+    ),
+    (
+        "Alignment",
+        "alignment",
+        "Squared distance of a text to itself with one unit in ten left out (a word, or a Chinese character).",
+    ),
+    ("Uniformity", "uniformity", "Log of the mean Gaussian potential (t = 2) of all pairs of different texts."),
+    ("Anisotropy", "anisotropy", "Mean cosine of all pairs of different texts."),
+)
+
+
+def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
+    """mteb's main scores, after their mean where there are several; and the ReBA paper's metric where it is another.
+
+    The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
+    """
+    columns = []
+    for scores in found:
+        samples = {key: score.samples for key, score in scores.scores.items()}
+        estimates = mteb_estimates(scores, controls=recipes.controls)
+        columns.append(Column(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
+    if len(columns) > 1:
+        values = {
+            recipe.key: [column.estimates[recipe.key].value for column in columns if recipe.key in column.estimates]
+            for recipe in recipes.all
+        }
+        note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
+        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes.controls))
+    for scores in found:
+        paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
+        if scores.paper_metric != scores.metric and paper:
+            name = f"{scores.task.name}, {scores.paper_metric}"
+            task = Task(
+                name, f"{scores.paper_metric} x 100", note="The metric of the ReBA paper for this type of task."
+            )
+            columns.append(Column(task, {key: Estimate(value, nan, nan) for key, value in paper.items()}))
+    return columns
+
+
+def _mean_column(task: Task, scores: Mapping[str, ArrayLike], controls: list[str]) -> Column:
+    return _column(task, bootstrap.mean(scores), {}, controls)
+
+
+def _column(task: Task, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> Column:
+    """A task's column: the values that an evaluator gave, where one did, with the intervals of the statistic."""
+    estimates = bootstrap.estimate(
+        statistic,
+        controls=[key for key in controls if key in statistic.recipes],
+        greater_is_better=task.greater_is_better,
+    )
+    given = {key: replace(found, value=values.get(key, found.value)) for key, found in estimates.items()}
+    return Column(task, given, statistic)

@@ -1,0 +1,350 @@
+"""Any task of the mteb package for many readings of one language model, each text embedded once."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...files import is_full
+from ...modules.fingerprint import fingerprint_of
+from ...readers.store import Embed, EmbeddingStore, adopted_settings, stand_in
+from ..results import Task
+from .samples import (
+    Sample,
+    complete_samples,
+    has_predictions,
+    query_sample,
+    read_samples,
+    samples_from_predictions,
+    write_samples,
+)
+from .tasks import PAPER_METRICS, resolve_tasks
+
+if TYPE_CHECKING:
+    from mteb import AbsTask, SentenceTransformerEncoderWrapper, TaskResult
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """What one variant reached on one task.
+
+    Attributes:
+        value: mteb's main score, the mean over splits and languages.
+        paper: The ReBA paper's metric, see :data:`.tasks.PAPER_METRICS`; None if mteb does not give it
+            for this task.
+        samples: The items the main score is made of; empty where there is nothing to resample.
+        result: mteb's own result, as it lies in the results folder.
+    """
+
+    value: float
+    paper: float | None
+    samples: list[Sample]
+    result: TaskResult
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """What every variant reached on one task.
+
+    Attributes:
+        task: The task, as a column of a table.
+        type: mteb's type, such as ``"STS"``.
+        metric: mteb's name of the main score, such as ``"cosine_spearman"``.
+        paper_metric: mteb's name of the ReBA paper's metric; None if the paper has no such type of task.
+        scores: By variant, in their order.
+    """
+
+    task: Task
+    type: str
+    metric: str
+    paper_metric: str | None
+    scores: dict[str, TaskScore]
+
+
+def run_tasks(
+    tasks: Sequence[str | AbsTask],
+    variants: Sequence[str],
+    embed: Embed,
+    *,
+    model: str,
+    revision: str | Mapping[str, str],
+    like: Any = None,
+    output: Path | None = None,
+    batch_size: int = 32,
+    on_step: Callable[[str], None] = lambda step: None,
+    on_texts: Callable[[int], None] = lambda texts: None,
+    on_skip: Callable[[str, str], None] = lambda task, reason: None,
+) -> list[TaskScores]:
+    """Evaluate every variant on every task with ``mteb.evaluate``.
+
+    A task's texts are embedded once, in all variants, when the first variant asks for them, and forgotten with the
+    task. Meanwhile they lie in temporary files, n x D numbers a variant (``TMPDIR`` says where): 100,000 texts, as in
+    the largest corpora of C-MTEB, are 1.6 GB a variant of a 7B model in float32.
+
+    Every variant meets the same random draws (training examples, clusterings), those of a plain ``mteb.evaluate``.
+
+    Args:
+        tasks: As for :func:`st_reba.compare.mteb.tasks.resolve_tasks`.
+        variants: Their names, such as ``"ReBA-2, mean"``.
+        embed: Embeds texts in all of them.
+        model: The language model's name.
+        revision: Tells apart all that a vector depends on besides the text, for all variants or for each by its name:
+            what :meth:`st_reba.compare.runner.Recipes.revisions` gives. Kept results of another revision are not taken.
+        like: A ``SentenceTransformer`` whose prompts, similarity and truncation every variant takes over, if any. They
+            are added to the revision.
+        output: Where results are kept, or None to keep none. ``results/<model>/<revision>/<task>.json`` is in mteb's
+            own format and layout (``mteb.ResultCache(output)`` reads it), with a model such as
+            ``st_reba/demo-lm__ReBA-2__mean`` for each variant; ``samples/`` beside it holds the items of the scores.
+            What is there already is not run again, unless mteb holds it to be out of date (its overwrite strategy
+            ``"only-missing"``), and needs neither the task's data nor the model.
+        batch_size: Texts at a time.
+        on_step: Called when a variant has been scored on a task, with the names of both.
+        on_texts: Called with the number of texts whenever some have been embedded.
+        on_skip: Called with a task whose data cannot be loaded, and what to do about it; the others run.
+
+    Returns:
+        One entry a task, in their order, without those that were left out.
+
+    Raises:
+        ImportError: If mteb is missing.
+        ValueError: If a task is unknown, or two variants would share a folder.
+    """
+    resolved = resolve_tasks(tasks)
+    names = _model_names(model, variants)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output
+        store = stack.enter_context(EmbeddingStore(embed, on_texts=on_texts))
+        stack.enter_context(_without_bars())
+        revisions = {variant: revision if isinstance(revision, str) else revision[variant] for variant in variants}
+        models = {variant: _encoder(store, variant, names[variant], revisions[variant], like) for variant in variants}
+        run = _Run(store, models, folder, batch_size, on_step)
+        scores = []
+        for task in resolved:
+            try:
+                scores.append(run.scores(task))
+            except _NoDataError as error:
+                on_skip(task.metadata.name, str(error))
+        return scores
+
+
+def _model_names(model: str, variants: Sequence[str]) -> dict[str, str]:
+    """mteb's name of each variant: an organisation, a slash, and what is fit to name a folder."""
+    names = {}
+    for variant in variants:
+        parts = [model.rstrip("/").rpartition("/")[2], *variant.split(", ")]
+        names[variant] = "st_reba/" + "__".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
+    if len(set(names.values())) < len(variants):
+        raise ValueError(
+            f"Some of the variants {list(variants)} would share a folder of results: give them other names."
+        )
+    return names
+
+
+def _encoder(
+    store: EmbeddingStore, variant: str, name: str, revision: str, like: Any
+) -> SentenceTransformerEncoderWrapper:
+    """A variant as mteb sees any SentenceTransformer."""
+    import mteb
+
+    if like is not None:
+        revision = f"{revision}-{fingerprint_of(adopted_settings(like))}"
+    with _without_remarks():
+        encoder = mteb.SentenceTransformerEncoderWrapper(stand_in(store, variant, like=like))
+        meta = encoder.mteb_model_meta.model_copy(update={"name": name, "revision": revision})
+        encoder.mteb_model_meta = meta
+    return encoder
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """mteb remarks that it finds no tokenizer in a model; a stand-in has none."""
+    logger = logging.getLogger("mteb")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """datasets draws a bar for each step of preparing a task: ``on_step`` tells enough."""
+    import datasets
+
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
+class _NoDataError(Exception):
+    """A task's data cannot be loaded: one sentence, and what to do."""
+
+
+class _Run:
+    """Evaluates one task after another."""
+
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        models: dict[str, SentenceTransformerEncoderWrapper],
+        folder: Path,
+        batch_size: int,
+        on_step: Callable[[str], None],
+    ) -> None:
+        import mteb
+
+        self.store = store
+        self.models = models
+        self.folder = folder
+        self.cache = mteb.ResultCache(folder)
+        self.batch_size = batch_size
+        self.on_step = on_step
+
+    def scores(self, task: AbsTask) -> TaskScores:
+        """Every variant on one task; the parts of an aggregate come first, so that mteb finds their results."""
+        if task.is_aggregate:
+            for part in task.metadata.tasks:  # type: ignore[attr-defined]
+                self._evaluate_all(part)
+        results = self._evaluate_all(task)
+        metadata = task.metadata
+        paper = PAPER_METRICS.get(metadata.type)
+        return TaskScores(
+            task=Task(
+                name=metadata.name,
+                metric=f"{metadata.main_score} x 100",
+                note=f"mteb's {metadata.type} task {metadata.name}, {' and '.join(task.eval_splits)}.",
+            ),
+            type=metadata.type,
+            metric=metadata.main_score,
+            paper_metric=paper,
+            scores={
+                variant: TaskScore(
+                    value=float(result.get_score()),
+                    paper=_mean(result, paper),
+                    samples=complete_samples(task, result, read_samples(self._samples_path(task, variant))),
+                    result=result,
+                )
+                for variant, result in results.items()
+            },
+        )
+
+    def _evaluate_all(self, task: AbsTask) -> dict[str, TaskResult]:
+        self._drop_unreadable(task)
+        loads = not (task.data_loaded or task.is_aggregate or self._done(task))
+        if loads:
+            _load(task)
+        results = {}
+        try:
+            for variant in self.models:
+                results[variant] = self._evaluate(task, variant)
+                self.on_step(f"{task.metadata.name}, {variant}")
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise OSError(
+                f"{self.folder} cannot take the results of {task.metadata.name}: the disk is full, there or in the "
+                "directory of temporary files (TMPDIR). What was whole is kept: make room, and run the same again."
+            ) from error
+        finally:
+            self.store.forget()
+            if loads:
+                task.unload_data()
+        return results
+
+    def _done(self, task: AbsTask) -> bool:
+        """Whether mteb will find every variant's result."""
+        for model in self.models.values():
+            known = self.cache.load_task_result(task.metadata.name, model.mteb_model_meta)
+            if known is None or not known.is_mergeable(task) or known.get_missing_evaluations(task):
+                return False
+        return True
+
+    def _drop_unreadable(self, task: AbsTask) -> None:
+        """Remove results that were being written when the disk was full or the process killed: they are made again."""
+        for model in self.models.values():
+            meta = model.mteb_model_meta
+            try:
+                self.cache.load_task_result(task.metadata.name, meta)
+            except ValueError:
+                self.cache.get_task_result_path(task.metadata.name, meta).unlink()
+
+    def _evaluate(self, task: AbsTask, variant: str) -> TaskResult:
+        import mteb
+
+        watched, samples = _watched(task)
+        with tempfile.TemporaryDirectory() as predictions:
+            found = mteb.evaluate(
+                self.models[variant],
+                watched,
+                co2_tracker=False,
+                encode_kwargs={"batch_size": self.batch_size, "show_progress_bar": False},
+                cache=self.cache,
+                overwrite_strategy="only-missing",
+                prediction_folder=predictions if has_predictions(task) else None,
+                show_progress_bar=False,
+            )
+            samples += samples_from_predictions(watched, Path(predictions))
+        if samples:
+            path = self._samples_path(task, variant)
+            new = {(sample.split, sample.subset) for sample in samples}
+            samples += [sample for sample in read_samples(path) if (sample.split, sample.subset) not in new]
+            write_samples(samples, path)
+        return found.task_results[0]
+
+    def _samples_path(self, task: AbsTask, variant: str) -> Path:
+        meta = self.models[variant].mteb_model_meta
+        return self.folder / "samples" / meta.model_name_as_path() / str(meta.revision) / f"{task.metadata.name}.json"
+
+
+def _load(task: AbsTask) -> None:
+    name = task.metadata.name
+    try:
+        task.load_data()
+    # What can go wrong is up to the Hub, the network, and the code of the task.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise _NoDataError(
+            f"The data of the mteb task {name} cannot be loaded ({reason}): fetch it once where the Hub can be "
+            f"reached, with python -c \"import mteb; mteb.get_task('{name}').load_data()\", or leave the task out."
+        ) from error
+
+
+def _watched(task: AbsTask) -> tuple[AbsTask, list[Sample]]:
+    """The same task for one more variant: with the random state of its first, and noting the scores of queries."""
+    from mteb.abstasks import AbsTaskRetrieval
+
+    watched = copy.copy(task)
+    watched.rng_state, watched.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
+    samples: list[Sample] = []
+    if isinstance(task, AbsTaskRetrieval):
+
+        def noting(scores: Any, relevant: Any, results: Any, hf_split: str, hf_subset: str) -> Any:
+            if sample := query_sample(hf_split, hf_subset, scores, task.metadata.main_score):
+                samples.append(sample)
+            return task.task_specific_scores(scores, relevant, results, hf_split, hf_subset)
+
+        vars(watched)["task_specific_scores"] = noting
+    return watched, samples
+
+
+def _mean(result: TaskResult, metric: str | None) -> float | None:
+    """The mean of one of a result's metrics over splits and languages, as mteb takes that of the main score."""
+    if metric is None or any(metric not in entry for entries in result.scores.values() for entry in entries):
+        return None
+    return float(result.get_score(getter=lambda entry: entry[metric]))

@@ -1,0 +1,273 @@
+"""The figures of a comparison. Lengths are in points; on a page, one point is about one pixel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable, require_matplotlib
+from ..ranking import best_of, has_number, pareto_front, rank
+from ..results import Comparison, Result, Task
+from .labels import Label, place
+from .svg import TIP
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKERS = "os^DvP"
+_ROW_HEIGHT = 17
+_NARROW = 500
+
+
+def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
+    """Cost against the first task's score, with intervals, the Pareto front and the best control.
+
+    Args:
+        comparison: A result of it at least must have both a cost and a score.
+        width: Of the figure; below 500 it is laid out for a narrow screen.
+    """
+    task = comparison.tasks[0]
+    best = comparison.best()
+    timed = [result for result in comparison.results if result.cost is not None and has_number(result, task)]
+    front = pareto_front([result for result in timed if not result.control], task)
+    poolings = list(dict.fromkeys(result.pooling for result in timed))
+    figure, axes = _axes(width, width * (0.62 if width > _NARROW else 1.15))
+    axes.grid(color=GRID, linewidth=0.8)
+    _cost_axis(axes, timed, ticks=10 if width > _NARROW else 5)
+    axes.set_ylabel(_quantity(task, named=True))
+
+    control = best_of(comparison.results, task, control=True)
+    if control is not None:
+        axes.axhline(_shown(control, task), color=GREY, linewidth=1.2, linestyle="--")
+    if len(front) > 1:
+        steps = [_point(result, task) for result in front]
+        axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=BLUE, linewidth=1.2, zorder=1.5)
+    for result in timed:
+        marker = _MARKERS[poolings.index(result.pooling) % len(_MARKERS)]
+        _dot(axes, result, task, _colour(result, best, task), marker, large=result is best)
+    _key(figure, _cost_key(comparison, timed, poolings, front), columns=5 if width > _NARROW else 2)
+
+    rest = [result for result in timed if result.control or any(result is other for other in front)]
+    # The best of either kind first, lest the others take their room.
+    rest.sort(key=lambda result: (result is not best, result is not control, result.control, rank(result, task)))
+    labels = [Label(_name(result), *_point(result, task), bold=result is best) for result in rest]
+    place(axes, labels, [_point(result, task) for result in timed], line=GREY, ground=SURFACE)
+    return figure
+
+
+def scores_figure(comparison: Comparison, task: Task, rows: Sequence[Result], width: float = 440) -> Figure:
+    """One task's scores as bars with intervals, beside chance and the best control.
+
+    Args:
+        comparison: What was found.
+        task: One of its tasks.
+        rows: Its results from top to bottom; one without a score keeps its place, so that figures can be compared.
+        width: Of the figure.
+    """
+    figure, axes = _axes(width, _ROW_HEIGHT * len(rows) + 110)
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_title(printable(task.name), loc="left", fontweight="bold")
+    axes.set_xlabel(_quantity(task))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    best = best_of(comparison.results, task)
+    for row, result in enumerate(rows):
+        _row_name(axes, row, result, bold=result is best)
+        if has_number(result, task):
+            colour = _colour(result, best, task)
+            axes.barh(row, _shown(result, task), height=0.72, color=colour, gid=_tip(result, task))
+    _intervals(axes, rows, task)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    key = _colour_key([result for result in rows if has_number(result, task)], best, task)
+    if task.chance is not None:
+        chance = axes.axvline(task.chance * task.scale, color=MUTED, linewidth=1.3, linestyle=":")
+        key.append((chance, "chance"))
+    if control := best_of(comparison.results, task, control=True):
+        line = axes.axvline(_shown(control, task), color=GREY, linewidth=1.2, linestyle="--")
+        key.append((line, "best control"))
+    _key(figure, key, columns=3)
+    return figure
+
+
+def lengths_figure(lengths: Sequence[int], width: float = 440) -> Figure:
+    """How many tokens the texts have.
+
+    Args:
+        lengths: Tokens of each text; at least one.
+        width: Of the figure.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _axes(width, width * 0.62)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    first, last = min(lengths), max(lengths)
+    step = math.ceil((last - first + 1) / 40)
+    edges = [edge - 0.5 for edge in range(first, last + step + 1, step)]
+    axes.hist(lengths, bins=edges, color=BLUE, edgecolor=SURFACE, linewidth=0.8)
+    middle = median(lengths)
+    axes.axvline(middle, color=ORANGE, linewidth=1.5)
+    axes.margins(y=0.12)
+    ends_left = middle > (first + last) / 2
+    axes.annotate(
+        f"median {middle:g}",
+        (middle, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(-5 if ends_left else 5, -3),
+        textcoords="offset points",
+        horizontalalignment="right" if ends_left else "left",
+        verticalalignment="top",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.set_xlabel("tokens of a text")
+    axes.set_ylabel("texts")
+    return figure
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72), dpi=144, layout="constrained")
+    # Labels are placed by their measured size, before anything is saved.
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
+    """From the cheapest to the dearest with room for labels, on a logarithmic scale if recipes lie far apart."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    costs = [_cost(result) for result in timed]
+    own = [_cost(result) for result in timed if not result.control] or costs
+    low, high = min(costs), max(costs)
+    if low > 0 and max(own) > 8 * min(own):
+        margin = (high / low) ** 0.12
+        axes.set_xscale("log")
+        axes.set_xlim(low / margin, high * margin)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=2 * ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        margin = 0.15 * (high - low) or 0.5
+        axes.set_xlim(max(0, low - margin) or -0.04 * high, high + margin)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}×"))
+    axes.set_xlabel("time as a multiple of the classical embedding's")
+
+
+def _dot(axes: Axes, result: Result, task: Task, colour: str, marker: str, large: bool) -> None:
+    estimate = result.scores[task.name]
+    x, y = _point(result, task)
+    ends = [estimate.low * task.scale, estimate.high * task.scale]
+    axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
+    axes.plot(
+        [x], [y], marker,
+        color=colour, markersize=10 if large else 7, markeredgecolor=SURFACE, zorder=4 if large else 3,
+        gid=_tip(result, task),
+    )  # fmt: skip
+
+
+def _intervals(axes: Axes, rows: Sequence[Result], task: Task) -> None:
+    known = [(row, result.scores[task.name]) for row, result in enumerate(rows) if has_number(result, task)]
+    ends = [(row, estimate.low * task.scale, estimate.high * task.scale) for row, estimate in known]
+    if ends:
+        axes.hlines(*zip(*ends, strict=True), color=INK, linewidth=1.1, zorder=3)
+
+
+def _row_name(axes: Axes, row: int, result: Result, bold: bool) -> None:
+    axes.text(
+        -0.015,
+        row,
+        _name(result),
+        transform=axes.get_yaxis_transform(),
+        horizontalalignment="right",
+        verticalalignment="center",
+        fontsize="small",
+        fontweight="bold" if bold else "normal",
+        color=MUTED if result.control else INK,
+    )
+
+
+def _colour(result: Result, best: Result | None, task: Task) -> str:
+    if result.control:
+        return GREY
+    if result is best:
+        return ORANGE
+    return BLUE if result.scores[task.name].tied else PALE
+
+
+def _colour_key(results: Sequence[Result], best: Result | None, task: Task) -> list[tuple[Any, str]]:
+    """What the colours that occur mean."""
+    from matplotlib.lines import Line2D
+
+    names = {ORANGE: "best", BLUE: "tied with it", PALE: "worse", GREY: "control"}
+    found = {_colour(result, best, task) for result in results}
+    style: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": SURFACE}
+    return [(Line2D([], [], color=colour, **style), name) for colour, name in names.items() if colour in found]
+
+
+def _cost_key(
+    comparison: Comparison, timed: Sequence[Result], poolings: Sequence[str], front: Sequence[Result]
+) -> list[tuple[Any, str]]:
+    from matplotlib.lines import Line2D
+
+    task = comparison.tasks[0]
+    key = _colour_key(timed, comparison.best(), task)
+    if len(poolings) > 1:
+        hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": MUTED}
+        key += [
+            (Line2D([], [], marker=_MARKERS[index % len(_MARKERS)], markersize=7, **hollow), printable(pooling, 14))
+            for index, pooling in enumerate(poolings)
+        ]
+    if len(front) > 1:
+        key.append((Line2D([], [], color=BLUE, linewidth=1.2), "Pareto front"))
+    if best_of(comparison.results, task, control=True):
+        key.append((Line2D([], [], color=GREY, linewidth=1.2, linestyle="--"), "best control"))
+    return key
+
+
+def _key(figure: Figure, entries: Sequence[tuple[Any, str]], columns: int) -> None:
+    handles, names = zip(*entries, strict=True) if entries else ((), ())
+    figure.legend(
+        handles, names, loc="outside lower left", ncols=columns, frameon=False, handlelength=1.6, columnspacing=1.4
+    )
+
+
+def _name(result: Result) -> str:
+    """Recipe and pooling, both of them to be seen however long they are."""
+    return f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
+
+
+def _tip(result: Result, task: Task) -> str:
+    cost = "" if result.cost is None else f", {result.cost:.2f}× the time of Classical"
+    estimate = result.scores[task.name]
+    return f"{TIP}{_name(result)}: {task.show(estimate.value)} {task.show_interval(estimate)}{cost}"
+
+
+def _quantity(task: Task, named: bool = False) -> str:
+    parts = [f"{task.name}: {task.metric}" if named else task.metric]
+    if not task.greater_is_better:
+        parts.append("lower is better")
+    if task.proxy:
+        parts.append("a proxy")
+    return ", ".join(printable(part) for part in parts)
+
+
+def _point(result: Result, task: Task) -> tuple[float, float]:
+    return _cost(result), _shown(result, task)
+
+
+def _cost(result: Result) -> float:
+    return math.nan if result.cost is None else result.cost
+
+
+def _shown(result: Result, task: Task) -> float:
+    return result.scores[task.name].value * task.scale

@@ -1,0 +1,177 @@
+"""What a comparison found: plain data, for whoever shows it (the terminal, a report, a model card)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ..catalogue import BAG, RANDOM, TF_IDF
+from ..evaluation.bootstrap import Estimate
+
+#: The name of the result of tf-idf, whose vector is a mean of the tokens' own, each of which has one dimension.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing that recipes are scored on: a column of the table.
+
+    Attributes:
+        name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
+        metric: Such as ``"Spearman x 100"``: what :attr:`Estimate.value` is, after scaling.
+        scale: What a value is multiplied by where it is shown; more than 0.
+        greater_is_better: Which way is up.
+        chance: What guessing gives, unscaled; None if that is not a number worth showing.
+        proxy: Whether it was measured without labels, and so only hints at quality.
+        note: One sentence that says what was measured.
+    """
+
+    name: str
+    metric: str
+    scale: float = 100.0
+    greater_is_better: bool = True
+    chance: float | None = None
+    proxy: bool = False
+    note: str = ""
+
+    def show(self, value: float, decimals: int | None = None) -> str:
+        """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
+        if math.isnan(value):
+            return "n/a"
+        if decimals is None:
+            decimals = max(0, 3 - round(math.log10(self.scale)))
+        return f"{value * self.scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+    def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
+        """The 95% interval in brackets; empty where there is none."""
+        if math.isnan(estimate.low) or math.isnan(estimate.high):
+            return ""
+        return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one recipe gave.
+
+    Attributes:
+        recipe: Its name, such as ``"ReBA-2"``.
+        pooling: How token vectors became one, such as ``"mean"``.
+        control: Whether it is there to be beaten.
+        scores: Estimates by task name; a task that does not apply to the recipe is missing.
+        sentences_per_second: How many of the timed texts it embeds a second, run alone; None if it was not timed.
+        cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
+        same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
+            theirs, too.
+    """
+
+    recipe: str
+    pooling: str
+    control: bool
+    scores: dict[str, Estimate]
+    sentences_per_second: float | None = None
+    cost: float | None = None
+    same_as: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Recipe and pooling."""
+        return f"{self.recipe}, {self.pooling}"
+
+    @property
+    def label(self) -> str:
+        """The recipe as a table's row shows it: with those that it stands for."""
+        return " = ".join([self.recipe, *self.same_as])
+
+
+def controls_of(result: Result) -> dict[str, str]:
+    """Names of the results that a recipe is to be held against, and what to call each.
+
+    What stands after a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
+    """
+    _, *rest = result.recipe.split(", ")
+    return {
+        TF_IDF_RESULT: "tf-idf, without any model",
+        f"{BAG}, mean": "the bag of input embeddings",
+        **{f"{BAG}, {part}, mean": f"the bag of input embeddings, {part} as well" for part in rest},
+        f"{RANDOM}, {result.name}": "itself on random weights",
+    }
+
+
+def in_words(control: Result) -> str:
+    """What to call a control in a sentence."""
+    head, *rest = control.recipe.split(", ")
+    if head == TF_IDF:
+        return "tf-idf, without any model"
+    if head == RANDOM and rest[0] == BAG:
+        return ", ".join(["the bag of random embeddings", *rest[1:]])
+    if head == RANDOM:
+        return f"{', '.join(rest)}, {control.pooling} on random weights"
+    return ", ".join(["the bag of input embeddings", *rest])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every recipe on one model and one set of data.
+
+    Attributes:
+        model: As the user named it, or "the demo LM".
+        data: What it was measured on, in words.
+        tasks: The columns; the first one decides which recipe is best.
+        results: The rows, controls among them.
+        verdict: What the numbers say and what they do not, one sentence each: the best recipe, whether it beats the
+            controls, what is tied with it.
+        skipped: Recipes that this model cannot run, and why.
+        lengths: Tokens of each text, for a histogram.
+        settings: What was set, by name.
+        versions: Of the packages that matter, by name.
+        command: The command that made it, as typed.
+        date: Of the day, ISO 8601.
+        chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
+        answer: Which recipe to use, how far ahead of using none it is, and how sure that is: what to show first.
+    """
+
+    model: str
+    data: str
+    tasks: list[Task]
+    results: list[Result]
+    verdict: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    date: str = ""
+    chosen: str = ""
+    answer: str = ""
+
+    def choice(self) -> Result:
+        """The recipe to use: what was chosen on other data, or else the best here.
+
+        Raises:
+            ValueError: If no recipe has a number on the first task, or the chosen one is not among the results.
+        """
+        if not self.chosen:
+            return self.best()
+        found = next((result for result in self.results if result.name == self.chosen), None)
+        if found is None:
+            raise ValueError(f"{self.chosen}, which was chosen, is not among the results.")
+        return found
+
+    def best(self) -> Result:
+        """The recipe, not a control, with the best score on the first task; the earliest of equals.
+
+        Raises:
+            ValueError: If no recipe has a number there.
+        """
+        if not self.tasks:
+            raise ValueError("A comparison without tasks has no best recipe: give it at least one task.")
+        task = self.tasks[0]
+        own = [
+            result
+            for result in self.results
+            if not result.control and task.name in result.scores and not math.isnan(result.scores[task.name].value)
+        ]
+        if not own:
+            raise ValueError(f"No recipe has a number for {task.name!r}, the task that decides which is best.")
+        pick = max if task.greater_is_better else min
+        return pick(own, key=lambda result: result.scores[task.name].value)

@@ -1,0 +1,64 @@
+"""The recipe that a comparison chose, as a model of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from ..files import whole_directory
+from ..hub import card
+from .results import Comparison, Result, Task, controls_of
+from .runner import Recipes
+
+
+def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:
+    """Write the recipe to use as a SentenceTransformer directory, with its scores on its card.
+
+    That is the best of the comparison, or what a search had chosen on other texts; the card says which.
+
+    Args:
+        comparison: Says which recipe it is.
+        recipes: What was compared.
+        out: Directory to write; it must not exist yet, or be empty.
+
+    Returns:
+        The model, whose vectors are of length 1.
+
+    Raises:
+        ValueError: If the comparison had proxies only, or ``out`` holds something.
+    """
+    if comparison.tasks[0].proxy:
+        raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
+    best = comparison.choice()
+    recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
+    parts = list(recipe.model(recipes.backbone).children())
+    model = SentenceTransformer(modules=[*parts, Normalize()], device=str(recipes.backbone.model.device))
+    add_comparison(model, comparison)
+    with whole_directory(out, "--save-best") as scratch:
+        model.save_pretrained(str(scratch))
+    return model
+
+
+def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
+    """Put the scores of the recipe that a comparison chose, which this model is, and of its controls onto its card."""
+    best = comparison.choice()
+    controls = controls_of(best)
+    shown = [best, *(other for other in comparison.results if other.name in controls)]
+    rows: dict[str, Any] = {
+        "data": comparison.data,
+        "chosen_before": bool(comparison.chosen),
+        "date": comparison.date,
+        "command": comparison.command,
+        "columns": [f"{task.name} ({task.metric})" for task in comparison.tasks],
+        "rows": [[other.name, *(_score(other, task) for task in comparison.tasks)] for other in shown],
+        "verdict": comparison.verdict,
+    }
+    card.add_comparison(model, rows)
+
+
+def _score(result: Result, task: Task) -> str:
+    score = result.scores.get(task.name)
+    return "" if score is None else f"{task.show(score.value)} {task.show_interval(score)}".rstrip()

@@ -1,0 +1,214 @@
+"""Successive halving over recipes.
+
+All candidates are scored on a few labelled pairs, the better third of them on three times as many, and so on, until few
+are left and have seen every pair of the half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm
+Identification and Hyperparameter Optimization, AISTATS 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import pairwise_cos_sim
+from torch import Tensor, nn
+
+from ...catalogue import POOLINGS, Recipe
+from ...data.tables import Pairs
+from ...lm.backbone import depth
+from ...modules import CausalModule, EmbeddingFilter
+from ...modules.after_pooling.choices import HEAD_FILTER, fitted
+from ...modules.after_pooling.moments import Moments
+from ...readers.layers import LayerReader
+from .candidates import PLAIN, Candidate, candidates
+from .splitting import LEAST_PAIRS, split
+
+#: The share of the candidates that stays from one rung to the next is one of so many; the pairs are so many times more.
+FACTOR = 3
+#: How many candidates are reported in the end.
+FINALISTS = 5
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of the halving.
+
+    Attributes:
+        candidates: How many there were.
+        pairs: How many pairs each was scored on.
+    """
+
+    candidates: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        finalists: The best candidates on all pairs to choose on, best first.
+        gain: By how much the first was ahead of :data:`.candidates.PLAIN` there, in Spearman correlation.
+        rungs: What was tried.
+        chosen_on: The pairs to choose on.
+        held_out: The others, which the search never read.
+    """
+
+    finalists: list[Candidate]
+    gain: float
+    rungs: list[Rung]
+    chosen_on: Pairs
+    held_out: Pairs
+
+    @property
+    def chosen(self) -> str:
+        """Key of the recipe that was found best on the pairs to choose on."""
+        return self.finalists[0].recipe([]).key
+
+    def recipes(self) -> list[Recipe]:
+        """The finalists, and beside them the recipe without any choice."""
+        texts = self.chosen_on.texts()
+        return [each.recipe(texts) for each in dict.fromkeys([*self.finalists, PLAIN])]
+
+
+def rung_sizes(pairs: int) -> list[int]:
+    """How many pairs each rung has: all at last, a third of that before, and so on, but never too few."""
+    sizes = [pairs]
+    while sizes[0] // FACTOR >= LEAST_PAIRS:
+        sizes.insert(0, sizes[0] // FACTOR)
+    return sizes
+
+
+def search(
+    backbone: CausalModule,
+    pairs: Pairs,
+    *,
+    every: Sequence[Candidate] | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    on_progress: Callable[[str, int], None] = lambda what, texts: None,
+) -> Found:
+    """Find the best combinations on one half of the data.
+
+    Args:
+        backbone: The loaded model, whose weights are shared.
+        pairs: Labelled pairs.
+        every: What to try; :func:`st_reba.compare.search.candidates` if None. What the model cannot run is left out.
+        seed: Of the split.
+        batch_size: Texts at a time.
+        on_progress: Called when texts have been embedded, with the way to run the model and how many.
+
+    Raises:
+        ValueError: If there are too few pairs, or the model can run nothing of what is to be tried.
+    """
+    chosen_on, held_out = split(pairs, seed)
+    alive = list(candidates(depth(backbone.model)) if every is None else every)
+    scorer = _Scorer(backbone, batch_size, on_progress)
+    rungs = []
+    for size in rung_sizes(len(chosen_on)):
+        scores = scorer.scores(alive, _first(chosen_on, size))
+        if not scores:
+            raise ValueError(f"{type(backbone.model).__name__} can run none of the recipes that are to be searched.")
+        rungs.append(Rung(len(scores), size))
+        alive = sorted(scores, key=scores.__getitem__, reverse=True)
+        alive = alive[: max(FINALISTS, math.ceil(len(alive) / FACTOR))]
+    plain = scores.get(PLAIN)
+    if plain is None:
+        plain = scorer.scores([PLAIN], chosen_on)[PLAIN]
+    return Found(alive[:FINALISTS], scores[alive[0]] - plain, rungs, chosen_on, held_out)
+
+
+@dataclass
+class _Scorer:
+    """Scores candidates on one model."""
+
+    backbone: CausalModule
+    batch_size: int
+    on_progress: Callable[[str, int], None]
+
+    @cached_property
+    def _head(self) -> EmbeddingFilter:
+        """The same for all candidates, and on a large model not cheap."""
+        return EmbeddingFilter.from_language_model(self.backbone)
+
+    def scores(self, alive: Sequence[Candidate], pairs: Pairs) -> dict[Candidate, float]:
+        """Spearman correlations of cosine similarities with labels; what cannot be run, or has none, is left out."""
+        # Long texts with long ones, so that little is padding.
+        texts = sorted(pairs.texts(), key=len)
+        runs: dict[tuple[str, int | None], list[Candidate]] = {}
+        for candidate in alive:
+            runs.setdefault(candidate.run, []).append(candidate)
+        found: dict[Candidate, float] = {}
+        for (method, _), group in runs.items():
+            try:
+                read = _reader(self.backbone, group)
+            except ValueError:
+                continue
+            batches = []
+            for start in range(0, len(texts), self.batch_size):
+                batch = texts[start : start + self.batch_size]
+                batches.append(read(batch))
+                self.on_progress(method, len(batch))
+            for candidate, vectors in zip(group, torch.cat(batches, dim=1), strict=True):
+                score = self._score(candidate, vectors, texts, pairs)
+                if not math.isnan(score):
+                    found[candidate] = score
+        return {candidate: found[candidate] for candidate in alive if candidate in found}
+
+    def _score(self, candidate: Candidate, vectors: Tensor, texts: Sequence[str], pairs: Pairs) -> float:
+        """The Spearman correlation; NaN where there is none."""
+        if candidate.filter:
+            try:
+                module = self._filter(candidate.filter, vectors)
+            except ValueError:
+                return math.nan
+            with torch.inference_mode():
+                vectors = module({"sentence_embedding": vectors})["sentence_embedding"]
+        row = {text: index for index, text in enumerate(texts)}
+        first, second = (vectors[[row[text] for text in side]] for side in (pairs.first, pairs.second))
+        return float(spearmanr(pairwise_cos_sim(first, second).numpy(), pairs.scores).statistic)
+
+    def _filter(self, name: str, vectors: Tensor) -> nn.Module:
+        if name == HEAD_FILTER:
+            return self._head
+        moments = Moments(vectors.shape[1])
+        moments.add(vectors)
+        return fitted(name, moments)
+
+
+def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str]], Tensor]:
+    """From B texts to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
+    reading = group[0].reading
+    # All layers of the whole model, if one pass gives them, also those above the reading's end.
+    module = reading.build(backbone, -1 if reading.every_layer else group[0].run[1])
+    modes = tuple(POOLINGS[pooling] for pooling in reading.poolings)
+    parts = [module, Pooling(module.get_embedding_dimension(), modes)]
+    model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+    poolings = [reading.poolings.index(candidate.pooling) for candidate in group]
+    if not reading.every_layer:
+
+        def encode(texts: list[str]) -> Tensor:
+            vectors = model.encode(texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
+            pooled = vectors.float().cpu().chunk(len(modes), dim=1)
+            return torch.stack([pooled[pooling] for pooling in poolings])
+
+        return encode
+    reader = LayerReader(model)
+    end = reader.count + reading.end
+    layers = [end if candidate.layer is None else candidate.layer for candidate in group]
+
+    def read(texts: list[str]) -> Tensor:
+        pooled = reader.embeddings(texts).float().chunk(len(modes), dim=2)
+        return torch.stack([pooled[pooling][layer] for pooling, layer in zip(poolings, layers, strict=True)])
+
+    return read
+
+
+def _first(pairs: Pairs, size: int) -> Pairs:
+    return Pairs(pairs.first[:size], pairs.second[:size], pairs.scores[:size])

@@ -1,0 +1,163 @@
+"""What a comparison says, and what it does not, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..catalogue import BAG, RANDOM, TF_IDF
+from ..evaluation import bootstrap
+from ..evaluation.bootstrap import Estimate, Statistic
+from .results import TF_IDF_RESULT, Result, Task, controls_of, in_words
+
+_BAG_IN_WORDS = "the bag of input embeddings"
+
+
+def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> list[str]:
+    """The best recipe, what is tied with it, and which recipes do not beat their controls.
+
+    Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
+    the result would be to choose again.
+
+    Args:
+        results: All recipes and controls.
+        task: The one that decides.
+        statistic: Its scores by the results' names, for paired differences; None if nothing can be resampled.
+        chosen: The result's name that was chosen before; empty if none was.
+
+    Returns:
+        Sentences.
+    """
+    scored = {result.name: result for result in results if task.name in result.scores}
+    own = [result for result in scored.values() if not result.control and _number(result, task)]
+    if not own:
+        return [f"No recipe has a number on {task.name}."]
+    best = _best(own, task)
+    says = []
+    if task.proxy:
+        says.append(
+            "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
+            "meaning. Do not choose a recipe by them alone."
+        )
+    lead = scored.get(chosen, best)
+    if chosen:
+        says.append(f"Chosen before these scores were known: {lead.name}, {_shown(lead, task)} on {task.name}.")
+        says.append(_after_the_fact(best, lead, task, statistic))
+    else:
+        says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
+        says.append(_selected(own, task))
+        says.append(_tied(own, best, task))
+    controls = [result for result in scored.values() if result.control and _number(result, task)]
+    strongest = _best(controls, task) if controls else None
+    if strongest is not None:
+        says.append(_against_the_strongest(lead, strongest, task, statistic))
+    for control, what in _controls(lead, scored):
+        if control is not strongest:
+            says.append(_against(lead, control, what, task, statistic))
+    says += _beaten(own, scored, task)
+    return [sentence for sentence in says if sentence]
+
+
+def _number(result: Result, task: Task) -> bool:
+    return not np.isnan(result.scores[task.name].value)
+
+
+def _best(results: Sequence[Result], task: Task) -> Result:
+    pick = max if task.greater_is_better else min
+    return pick(results, key=lambda result: result.scores[task.name].value)
+
+
+def _shown(result: Result, task: Task) -> str:
+    estimate = result.scores[task.name]
+    return f"{task.show(estimate.value)} {task.show_interval(estimate)}".rstrip()
+
+
+def _selected(own: Sequence[Result], task: Task) -> str:
+    if task.proxy or len(own) == 1:
+        return ""
+    return f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less."
+
+
+def _after_the_fact(best: Result, lead: Result, task: Task, statistic: Statistic | None) -> str:
+    """What is ahead of the choice on the very scores that the choice may not look at."""
+    if best is lead:
+        return ""
+    difference = _difference(best, lead, task, statistic)
+    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
+    told = ", which cannot be told from 0" if difference.tied else ""
+    return (
+        f"{best.name} is ahead of it here by {shown}{told}. It was not chosen: to take it now would be to choose by "
+        "these scores."
+    )
+
+
+def _tied(own: Sequence[Result], best: Result, task: Task) -> str:
+    others = [result for result in own if result is not best]
+    tied = sum(result.scores[task.name].tied for result in others)
+    if not tied:
+        return "Every other recipe is told apart from it on this data." if others else ""
+    return (
+        f"On this data, {tied} of the {len(others)} other recipes cannot be told from it: the 95% interval of their "
+        "paired difference holds 0. More labelled texts would tell more."
+    )
+
+
+def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str]]:
+    """The controls of one recipe, and what to call them."""
+    named = controls_of(best).items()
+    return [(scored[name], what) for name, what in named if name in scored and scored[name].control]
+
+
+def _against_the_strongest(lead: Result, control: Result, task: Task, statistic: Statistic | None) -> str:
+    """What scores best of all controls, behind any filter: where it wins, the model adds nothing that shows."""
+    name = in_words(control)
+    ahead = _difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
+    if ahead.value > 0 and not ahead.tied:
+        by = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
+        return f"The strongest control of all wins: {name} ({_shown(control, task)}) is ahead of it by {by}."
+    return _against(lead, control, f"the strongest control of all, {name}", task, statistic)
+
+
+def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
+    difference = _difference(best, control, task, statistic)
+    ahead = difference.value if task.greater_is_better else -difference.value
+    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
+    if ahead <= 0:
+        return f"It does not beat {what} ({_shown(control, task)}): the difference is {shown}."
+    if not difference.tied:
+        return f"It beats {what} ({_shown(control, task)}) by {shown}."
+    return f"It is ahead of {what} ({_shown(control, task)}), but the difference, {shown}, cannot be told from 0 here."
+
+
+def _difference(first: Result, second: Result, task: Task, statistic: Statistic | None) -> Estimate:
+    """First less second; tied if that cannot be told from 0."""
+    value = first.scores[task.name].value - second.scores[task.name].value
+    if statistic is None:
+        return Estimate(value, float("nan"), float("nan"), tied=True)
+    low, high = bootstrap.difference(statistic, first.name, second.name)
+    return Estimate(value, low, high, tied=not (low > 0 or high < 0))
+
+
+def _bag(result: Result, scored: dict[str, Result]) -> Result | None:
+    """The bag of input embeddings, filtered as the recipe is."""
+    bags = [scored[name] for name in controls_of(result) if name in scored and name.startswith(BAG)]
+    return bags[-1] if bags else None
+
+
+def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> list[str]:
+    """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
+    bag = {result.name: _bag(result, scored) for result in own}
+    filtered = any(control is not None and control.recipe != BAG for control in bag.values())
+    of_bag = f"{_BAG_IN_WORDS} behind the same filter" if filtered else _BAG_IN_WORDS
+    random = {result.name: scored.get(f"{RANDOM}, {result.name}") for result in own}
+    tf_idf = {result.name: scored.get(TF_IDF_RESULT) for result in own}
+    says = []
+    for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
+        with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
+        below = [result.name for result, control in with_control if _best([control, result], task) is control]
+        if with_control and len(below) == len(with_control):
+            says.append(f"No recipe beats {what.replace('themselves', 'itself')}.")
+        elif below:
+            says.append(f"Not ahead of {what}: {'; '.join(below)}.")
+    return says

@@ -1,0 +1,1 @@
+"""Every way that texts and tables come in."""

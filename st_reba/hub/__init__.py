@@ -1,0 +1,1 @@
+"""Model cards, pushing, and what differs between versions of sentence-transformers."""

@@ -1,0 +1,224 @@
+"""The model card that a saved model gets: ST's card data, our template (MODEL_CARD.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
+from huggingface_hub.repocard_data import eval_results_to_model_index
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
+
+from ..version import __version__
+from .compat import MODULES_HEAR_OF_THEIR_MODEL
+
+_PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
+# In an editable install the template lies where it is kept: beside the package.
+TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "MODEL_CARD.md"
+
+_ST_TEMPLATE = SentenceTransformerModelCardData().template_path
+
+# Seconds that a card waits for the Hub to say what a base model's licence is.
+_HUB_PATIENCE = 5
+
+
+class MTEBResult(Protocol):
+    """What :func:`add_mteb_results` reads off an ``mteb.results.TaskResult``."""
+
+    task_name: str
+    dataset_revision: str
+    scores: dict[str, list[dict[str, Any]]]
+
+    @property
+    def task(self) -> Any: ...
+
+
+@dataclass
+class STRebaCardData(SentenceTransformerModelCardData):
+    """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
+
+    mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
+    comparison: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
+
+    def register_model(self, model: Any) -> None:
+        super().register_model(model)
+        if _is_ours(model):
+            self.template_path = TEMPLATE
+            # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
+            self.generate_widget_examples = False
+            self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
+            if not MODULES_HEAR_OF_THEIR_MODEL and hasattr(model[0], "check_pooling"):
+                # The one place where ST 5 shows us a complete pipeline.
+                model[0].check_pooling(model)
+
+    def add_tags(self, tags: str | list[str]) -> None:
+        super().add_tags(tags)
+        if "generated_from_trainer" in self.tags:
+            # Then there is training to report, which ST's own card does.
+            self.template_path = _ST_TEMPLATE
+
+    def try_to_set_base_model(self) -> None:
+        """Called by ST when it writes a card, which no error here keeps it from."""
+        super().try_to_set_base_model()
+        if self.model is None or not _is_ours(self.model):
+            return
+        module: Any = self.model[0]
+        name: str = module.model.config._name_or_path
+        if self.base_model is None and _cached(name, "config.json") is not None:
+            # The Hub cannot be asked, but that is where the backbone came from.
+            self.base_model = name
+        card = self._base_card(name)
+        self.license = self.license or card.license
+        if card.language and not self.language:
+            self.set_language(card.language)
+
+    def _base_card(self, name: str) -> ModelCardData:
+        """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
+        path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
+        if path is not None and path.is_file():
+            # Not ModelCard.load, which logs a warning for a README that has no metadata.
+            return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
+        if self.base_model is None or self.local_files_only:
+            return ModelCardData()
+        return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
+
+    def get_model_specific_metadata(self) -> dict[str, Any]:
+        metadata = super().get_model_specific_metadata()
+        if self.model is None or not _is_ours(self.model):
+            return metadata
+        module: Any = self.model[0]
+        shown = [key for key in module.config_keys if key not in Transformer.config_keys]
+        return {
+            **metadata,
+            **self._evaluation(),
+            "method": module.method,
+            "equation": getattr(module, "own_equation", module.equation),
+            "cost": module.cost,
+            "method_citation": module.citation,
+            "module_class": type(module).__name__,
+            "settings": {key: _code(getattr(module, key)) for key in shown},
+            "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
+            "backbone": type(module.model).__name__,
+            "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
+            "licence": _code(self.license or ""),
+            "copies": module.copies,
+            "towers": hasattr(module, "towers"),
+            "st_reba_version": __version__,
+            "comparison": self.comparison,
+        }
+
+    def _evaluation(self) -> dict[str, Any]:
+        """mteb's scores for the front matter, together with those of ST's evaluators."""
+        if not self.mteb_results:
+            return {}
+        index = eval_results_to_model_index(self.model_name or self.get_default_model_name(), self.mteb_results)
+        if not self.eval_results_dict:
+            return {"model-index": index}
+        formatted = self.format_eval_metrics()
+        formatted["model-index"][0]["results"] += index[0]["results"]
+        return formatted
+
+
+def adopt(model: Any) -> None:
+    """Give a complete model our card data, keeping all that is in the one it has."""
+    if type(model.model_card_data) is not SentenceTransformerModelCardData:
+        return
+    card_data = STRebaCardData()
+    card_data.__dict__.update(vars(model.model_card_data))
+    card_data.register_model(model)
+    model.model_card_data = card_data
+
+
+def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:
+    """Put the scores of this model's recipe and of its controls onto its card.
+
+    Args:
+        model: Whose recipe was compared.
+        rows: What the template shows: ``data``, ``chosen_before``, ``date``, ``command``, ``columns``, ``rows`` (each a
+            list as long as ``columns``, behind the row's name) and ``verdict``.
+    """
+    adopt(model)
+    data: Any = model.model_card_data
+    data.comparison = rows
+
+
+def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:
+    """Put mteb's scores into the front matter of a model's card, which its next save or push writes.
+
+    Args:
+        model: Any model whose first module is ours. If it was loaded, the card that it came with is kept, with the
+            scores added; scores of the same task, split and subset are replaced.
+        results: What ``mteb.evaluate`` returned, or any ``TaskResult`` objects.
+
+    Raises:
+        ValueError: If the model's first module is not ours.
+    """
+    if not _is_ours(model):
+        raise ValueError(
+            f"{type(model[0]).__name__} is not a module of st_reba, so its card is not written here: "
+            "use mteb's or sentence-transformers' own means."
+        )
+    adopt(model)
+    added = [entry for result in results for entry in _eval_results(result)]
+    # Private in ST: the card that a model was loaded with, which ST writes again as it is.
+    if text := model._model_card_text:
+        card = ModelCard(text, ignore_metadata_errors=True)
+        card.data.model_name = card.data.model_name or type(model).__name__
+        card.data.eval_results = _replaced(card.data.eval_results or [], added)
+        model._model_card_text = str(card)
+    else:
+        data: Any = model.model_card_data
+        data.mteb_results = _replaced(data.mteb_results, added)
+
+
+def _eval_results(result: MTEBResult) -> list[EvalResult]:
+    """One for each split and subset, in the words that MTEB's leaderboard looks for."""
+    task = result.task.metadata
+    return [
+        EvalResult(
+            task_type=task.type,
+            dataset_type=task.dataset["path"],
+            dataset_name=f"MTEB {result.task_name}",
+            dataset_config=scores.get("hf_subset", "default"),
+            dataset_split=split,
+            dataset_revision=result.dataset_revision,
+            metric_type=task.main_score,
+            metric_value=scores["main_score"],
+        )
+        for split, subsets in result.scores.items()
+        for scores in subsets
+    ]
+
+
+def _replaced(old: list[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
+    again = {(result.unique_identifier, result.metric_type) for result in new}
+    return [result for result in old if (result.unique_identifier, result.metric_type) not in again] + new
+
+
+def _cached(name: str, file: str) -> Path | None:
+    """Where a file of a model on the Hub lies in the cache, if ``name`` is such a model's id and it is there."""
+    if Path(name).exists() or name.count("/") != 1:
+        return None
+    found = try_to_load_from_cache(name, file)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _code(value: object) -> str:
+    """What others wrote, for a sentence or a table: as code, on one line, with no bar that would end a cell.
+
+    Nothing stays nothing.
+    """
+    given = value if isinstance(value, str) else repr(value)
+    text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in given)
+    text = text.replace("|", "\\|")
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
+
+
+def _is_ours(model: Any) -> bool:
+    return hasattr(type(model[0]), "equation")

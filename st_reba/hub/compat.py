@@ -1,0 +1,112 @@
+"""What differs between the versions of sentence-transformers that st_reba works with.
+
+The rest of the package is written for the current ones and asks here. docs/private-names.md lists what is private
+upstream and used all the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any, cast
+
+import sentence_transformers
+from packaging.version import Version
+from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
+from sentence_transformers.base.modules import Module, Transformer
+from torch import nn
+from transformers import PreTrainedModel
+
+#: Whether ST tells a module that its model is complete, by ``on_model_ready`` (6.0 and later).
+MODULES_HEAR_OF_THEIR_MODEL = hasattr(Module, "on_model_ready")
+
+#: Whether ST checks a saved model's ``requirements`` before it loads anything. Came with the former.
+REQUIREMENTS_ARE_CHECKED = MODULES_HEAR_OF_THEIR_MODEL
+
+#: Whether ST refuses module classes of other packages unless it is told to trust them. Came with the former.
+FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
+
+#: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
+PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
+
+#: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
+ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
+
+_MODULE_CLASSES = "_module_classes"
+
+
+class ReportingTransformer(Transformer):
+    """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
+
+    Overrides a private method of ST's, which passes on what ``from_pretrained`` returns. Should a later ST load in
+    another way, there is no report, and :class:`st_reba.modules.loaded_weights.CheckedTransformer` gets one by itself.
+    """
+
+    #: Of ``output_loading_info=True``; None if there was none.
+    loading_report: dict[str, Any] | None = None
+
+    def _load_model(
+        self,
+        model_name_or_path: str,
+        transformer_task: Any,
+        config: Any,
+        backend: str,
+        is_peft_model: bool,
+        **model_kwargs: Any,
+    ) -> PreTrainedModel:
+        reporting = not is_peft_model or ADAPTERS_ARE_REPORTED
+        if reporting:
+            # Weights of another shape end loading with an error that does not name them, unless they are ignored.
+            model_kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super()._load_model(
+            model_name_or_path, transformer_task, config, backend, is_peft_model, **model_kwargs
+        )
+        model, self.loading_report = loaded if reporting else (loaded, None)
+        return cast(PreTrainedModel, model)
+
+
+def pass_on(module: Transformer, *arguments: str) -> None:
+    """Have ST hand these arguments of a module's forward to its backbone, if that takes any argument.
+
+    ST 6 does; ST 5 hands on those alone that the backbone's signature names.
+    """
+    named = getattr(module, "model_forward_params", None)
+    kinds = {parameter.kind for parameter in inspect.signature(module.model.forward).parameters.values()}
+    if named is not None and inspect.Parameter.VAR_KEYWORD in kinds:
+        module.model_forward_params = {*named, *arguments}
+
+
+def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
+    """Let ST resolve these references in a modules.json, without ``trust_remote_code=True`` and for nothing else.
+
+    Adds them to the mapping that ST's model families share and consult first, a private name of 6.0 and later. ST 5
+    loads installed classes by itself. Should a later ST drop the mapping, loading asks for the flag.
+    """
+    for family in SentenceTransformer.__mro__:
+        known = vars(family).get(_MODULE_CLASSES)
+        if known is not None:
+            setattr(family, _MODULE_CLASSES, {**known, **classes})
+            break
+
+
+def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None:
+    """Have all models take this card data where their modules have no occasion to (ST 5)."""
+    if not MODULES_HEAR_OF_THEIR_MODEL:
+        family: Any = SentenceTransformer
+        family.model_card_data_class = card_data
+
+
+def check_placement(backbone: nn.Module) -> None:
+    """Refuse a backbone on several devices, or offloaded, where ST would move it to one.
+
+    Raises:
+        ValueError: If it is placed so, and ST is too old.
+    """
+    places = {str(place) for place in (getattr(backbone, "hf_device_map", None) or {}).values()}
+    if len(places) > 1 and not PLACEMENT_IS_KEPT:
+        raise ValueError(
+            f"The backbone was placed on {', '.join(sorted(places))} (device_map), and sentence-transformers "
+            f"{sentence_transformers.__version__} moves a model to one device. Use sentence-transformers 6.2 or later, "
+            "or a device_map that names one device."
+        )

@@ -1,0 +1,1 @@
+"""What a causal language model is, and how it is run, watched and changed. Imports no sentence_transformers."""

@@ -1,0 +1,1 @@
+"""Attention: watched without being stored, masked, re-routed."""

@@ -1,0 +1,196 @@
+"""Watching attention without storing it.
+
+``output_attentions=True`` keeps every map of every layer: 2 GiB for one text of 1,024 tokens in a 7B model. Instead, an
+attention function is registered with transformers under :data:`NAME`. It computes what the architecture asks for and
+shows each layer's queries, keys and log-sum-exp to the *probe* that is watching, if any; the weight with which query j
+attends to key i is then exp(q_j . k_i * scale - lse_j), and a probe forms as few of them as it needs.
+
+Nothing here knows a method. The probe travels in a context variable, so two threads, or two models, do not meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ..precision import autocast_dtype, widened, without_autocast
+from .kernels import attention_with_lse
+from .masks import BothWays, _masking
+from .observers import LayerCensus, _probe
+from .rerouting import _rerouting
+from .weights import QueryKeySource, SymmetrizedSource
+
+NAME = "st_reba"
+
+#: Arguments an architecture may pass that change nothing in the softmax: the mask already says what they say.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
+
+def observable_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls: query (B, H, N, d), key and value (B, G, M, d), output (B, N, H, d).
+
+    ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
+    neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
+    """
+    probe = _probe.get()
+    masking = _masking.get()
+    if masking is not None and not masking.applies(_layer_index(module)):
+        masking = None
+    if masking is not None:
+        window = kwargs.get("sliding_window")
+        attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], window, key.device), False
+    rerouting = _rerouting.get()
+    if rerouting is not None and _layer_index(module) not in rerouting.layers:
+        rerouting = None
+    explicit = softcap is not None or s_aux is not None
+    if isinstance(probe, LayerCensus):
+        probe.explicit |= explicit
+        probe.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
+    # From here on ``probe`` is the one that wants to see this layer.
+    if probe is not None and not probe.wants(layer := _layer_index(module)):
+        probe = None
+    if probe is None and rerouting is None and not explicit and position_bias is None:
+        sdpa = AttentionInterface()["sdpa"]
+        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
+
+    query, key, value = _in_one_dtype(query, key, value)
+    if position_bias is not None:
+        # The kernels round it so: the weights must know.
+        position_bias = position_bias.to(query.dtype)
+    # Autocast would round the weights on their way to the probe, too.
+    with without_autocast(query.device):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        bias = _as_bias(attention_mask, position_bias, key.shape[2])
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = causal and attention_mask is None and query.shape[2] > 1
+        # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
+        explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
+        if causal and (explicit or bias is not None):
+            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+            hidden = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
+            bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
+        if explicit:
+            output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
+        else:
+            output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
+        if rerouting is not None:
+            logits = rerouting.logits(query, key, scale, softcap, position_bias)
+            output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
+        if probe is not None:
+            source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
+            probe.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch's own SDPA has them under autocast, where rotary positions leave query and key wider than value."""
+    dtype = autocast_dtype(query.device)
+    if dtype is None or query.dtype == torch.float64:
+        return query, key, value
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """Attention with one more key, from the attention without it.
+
+    A softmax over one more logit is a mixture: weight sigmoid(logit - lse) on the new value, the rest on what there
+    was. So no mask has to be made, and ``output`` (B, H, N, d) and ``lse`` (B, H, N) bring windows, soft caps and sinks
+    with them. ``logits`` (B, H, N), ``value`` (B, G, 1, d); out, the new output and log-sum-exp.
+    """
+    weight = torch.sigmoid(logits - lse)[..., None]
+    given = weight if dropout == 0 else nn.functional.dropout(weight, dropout)
+    value = value.repeat_interleave(output.shape[1] // value.shape[1], dim=1)
+    mixed = (1 - weight) * widened(output) + given * widened(value)
+    return mixed.to(output.dtype), torch.logaddexp(lse, logits)
+
+
+def _layer_index(module: nn.Module) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise RuntimeError(f"{type(module).__name__} does not say which layer it is: its attention cannot be watched.")
+    return index
+
+
+def _as_bias(attention_mask: Tensor | None, position_bias: Tensor | None, length: int) -> Tensor | None:
+    """A boolean mask (True: visible) or an additive one, and a position bias, as one term to add to the scores."""
+    bias = attention_mask
+    if bias is not None:
+        bias = bias[..., :length]
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, float("-inf"))
+    if position_bias is None:
+        return bias
+    return position_bias if bias is None else bias + position_bias
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention written out, one head at a time, in float32 or float64 where it matters.
+
+    Same shapes as the fused one. A sink is one more logit of each head, (H,), that takes weight and gives no value.
+    """
+    groups = query.shape[1] // key.shape[1]
+    outputs, sums = [], []
+    for head in range(query.shape[1]):
+        scores = torch.matmul(query[:, head], key[:, head // groups].mT) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = widened(scores)
+        if bias is not None:
+            scores = scores + bias[:, head if bias.shape[1] > 1 else 0]
+        lse = scores.logsumexp(dim=-1)
+        if sinks is not None:
+            lse = torch.logaddexp(lse, sinks[head].to(lse))
+        weights = (scores - lse[..., None]).exp().to(query.dtype)
+        if dropout > 0:
+            weights = nn.functional.dropout(weights, dropout)
+        outputs.append(weights @ value[:, head // groups])
+        sums.append(lse)
+    return torch.stack(outputs, dim=1), torch.stack(sums, dim=1)
+
+
+def register() -> None:
+    """Make the attention function known to transformers; masks are made as for its own ``sdpa``.
+
+    torch.compile leaves the function out of its graphs: a graph would replay what it saw when it was traced, and never
+    ask again who is watching or what replaces the masks.
+    """
+    AttentionInterface.register(NAME, torch.compiler.disable(observable_attention))
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

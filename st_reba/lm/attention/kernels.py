@@ -1,0 +1,135 @@
+"""Scaled dot-product attention that also returns its log-sum-exp.
+
+PyTorch's fused kernels compute the log-sum-exp of every query and the public function drops it. The operators below it,
+which return it, are private: this is the only file that names them. One is used only after it has agreed with the plain
+computation on a small problem of the same kind (device, dtype, head size, grouping); otherwise, and where none exists,
+the plain computation is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..precision import summing_dtype, widened, without_autocast
+
+#: (query, key, value, bias, causal, scale) -> (output, log-sum-exp)
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
+
+
+def attention_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention and the log of each softmax's denominator. Not differentiable through the latter.
+
+    Args:
+        query: (B, H, N, d).
+        key: (B, G, N, d), with G key-value heads; H is a multiple of G.
+        value: (B, G, N, d).
+        bias: Added to the scaled scores, broadcastable to (B, H, N, N), or None.
+        causal: Whether query j attends to keys 0..j only (then ``bias`` must be None).
+        scale: Factor on the dot products.
+
+    Returns:
+        The output (B, H, N, d) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32, or float64 where
+        ``query`` is.
+    """
+    groups = query.shape[1] // key.shape[1]
+    kernel = trusted_kernel(query.device.type, query.dtype, query.shape[-1], groups, bias is not None)
+    return kernel(query, key, value, bias, causal, scale)
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The public fused attention for the output; the log-sum-exp from the scores, one head at a time."""
+    groups = query.shape[1] // key.shape[1]
+    output = scaled_dot_product_attention(
+        query,
+        key if groups == 1 else key.repeat_interleave(groups, dim=1),
+        value if groups == 1 else value.repeat_interleave(groups, dim=1),
+        attn_mask=None if bias is None else bias.to(query.dtype),
+        is_causal=causal,
+        scale=scale,
+    )
+    visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
+    lse = torch.empty(query.shape[:3], dtype=summing_dtype(query.dtype), device=query.device)
+    for head in range(query.shape[1]):
+        scores = widened(query[:, head]) @ widened(key[:, head // groups]).mT * scale
+        if bias is not None:
+            scores += bias[:, head if bias.shape[1] > 1 else 0]
+        if visible is not None:
+            scores.masked_fill_(~visible, float("-inf"))
+        lse[:, head] = scores.logsumexp(dim=-1)
+    return output, lse
+
+
+def _cpu_flash(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    mask = None if bias is None else bias.to(query.dtype)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+    )
+
+
+def _cuda_flash(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    if bias is not None:
+        raise NotImplementedError("the CUDA flash kernel takes no bias")
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    return output, lse[..., : query.shape[2]]
+
+
+_CANDIDATES: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
+
+
+@cache
+def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
+    """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`.
+
+    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
+    reference, nor on torch's default dtype.
+    """
+    candidate = _CANDIDATES.get(device_type)
+    if candidate is None:
+        return plain_attention
+    with without_autocast(torch.device(device_type)):
+        return candidate if _agrees(candidate, device_type, dtype, head_size, groups, with_bias) else plain_attention
+
+
+def _agrees(
+    candidate: Kernel, device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool
+) -> bool:
+    """Whether a kernel gives what the plain computation does, to within its own precision, on a small problem."""
+    length = 5
+    generator = torch.Generator().manual_seed(0)
+
+    def sample(heads: int) -> Tensor:
+        drawn = torch.randn(2, heads, length, head_size, generator=generator, dtype=torch.float32)
+        return drawn.to(device_type, dtype)
+
+    query, key, value = sample(2 * groups), sample(2), sample(2)
+    bias = None
+    if with_bias:
+        bias = torch.full((1, 1, length, length), float("-inf"), dtype=dtype, device=device_type).triu(1)
+    scale = head_size**-0.5
+    # The reference runs on wider copies: it has no rounding of its own.
+    expected, expected_lse = plain_attention(
+        widened(query), widened(key), widened(value), None if bias is None else widened(bias), bias is None, scale
+    )
+    try:
+        output, lse = candidate(query, key, value, bias, bias is None, scale)
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
+        return False
+    tolerance = 8 * torch.finfo(dtype).eps
+    return (
+        (lse.dtype, lse.shape) == (expected_lse.dtype, expected_lse.shape)
+        and torch.allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
+        and torch.allclose(widened(output), expected, rtol=tolerance, atol=tolerance)
+    )

@@ -1,0 +1,111 @@
+"""What replaces the mask that an architecture would use, layer by layer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Masking(Protocol):
+    """What replaces the mask that an architecture would use."""
+
+    def applies(self, layer: int) -> bool:
+        """Whether this layer's mask is replaced."""
+        ...
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, queries, keys), True where a key is seen; None if all are.
+
+        ``keys`` is how many there are, ``window`` the layer's sliding window, ``device`` where the layer runs.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """Layers whose tokens attend to later ones too.
+
+    Attributes:
+        layers: Their indices.
+        real: (B, N), which tokens are not padding: no real token attends to padding.
+    """
+
+    layers: Collection[int]
+    real: Tensor
+
+    def applies(self, layer: int) -> bool:
+        return layer in self.layers
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, N, N), True where a token is seen; None if every token sees every other.
+
+        ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
+        sliding window stays a window, to both sides.
+        """
+        if causal_mask is None and bool(self.real.all()):
+            return None
+        seen = self.real.to(device)[:, None, None, :]
+        if causal_mask is not None:
+            past = causal_mask if causal_mask.dtype == torch.bool else causal_mask == 0
+            seen = seen & (past | past.mT)
+        # Padding sees itself at least: a softmax over nothing would be NaN.
+        return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=device)
+
+
+@dataclass(frozen=True)
+class AfterPrefix:
+    """A few new tokens behind cached prefixes of unequal lengths, whose caches are padded to N.
+
+    Attributes:
+        lengths: (B,) cached tokens that count; those behind are neither seen nor part of the positions.
+        new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
+    """
+
+    lengths: Tensor
+    new: int
+    _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
+
+    def applies(self, layer: int) -> bool:
+        return True
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
+        kind = keys, window, device
+        if kind not in self._masks:
+            self._masks[kind] = self._visible(keys, window).to(device)
+        return self._masks[kind]
+
+    def _visible(self, keys: int, window: int | None) -> Tensor:
+        slot = torch.arange(keys - self.new, device=self.lengths.device)
+        step = torch.arange(self.new, device=self.lengths.device)
+        start = self.lengths[:, None, None, None]
+        prefix = (slot < start).expand(-1, 1, self.new, -1)
+        own = (step <= step[:, None]).expand(len(self.lengths), 1, -1, -1)
+        if window is not None:
+            prefix = prefix & (start + step[:, None] - slot < window)
+            own = own & (step[:, None] - step < window)
+        return torch.cat([prefix, own], dim=-1)
+
+
+_masking: ContextVar[Masking | None] = ContextVar("st_reba_masking", default=None)
+
+
+@contextlib.contextmanager
+def masked_by(masking: Masking | None) -> Iterator[None]:
+    """In this block, in this thread, let ``masking`` replace the masks of the layers that it applies to."""
+    token = _masking.set(masking)
+    try:
+        yield
+    finally:
+        _masking.reset(token)
+
+
+def attending_both_ways(layers: Collection[int], real: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Let these layers attend both ways among the real tokens, (B, N)."""
+    return masked_by(BothWays(layers, real) if layers else None)

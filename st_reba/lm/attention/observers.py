@@ -1,0 +1,197 @@
+"""What looks at attention while a model runs, and changes nothing: each keeps one running result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
+
+# Bytes of scratch memory for the rectangle of one head: on a CPU what stays in a core's cache, on an accelerator enough
+# to fill it. Rows of keys go in blocks, because queries before the first key of a block are never asked for.
+_SCRATCH_BYTES = {"cpu": 2**20}
+
+
+_SCRATCH_BYTES_ACCELERATOR = 2**28
+
+
+_KEY_BLOCK = 128
+
+
+class Probe(Protocol):
+    """What watches a forward pass."""
+
+    def wants(self, layer: int) -> bool:
+        """Whether this layer's weights are to be shown."""
+        ...
+
+    def observe(self, source: WeightSource) -> None:
+        """Look at one layer. ``source`` must not outlive the call."""
+        ...
+
+
+_probe: ContextVar[Probe | None] = ContextVar("st_reba_probe", default=None)
+
+
+@contextlib.contextmanager
+def watching(probe: Probe) -> Iterator[None]:
+    """Show every attention layer that runs in this block, in this thread, to ``probe``."""
+    token = _probe.set(probe)
+    try:
+        yield
+    finally:
+        _probe.reset(token)
+
+
+class RunningMaximum:
+    """The largest weight that any watched layer and head gives, for a rectangle of keys and queries.
+
+    exp is monotone, so the maximum runs over log weights and one exp at the end gives the weights. Only entries with
+    query >= key are meaningful: others may hold anything.
+
+    Args:
+        keys: A slice of key positions, or one position a text, (B,).
+        queries: A slice of query positions.
+        layers: The layers that count; None for all.
+    """
+
+    def __init__(self, keys: slice | Tensor, queries: slice, layers: Collection[int] | None = None) -> None:
+        self.keys = keys
+        self.queries = queries
+        self.layers = layers
+        self._maximum: Tensor | None = None
+
+    def wants(self, layer: int) -> bool:
+        return self.layers is None or layer in self.layers
+
+    def result(self) -> Tensor:
+        """max of log weights, (B, keys, queries), float32 or, in a float64 model, float64."""
+        if self._maximum is None:
+            raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
+        return self._maximum
+
+    def observe(self, source: WeightSource) -> None:
+        keys = self.keys
+        if isinstance(keys, Tensor):
+            source, keys = source.at_keys(keys.to(source.device)), slice(0, 1)
+        maximum = self._maximum
+        if maximum is None:
+            shape = (source.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
+            maximum = torch.full(shape, float("-inf"), dtype=source.dtype, device=source.device)
+        elif maximum.device != source.device:
+            maximum = maximum.to(source.device)
+        if torch.is_grad_enabled():
+            for head in range(source.heads):
+                weights = source.log_weights(slice(None), head, keys, self.queries)
+                maximum = torch.maximum(maximum, weights)
+        else:
+            self._fold(source, keys, maximum)
+        self._maximum = maximum
+
+    def _fold(self, source: WeightSource, keys: slice, maximum: Tensor) -> None:
+        """Take the maximum in place, in pieces that fit the scratch memory."""
+        budget = _SCRATCH_BYTES.get(source.device.type, _SCRATCH_BYTES_ACCELERATOR)
+        block = min(_KEY_BLOCK, keys.stop - keys.start)
+        group = max(1, budget // max(1, 4 * block * maximum.shape[2]))
+        for first in range(0, source.batch, group):
+            texts = slice(first, min(first + group, source.batch))
+            for start in range(keys.start, keys.stop, _KEY_BLOCK):
+                stop = min(start + _KEY_BLOCK, keys.stop)
+                # Queries before the block's first key cannot see it; with a key a text there is nothing to skip.
+                skipped = max(0, start - self.queries.start) if isinstance(self.keys, slice) else 0
+                queries = slice(self.queries.start + skipped, self.queries.stop)
+                target = maximum[texts, start - keys.start : stop - keys.start, skipped:]
+                scratch = torch.empty(target.shape, dtype=source.dtype, device=source.device)
+                for head in range(source.heads):
+                    source.log_weights(texts, head, slice(start, stop), queries, scratch)
+                    torch.maximum(target, scratch, out=target)
+
+
+class InChunks:
+    """Shows another probe what each text attends to within its own chunks, as if a chunk were a text.
+
+    Only these blocks on the diagonal are ever formed: (B * count, length, length) instead of (B, N, N). The attention
+    itself is that of the whole texts.
+
+    Args:
+        probe: Shown B * count texts of ``length`` tokens.
+        start: Where the first chunk begins.
+        length: Tokens of a chunk.
+        count: Chunks of each text.
+    """
+
+    def __init__(self, probe: Probe, start: int, length: int, count: int) -> None:
+        self.probe = probe
+        self.start = start
+        self.length = length
+        self.count = count
+
+    def wants(self, layer: int) -> bool:
+        return self.probe.wants(layer)
+
+    def observe(self, source: WeightSource) -> None:
+        # A layer that attends both ways has no look back within a chunk that the rest of the text would not change.
+        assert isinstance(source, (QueryKeySource, MapSource))
+        self.probe.observe(source.in_chunks(self.start, self.length, self.count))
+
+
+class MeanWeights:
+    """The weights of one query a text, averaged over the heads of one layer.
+
+    Args:
+        queries: (B,) the query of each text.
+        layer: Which layer.
+    """
+
+    def __init__(self, queries: Tensor, layer: int) -> None:
+        self.queries = queries
+        self.layer = layer
+        self.weights: Tensor | None = None
+
+    def wants(self, layer: int) -> bool:
+        return layer == self.layer
+
+    def observe(self, source: WeightSource) -> None:
+        """Keep (B, keys), of the dtype of ``source``, on the device of ``queries``.
+
+        Keys behind the query are not masked where the layer needed no mask.
+        """
+        if isinstance(source, SymmetrizedSource):
+            source = source.forward
+        assert isinstance(source, QueryKeySource)
+        query = source.at_queries(self.queries.to(source.device))
+        keys = slice(0, source.key.shape[2])
+        heads = [query.log_weights(slice(None), head, keys, slice(0, 1)) for head in range(source.heads)]
+        self.weights = torch.stack(heads).exp().mean(dim=0)[..., 0].to(self.queries.device)
+
+    def result(self) -> Tensor:
+        if self.weights is None:
+            raise RuntimeError("the layer was not seen: the backbone's attention did not run in this context.")
+        return self.weights
+
+
+class LayerCensus:
+    """A probe that only notes which layers have attention, and what their attention is like.
+
+    Attributes:
+        layers: Indices of the layers that ran.
+        explicit: Whether any asked for a softmax that the fused kernels do not know (soft cap, sinks).
+        unknown: Names of the arguments they passed that are neither honoured nor harmless.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.explicit = False
+        self.unknown: set[str] = set()
+
+    def wants(self, layer: int) -> bool:
+        self.layers.append(layer)
+        return False
+
+    def observe(self, source: WeightSource) -> None:
+        raise AssertionError("a census wants no layer")

@@ -1,0 +1,102 @@
+"""What stands before the texts of a batch, run once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..text.layout import Layout
+from . import backbone
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Keys and values of P prefixes, as a causal model computed them: they do not depend on what follows.
+
+    Attributes:
+        lengths: (P,) tokens of each prefix.
+        keys: For each layer, (P, G, N, d); what stands behind a prefix means nothing.
+        values: Likewise.
+    """
+
+    lengths: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, layout: Layout, count: int, **kwargs: Any) -> Prefixes | None:
+        """Run a model over what stands before the texts of a batch.
+
+        Args:
+            model: Causal.
+            layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token
+                or more before it: which tokens stand right before a text may depend on it.
+            count: P.
+            **kwargs: For the model's forward.
+
+        Returns:
+            None where nothing stands before any text, or there is no text.
+        """
+        # An empty text does not say where it stands, and nothing is read of it.
+        real = (layout.text_length > 0).unflatten(0, (-1, count))[:, 0]
+        if not real.any():
+            return None
+        starts = layout.text_starts.unflatten(0, (-1, count))[real]
+        ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
+        alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
+        lengths = torch.minimum(alike, starts.amin(dim=0))
+        longest = int(lengths.max())
+        if longest == 0:
+            return None
+        layers = [DynamicLayer() for _ in range(backbone.depth(model))]
+        # What is shorter ends in other tokens, which none of its own sees.
+        model(
+            input_ids=ids[0, :, :longest],
+            past_key_values=Cache(layers=list(layers)),
+            use_cache=True,
+            **kwargs,
+        )
+        return cls(
+            lengths, [cast(Tensor, layer.keys) for layer in layers], [cast(Tensor, layer.values) for layer in layers]
+        )
+
+    def rest_of(self, layout: Layout) -> Layout:
+        """The same rows without their prefixes, at the front again."""
+        start = self.lengths.repeat(len(layout.input_ids) // len(self.lengths))
+        lengths = (layout.attention_mask.sum(dim=1) - start).clamp(min=0)
+        place = torch.arange(max(1, int(lengths.max())), device=start.device)
+        mask = place < lengths[:, None]
+        taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)
+        ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
+        return Layout(ids * mask, mask.long(), copy_index)
+
+    def cache(self, prefixes: Tensor) -> Cache:
+        """For a pass over B rows, behind these prefixes, (B,)."""
+        return Cache(
+            layers=[
+                _Prefix(keys[prefixes], values[prefixes]) for keys, values in zip(self.keys, self.values, strict=True)
+            ]
+        )
+
+
+class _Prefix(DynamicLayer):
+    """A layer's keys and values of the rows' prefixes, which stay as they are."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self._prefix = keys, values
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values to attend to: the prefix's, and those given."""
+        keys, values = self._prefix
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Tokens of the longest prefix."""
+        return self._prefix[0].shape[2]

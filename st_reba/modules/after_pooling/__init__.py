@@ -1,0 +1,1 @@
+"""What stands after the pooling, fitted on plain texts."""

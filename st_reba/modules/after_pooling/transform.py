@@ -1,0 +1,75 @@
+"""What the modules after ``Pooling`` share: a fixed map of sentence embeddings, kept as weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stored import FixedWeights
+from .moments import Moments
+
+#: Deviations below this share of a dimension's mean are rounding of the embeddings.
+ROUNDING = 10 * torch.finfo(torch.float32).eps
+
+
+class EmbeddingTransform(FixedWeights):
+    """Base of the modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
+
+    The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
+    them as they are. A zero vector, which is how a text without tokens is embedded, stays one.
+    """
+
+    SIZES = ("in_features", "out_features")
+    config_keys: list[str] = [*SIZES]
+
+    in_features: int
+    out_features: int
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        """The map: (B, D) to (B, k), float32 or float64."""
+        raise NotImplementedError
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Map each sentence embedding.
+
+        Args:
+            features: With ``sentence_embedding`` (B, D).
+            **kwargs: Not used.
+
+        Returns:
+            The features with ``sentence_embedding`` (B, k), in the precision that it had.
+
+        Raises:
+            ValueError: If the embeddings have another D than the weights.
+        """
+        embedding: Tensor = features["sentence_embedding"]
+        if embedding.shape[-1] != self.in_features:
+            raise ValueError(
+                f"{type(self).__name__} maps embeddings of {self.in_features} values and was given "
+                f"{embedding.shape[-1]}: put it right behind the modules that it was made for."
+            )
+        mapped = self._transform(embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
+        empty = ~embedding.any(dim=-1, keepdim=True)
+        return {**features, "sentence_embedding": mapped.masked_fill(empty, 0).to(embedding.dtype)}
+
+    def get_embedding_dimension(self) -> int:
+        """k."""
+        return self.out_features
+
+
+def check_count(name: str, value: int | None, least: int, most: int, what: str) -> None:
+    """Refuse what is not a whole number in a range, or None."""
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise ValueError(f"{name}={value!r}: give {what}, a whole number from {least} to {most}.")
+
+
+def check_that_they_vary(moments: Moments) -> None:
+    """Refuse embeddings that are all one, to rounding, or none at all: nothing can be fitted on them."""
+    rounding = torch.finfo(torch.float32).eps * moments.mean.norm()
+    if moments.count < 2 or moments.covariance.trace() <= rounding**2:
+        raise ValueError(
+            f"{moments.count} texts were given, and their embeddings do not differ: give two texts or more that do, "
+            "and better some hundreds."
+        )

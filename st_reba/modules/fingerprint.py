@@ -1,0 +1,85 @@
+"""What tells one loaded language model, and one reading of it, from another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..version import __version__
+from . import CausalModule
+from .lm_head import head_blocks
+
+
+def fingerprint(module: CausalModule) -> str:
+    """Tells this language model, as it would embed, from any other: 16 hexadecimal digits.
+
+    All its weights, configuration, precision, tokenizer and ``max_seq_length``, and the package's version go into it.
+    It keeps results of one model from being taken for those of another.
+    """
+    config = {key: value for key, value in module.model.config.to_dict().items() if key not in _NOT_THE_MODEL}
+    found = _Digest(__version__, module.max_seq_length, config)
+    for name, weight in [*module.model.named_parameters(), *module.model.named_buffers()]:
+        found.add(name, [weight])
+    found.note(_tokenizer(module.tokenizer))
+    return found.text()
+
+
+def fingerprint_of_head(module: CausalModule) -> str:
+    """Tells the language model's head from any other: 16 hexadecimal digits.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    found = _Digest()
+    found.add("head", head_blocks(module))
+    return found.text()
+
+
+def fingerprint_of(*settings: Any) -> str:
+    """Tells settings, which JSON or ``str`` can write down, from others: 16 hexadecimal digits."""
+    return _Digest(*settings).text()
+
+
+_NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
+
+
+class _Digest:
+    """A hash over settings and whole weights."""
+
+    def __init__(self, *settings: Any) -> None:
+        self._hash = hashlib.sha256()
+        self.note(settings)
+
+    def note(self, settings: Any) -> None:
+        self._hash.update(json.dumps(settings, sort_keys=True, default=str).encode() + b"\0")
+
+    def add(self, name: str, blocks: Iterable[Tensor]) -> None:
+        """A weight, which may come in blocks of rows."""
+        for block in blocks:
+            self.note([name, str(block.dtype), list(block.shape)])
+            # What accelerate has offloaded is nowhere to be read; its name and shape are.
+            if not block.is_meta:
+                self._hash.update(block.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+    def text(self) -> str:
+        return self._hash.hexdigest()[:16]
+
+
+def _tokenizer(tokenizer: Any) -> Any:
+    """All that decides a text's ids; what a call sets (padding, truncation) does not."""
+    kind = type(tokenizer).__name__
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        state = json.loads(backend.to_str())
+        return kind, special, {key: value for key, value in state.items() if key not in ("padding", "truncation")}
+    with TemporaryDirectory() as directory:
+        files = sorted(tokenizer.save_vocabulary(directory))
+        hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+    return kind, special, tokenizer.get_added_vocab(), hashes

@@ -1,0 +1,171 @@
+"""Whether a checkpoint has all the weights of its model.
+
+What is missing in a checkpoint, transformers draws at random, and says so in a log. An embedding made of that is worth
+nothing and is another one at each load: what the configuration ties is tied, and anything else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+from transformers.utils.import_utils import is_accelerate_available
+
+from ..hub.compat import ReportingTransformer
+from .lm_head import head_blocks
+from .saved_settings import adapted_model, check_model, check_transformer_settings, hub_arguments, of_base
+
+# How many weights a refusal names.
+_NAMED = 5
+
+#: Asked of ``from_pretrained`` to hear what is missing, and what has another shape before it gives up on that.
+REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+
+_INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args")
+
+
+class CheckedTransformer(ReportingTransformer):
+    """ST's ``Transformer``, for checkpoints of others: files ask for nothing but settings, and no weight is made up.
+
+    A subclass calls :meth:`check_weights` once its backbone is what it will be.
+
+    Args:
+        model_name_or_path: A path or Hub id.
+        **kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the model's files ask for more than they may; see :mod:`st_reba.modules.saved_settings`.
+    """
+
+    #: The weights that were not in the checkpoint, and what is there instead, if anything.
+    lacking: Mapping[str, str] = {}
+    #: The checkpoint that lacks them.
+    checkpoint: str = ""
+
+    def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
+        model_kwargs, config_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
+        check_model(model_name_or_path, model_kwargs, config_kwargs)
+        super().__init__(model_name_or_path, **kwargs)
+        where = hub_arguments(model_kwargs)
+        self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
+        is_adapter = hasattr(self.model, "peft_config")
+        base = adapted_model(model_name_or_path, where) if is_adapter else None
+        report = self.loading_report
+        if report is None and not is_adapter:
+            report = _names_alone(model_name_or_path, model_kwargs, where)
+        self.lacking = lacking(report) if report is not None else {}
+        if base is not None and not self.lacking:
+            # Of an adapter and the model that it is for, transformers reports on the adapter alone.
+            self.checkpoint, where = base, of_base(where)
+            self.lacking = lacking(_names_alone(base, model_kwargs, where))
+        if self.lacking:
+            self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
+
+    def check_weights(self, needless: Iterable[str] = ()) -> None:
+        """Refuse a backbone that has weights which its checkpoint has not.
+
+        Args:
+            needless: Beginnings of names of weights that are not needed.
+
+        Raises:
+            ValueError: If there are any, naming them.
+        """
+        check_weights(self.model, self.lacking, self.checkpoint, needless)
+
+    @classmethod
+    def load_config(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings of a saved module.
+
+        Raises:
+            ValueError: If its file sets what no saved module would.
+        """
+        file = "/".join(filter(None, (model_name_or_path, subfolder, cls.config_file_name)))
+        try:
+            settings: dict[str, Any] = super().load_config(model_name_or_path, subfolder, *args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            names = "model_kwargs, processor_kwargs, config_kwargs and modality_config"
+            raise ValueError(f"{file} is malformed ({error}): {names} are objects of names and values.") from error
+        check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
+        return settings
+
+
+def _first(kwargs: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    return next((kwargs[name] for name in names if kwargs.get(name)), {})
+
+
+def _names_alone(name_or_path: str, model_kwargs: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on a checkpoint, which is not read where accelerate is there to spare it."""
+    given = {name: value for name, value in model_kwargs.items() if name in ("key_mapping", "variant")}
+    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
+    _, report = AutoModel.from_pretrained(name_or_path, **given, **where, **REPORTING, **nowhere)
+    return dict(report)
+
+
+def lacking(report: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the weights that were not in a checkpoint, and what is there instead, if anything.
+
+    Args:
+        report: What ``from_pretrained`` returns for ``output_loading_info=True``.
+    """
+    missing = dict.fromkeys(report["missing_keys"], "")
+    mismatched = {
+        name: f"{tuple(there)} there, {tuple(wanted)} by its configuration"
+        for name, there, wanted in report["mismatched_keys"]
+    }
+    return {**missing, **mismatched}
+
+
+def tied(
+    model: PreTrainedModel, lacking: Mapping[str, str], name_or_path: str, where: Mapping[str, Any]
+) -> dict[str, str]:
+    """Take input embeddings from the head of the language model, where the configuration says that they are one.
+
+    A checkpoint may keep them under either name, and a backbone has no head to look for.
+
+    Returns:
+        What is lacking still.
+    """
+    weight: Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
+    names = [name for name, parameter in model.named_parameters() if parameter is weight]
+    name = names[0].replace(_ADAPTED, ".") if names else ""
+    if weight is None or weight.is_meta or lacking.get(name) != "":
+        return dict(lacking)
+    if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
+        return dict(lacking)
+    asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
+    try:
+        head = torch.cat(list(head_blocks(name_or_path, **asked)))
+    except ValueError:
+        return dict(lacking)
+    if head.shape != weight.shape:
+        return dict(lacking)
+    with torch.no_grad():
+        weight.copy_(head)
+    return {other: why for other, why in lacking.items() if other != name}
+
+
+#: What an adapter puts between a layer's name and its weight's.
+_ADAPTED = ".base_layer."
+
+
+def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str, needless: Iterable[str] = ()) -> None:
+    """Refuse a model for the weights that its checkpoint lacks, unless they are of layers that were left out.
+
+    Raises:
+        ValueError: If there are any, naming them.
+    """
+    own = {name.replace(_ADAPTED, ".") for name in model.state_dict()}
+    plain = {name.replace(_ADAPTED, "."): why for name, why in lacking.items()}
+    needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
+    if not needed:
+        return
+    shown = ", ".join(f"{name} ({plain[name]})" if plain[name] else name for name in needed[:_NAMED])
+    more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
+    count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
+    raise ValueError(
+        f"{place} lacks {count} that {type(model).__name__} needs: {shown}{more}. transformers would draw random "
+        "numbers for that, others at each load. Get the whole checkpoint, or save the model again."
+    )

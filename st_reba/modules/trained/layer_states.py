@@ -1,0 +1,87 @@
+"""The state of a text's last token behind every layer, from one pass."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...lm.hooks import Tap, tapping
+from ...text.layout import Layout
+from ..base import PoolOver, Reading, compact, last_of
+from ..training_free.causal import CausalTransformer
+
+
+class LayerStates(CausalTransformer):
+    r"""A causal model that hands on its last token's residual stream behind every layer.
+
+    .. math:: z_l = h^{(l)}_n, \quad l = 1, \dots, L
+
+    where :math:`h^{(l)}` is what layer l leaves in the residual stream (FREEZE, section 3.2: "last token at each layer,
+    after the residual connection"): raw, **before** the final norm, for the last layer too, of which transformers hands
+    out the normalised state alone. The input embeddings, :math:`h^{(0)}`, are not among them.
+
+    Adds ``layer_states`` (B, L, D) to the features, for :class:`LayerwiseAutoencoder`. The token embeddings are those
+    of :class:`CausalTransformer`, so that ST's ``Pooling`` means what it means there. One pass gives all of it, and of
+    each layer nothing is kept but one vector a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
+        pool_over: Whose last token is read: ``"text"`` (the text's own) or ``"all"`` (the layout's); see
+            :class:`CausalModule`. None: ``"text"``, or as the template's name says.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the template has another number of slots, the model is not causal, or its layers cannot be read.
+    """
+
+    EVERY_LAYER: ClassVar[bool] = True
+    method = "Layer states"
+    equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
+    citation = (
+        "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
+        "Extractors for Semantic Tasks. 2024."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str = "{text}",
+        pool_over: PoolOver | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
+        #: L, the number of layers.
+        self.depth = len(self._layer_places().paths)
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. Version 0.1, which wrote no ``final_norm``, handed on all tokens whatever."""
+        config = super().load_config(*args, **kwargs)
+        return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        # A layer that runs a second time, for its gradients, would not be read again.
+        self._refuse_checkpointing()
+        selected = self._select(layout, 0, 0)
+        last = (selected * torch.arange(selected.shape[1], device=selected.device)).argmax(dim=1)
+        read: dict[int, Tensor] = {}
+
+        def reads(layer: int) -> Tap:
+            def after(states: Tensor) -> Tensor:
+                token = last.to(states.device)
+                read[layer] = states[torch.arange(len(token), device=states.device), token]
+                return states
+
+            return Tap(after=after)
+
+        with tapping({self._layer_places().at(self.model, layer): reads(layer) for layer in range(self.depth)}):
+            states = self._hidden_states(layout, **kwargs)
+        layers = torch.stack([read[layer].to(states.device) for layer in range(self.depth)], dim=1)
+        layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
+        reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
+        return reading._replace(extra={"layer_states": layers})

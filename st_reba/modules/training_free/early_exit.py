@@ -1,0 +1,74 @@
+"""What the methods share that read one copy under a prompt, after a layer below the last."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...lm import backbone
+from ...text.layout import Layout, Template
+from ...text.templates import Preset
+from ..base import CausalModule, PoolOver
+from .causal import check_one_copy
+
+
+class EarlyExitModule(CausalModule):
+    """Base of the modules whose papers read the residual stream, as it is, at 27 of 32 layers.
+
+    Args:
+        model_name_or_path: As for :class:`CausalModule`.
+        template: Has one copy.
+        preset: As for :class:`CausalModule`.
+        pool_over: As for :class:`CausalModule`. None: ``"all"``.
+        output_layer: As for :class:`CausalModule`; None: as the template's name says, else 27 of 32 layers, in
+            proportion. -1: all.
+        final_norm: As for :class:`CausalModule`; None: False.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: As :class:`CausalModule` does.
+    """
+
+    config_keys = [*CausalModule.config_keys, "template"]
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    FINAL_NORM: ClassVar[bool] = False
+
+    #: The share of a model's layers that is run where ``output_layer`` is None.
+    SHARE = 27 / 32
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: Template,
+        preset: Preset,
+        pool_over: PoolOver | None,
+        output_layer: int | None,
+        final_norm: bool | None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        parsed = check_one_copy(template, type(self))
+        super().__init__(
+            model_name_or_path,
+            template=parsed,
+            preset=preset,
+            pool_over=pool_over,
+            output_layer=output_layer,
+            final_norm=final_norm,
+            **transformer_kwargs,
+        )
+        self.template = str(parsed)
+
+    def _output_layer(self, preset: Preset) -> int:
+        layer = super()._output_layer(preset)
+        return max(1, round(self.SHARE * backbone.depth(self.model))) if layer is None else layer
+
+    @property
+    def cost(self) -> str:
+        return "One pass over the text, up to the output layer: no more than the classical embedding."
+
+    def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
+        self._refuse_checkpointing()
+        return super()._hidden_states(layout, read, **kwargs)

@@ -1,0 +1,120 @@
+"""Hierarchical token prepending: every block of a long text hands on, layer by layer, what its end knew."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...text.blocks import BlockLayoutBuilder
+from ...text.layout import PREPENDED, Layout
+from ..base import PoolOver, Rows
+from .token_prepending import TokenPrependingModule
+
+
+class HierarchicalTokenPrependingModule(TokenPrependingModule):
+    r"""Token prepending for long texts: two slots for each block of the text, read with mean pooling.
+
+    The text is cut into blocks. At the front stand slots :math:`s_1, \dots, s_m`, one for each, and right before block
+    b another, :math:`t_b`:
+
+    .. math:: h^{(l)}_{s_b}, h^{(l)}_{t_b} \leftarrow h^{(l)}_{n_b}, \quad b = 1, \dots, m, \quad l = 1, \dots, p - 1
+
+    where :math:`n_b` is the last token of block b and :math:`h^{(l)}` what layer l (from 0) is given. So every token
+    sees through the slots at the front what all blocks come to. Layer 0 is given one saved vector in all slots.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        block_length: Tokens of a block, at least 1. The default of 32 is this package's choice, not the paper's.
+        whole_sentences: Whether a block goes on to the end of the sentence that its last token stands in. False: blocks
+            are of that length.
+        prepend_layers: p; see :class:`TokenPrependingModule`.
+        template: Text with one ``{prepend}``, where the slots at the front stand, before one ``{text}``.
+        output_layer: See :class:`TokenPrependingModule`.
+        final_norm: See :class:`TokenPrependingModule`.
+        seed: Of the vector.
+        pool_over: ``"text"``: the tokens of the text, for mean pooling. ``"all"``: to the end of the layout. None:
+            ``"text"``.
+        rows: ``"all"`` or ``"last"``. None: ``"all"``.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: As :class:`TokenPrependingModule` does; or if sentences cannot be found among the tokens.
+    """
+
+    config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
+    POOL_OVER: ClassVar[PoolOver] = "text"
+    method = "Hierarchical token prepending"
+    equation = (
+        r"e_i = h_i, \quad \text{where layer } l < p \text{ is given } "
+        r"h^{(l)}_{s_b}, h^{(l)}_{t_b} \leftarrow h^{(l)}_{n_b} \text{ for each block } b"
+    )
+    citation = (
+        "Xueying Ding, Xingyue Huang, Mingxuan Ju, Liam Collins, Yozen Liu, Leman Akoglu, Neil Shah, Tong Zhao: "
+        "Hierarchical Token Prepending: Enhancing Information Flow in Decoder-based LLM Embeddings. ACL 2026, "
+        "arXiv:2511.14868."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        block_length: int = 32,
+        whole_sentences: bool = True,
+        prepend_layers: int | None = None,
+        template: str = "{prepend}{text}",
+        output_layer: int | None = None,
+        final_norm: bool | None = None,
+        seed: int = 0,
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        if type(block_length) is not int or block_length < 1:
+            raise ValueError(f"block_length={block_length!r}: give the tokens of a block, 1 or more.")
+        if not isinstance(whole_sentences, bool):
+            raise ValueError(f"whole_sentences={whole_sentences!r}: use True or False.")
+        # Set first, because the room for text is what the slots leave.
+        self.block_length = block_length
+        self.whole_sentences = whole_sentences
+        super().__init__(
+            model_name_or_path,
+            prepend_layers=prepend_layers,
+            template=template,
+            output_layer=output_layer,
+            final_norm=final_norm,
+            seed=seed,
+            pool_over=pool_over,
+            rows=rows,
+            **transformer_kwargs,
+        )
+
+    @property
+    def cost(self) -> str:
+        return (
+            "One pass over the text and two slots a block, up to the output layer: about as much as the classical "
+            "embedding."
+        )
+
+    def _builder(self) -> BlockLayoutBuilder:
+        return BlockLayoutBuilder(
+            self._template,
+            self._tokenizer,
+            block_length=self.block_length,
+            whole_sentences=self.whole_sentences,
+            tokenization=self.tokenization,
+        )
+
+    def _sources(self, layout: Layout) -> Tensor:
+        """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""
+        copy_index = layout.copy_index
+        position = torch.arange(copy_index.shape[1], device=copy_index.device).expand_as(copy_index)
+        is_text = copy_index >= 0
+        # A block ends where something else follows: the next block's slot, or what comes after the text.
+        ends = is_text & ~torch.cat([is_text[:, 1:], torch.zeros_like(is_text[:, :1])], dim=1)
+        block = (ends.cumsum(dim=1) - 1).masked_fill(~ends, copy_index.shape[1])
+        table = torch.zeros_like(copy_index[:, :1]).expand(-1, copy_index.shape[1] + 1).scatter(1, block, position)
+        slots = copy_index <= PREPENDED
+        return torch.where(slots, table.gather(1, (PREPENDED - copy_index).clamp(min=0)), position)

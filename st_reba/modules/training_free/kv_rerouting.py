@@ -1,0 +1,139 @@
+"""KV re-routing: every token sees what the last one knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...lm import backbone
+from ...lm.attention.rerouting import Rerouting, rerouted
+from ...lm.precision import widened
+from ...text.layout import Layout
+from ..base import PoolOver, Reading, Rows
+from .causal import CausalTransformer
+
+
+class KVReroutingModule(CausalTransformer):
+    r"""In some layers, the last token's own key and value stand before all others, where every token sees them.
+
+    .. math:: \tilde K = [k_n; K], \quad \tilde V = [v_n; V], \quad
+        o_i = \mathrm{softmax}\left(\tfrac{q_i \tilde K_{\le i}^T}{\sqrt d} + [b, 0, \dots]\right) \tilde V_{\le i}
+
+    (Tang and Yang, "KV-Embedding".) One pass: a layer's keys and values are as it computed them, rotary positions
+    included, and the causal mask hides all later tokens but that one. The embedding is the average of the mean of the
+    tokens' last hidden states and the last one's,
+
+    .. math:: e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right)
+
+    scaled to length 1: use ``Pooling("mean")`` and ``Normalize()``.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        layers: The indices of the layers; negative ones from the top. None: the middle third. See
+            :func:`st_reba.evaluation.intrinsic_dimension.select_layers` for the paper's way to find them.
+        prefix_bias: b, added to the logit of the key that stands before all others.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
+        pool_over: ``"all"``, ``"text"`` or ``"whole"``; see :class:`CausalModule`. The last token is that of the whole
+            layout. None: ``"all"``.
+        hybrid: Hand on two vectors a text, (B, 2, D): the mean of the tokens that ``pool_over`` names, and the last of
+            them. ``Pooling("mean")`` then gives the paper's embedding, ``Pooling("lasttoken")`` the last token alone.
+            False: every token, or the last, as ``rows`` says.
+        rows: As for :class:`CausalTransformer`, without ``hybrid``; with it, always ``"all"``.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a layer is out of range, or does not call transformers' attention interface, or the model is not
+            causal.
+    """
+
+    config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    method = "KV re-routing"
+    equation = (
+        r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
+        r"\tilde K = [k_n; K], \ \tilde V = [v_n; V] \text{ in some layers}"
+    )
+    citation = (
+        "Yixuan Tang, Yi Yang: KV-Embedding: Training-free Text Embedding via Internal KV Re-routing in Decoder-only "
+        "LLMs. ACL 2026."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        layers: Sequence[int] | None = None,
+        prefix_bias: float = 0.0,
+        template: str = "compress",
+        pool_over: PoolOver | None = None,
+        hybrid: bool = True,
+        rows: Rows | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        if isinstance(prefix_bias, bool) or not isinstance(prefix_bias, (int, float)) or not math.isfinite(prefix_bias):
+            raise ValueError(f"prefix_bias={prefix_bias!r}: give a finite number; 0 changes no logit.")
+        if not isinstance(hybrid, bool):
+            raise ValueError(f"hybrid={hybrid!r}: use True or False.")
+        if hybrid and rows == "last":
+            raise ValueError(
+                'rows="last" hands on the last token alone, and hybrid=True needs the mean of all of them too: '
+                "set hybrid=False, or leave rows out."
+            )
+        # The mean needs them all, however the template's authors read it.
+        rows = "all" if hybrid else rows
+        super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **transformer_kwargs)
+        self.layers = _resolved(layers, backbone.depth(self.model))
+        self.prefix_bias = float(prefix_bias)
+        self.hybrid = hybrid
+        backbone.make_rerouted(self.model, self.layers)
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one."""
+        return (
+            "One pass over the text and the template; one more key a layer: little more than the classical embedding."
+        )
+
+    def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
+        self._refuse_checkpointing()
+        last = (layout.attention_mask.sum(dim=1) - 1).clamp(min=0)
+        with rerouted(Rerouting(self.layers, last, self.prefix_bias)):
+            return super()._hidden_states(layout, read, **kwargs)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        tokens = super()._read(layout, **kwargs)
+        return _mean_and_last(tokens) if self.hybrid else tokens
+
+
+def _mean_and_last(tokens: Reading) -> Reading:
+    """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
+    mask = tokens.mask[..., None]
+    count = tokens.mask.sum(dim=1).clamp(min=1)
+    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
+    text = torch.arange(len(count), device=count.device)
+    last = tokens.states[text, count - 1]
+    states = torch.stack([mean.to(last.dtype), last], dim=1)
+    return Reading(states, tokens.mask[:, :1].expand(-1, 2), tokens.ids[text, count - 1][:, None].expand(-1, 2))
+
+
+def middle_third(depth: int) -> range:
+    """The layers that are neither among the first nor among the last third."""
+    return range(depth // 3, depth - depth // 3)
+
+
+def _resolved(layers: Sequence[int] | None, depth: int) -> list[int]:
+    if layers is None:
+        return list(middle_third(depth))
+    listed = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else []
+    whole = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in listed)
+    if not listed or not whole or not all(-depth <= layer < depth for layer in listed):
+        raise ValueError(
+            f"layers={layers!r}: the model has {depth} layers; give a list of one or more of their indices, {-depth} "
+            f"to {depth - 1}, or None for the middle third."
+        )
+    return sorted({layer % depth for layer in listed})

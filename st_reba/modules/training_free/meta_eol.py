@@ -1,0 +1,206 @@
+"""MetaEOL: one text read at the end of several prompts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...lm import backbone
+from ...lm.all_layers import beside
+from ...lm.attention.masks import AfterPrefix, masked_by
+from ...lm.prefixes import Prefixes
+from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
+from ...text.templates import PRESET_SETS, Preset, agreed, preset
+from ..base import CausalModule, PoolOver, Reading, compact, last_of
+
+#: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_TEMPLATES = 64
+
+
+class MetaEOLModule(CausalModule):
+    r"""A text stands in P prompts, and vector p is the last hidden state of the last token of prompt p.
+
+    .. math:: e_p = v^{(p)}_{N_p}, \quad p = 1, \dots, P
+
+    (Lei et al., ACL 2024.) The embedding is their mean: use ``Pooling("mean")``. The B texts of a batch run as one
+    batch of B * P rows; all prompts are given the same part of a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        templates: P texts with one ``{text}`` each, or names in :data:`st_reba.TEMPLATES`; 1 to 64. None: the paper's
+            eight, :data:`st_reba.META_TASKS`. ``"ck"``: Pretended CoT and Knowledge. What the presets say alike of
+            ``output_layer``, ``final_norm`` and ``normalize_text`` holds unless it is given: the paper's eight change
+            the texts, and Pretended CoT and Knowledge are read after the last layer but one, without the final norm.
+        pool_over: ``"all"``: a prompt is read at its end.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If there are too few or too many templates, one has another number of slots, or the longest leaves
+            no room for text, or the model is not causal.
+    """
+
+    config_keys = [*CausalModule.config_keys, "templates"]
+    PROMPTS_MAY_DIFFER = False
+    method = "MetaEOL"
+    equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
+    citation = (
+        "Yibin Lei, Di Wu, Tianyi Zhou, Tao Shen, Yu Cao, Chongyang Tao, Andrew Yates: Meta-Task Prompting Elicits "
+        "Embeddings from Large Language Models. ACL 2024."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        templates: str | Sequence[str] | None = None,
+        pool_over: PoolOver = "all",
+        **transformer_kwargs: Any,
+    ) -> None:
+        if pool_over != "all":
+            raise ValueError(
+                f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
+            )
+        # Set first, because they are asked for when the room for text is checked.
+        presets = _presets(templates)
+        self._parsed = [_checked(preset.template) for preset in presets]
+        self.templates = [str(template) for template in self._parsed]
+        super().__init__(
+            model_name_or_path,
+            template=self._parsed[0],
+            preset=agreed(presets),
+            pool_over=pool_over,
+            **transformer_kwargs,
+        )
+        self._set_rows("last")
+        self._shares_prefixes = self._prefixes_are_sound()
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one."""
+        count = len(self.templates)
+        if not self._shares_prefixes:
+            return (
+                f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
+                "embedding of a text as long as text and prompt."
+            )
+        return (
+            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once a batch "
+            f"over what stands before it: {count} times the classical embedding of a text so much longer."
+        )
+
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
+        """Refused: its vectors are those of prompts.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} hands on one vector a prompt, not one a token: it has no word embeddings. "
+            "Use CausalTransformer, EchoModule or ReBAModule for words."
+        )
+
+    def _builders(self) -> list[LayoutBuilder]:
+        return [LayoutBuilder(template, self._tokenizer, tokenization=self.tokenization) for template in self._parsed]
+
+    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
+        builders = self._builders()
+        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
+        return Layout.interleaved([builder.framed(own) for builder, own in zip(builders, rows, strict=True)])
+
+    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
+        if prefixes is None:
+            return super()._readings(layout, **kwargs)
+        rest = prefixes.rest_of(layout)
+        rows = torch.arange(len(rest.input_ids))
+        return [
+            self._read_behind(prefixes, rows[part] % len(self.templates), rest.rows(part), **kwargs)
+            for part in self.parts(rest)
+        ]
+
+    def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
+        """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
+        if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
+            return None
+        quiet = backbone.without_hidden_states(self.model)
+        return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
+
+    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
+        """Read what follows the prefixes of these prompts, (B,)."""
+        last = last_of(layout.attention_mask.bool())
+        lengths = prefixes.lengths[prompts]
+        new = layout.input_ids.shape[1]
+        spare = contextlib.nullcontext() if self._last_layer_parts is None else self._last_layer_parts.at(last)
+        with spare, masked_by(AfterPrefix(lengths, new)):
+            run = self.model(
+                input_ids=layout.input_ids,
+                position_ids=lengths[:, None] + torch.arange(new, device=lengths.device),
+                past_key_values=prefixes.cache(prompts),
+                use_cache=True,
+                **{**kwargs, **backbone.without_hidden_states(self.model)},
+            )
+        return compact(beside(run.last_hidden_state), layout.input_ids, last)
+
+    def _prefixes_are_sound(self) -> bool:
+        """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
+        if self.bidirectional_layers or not backbone.make_maskable(self.model):
+            # Where layers attend both ways, what stands before a text changes with it.
+            return False
+        before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
+        ids = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 1, 0, 2, 1, 0]]).repeat(2, 1)
+        place = torch.arange(6) - before.repeat(2)[:, None]
+        length = text.repeat_interleave(2)[:, None]
+        mask = (place <= length).long()
+        copy_index = torch.where((place >= 0) & (place < length), 0, NOT_TEXT)
+        trial = Layout(*(part.to(backbone.device(self.model)) for part in (ids * mask, mask, copy_index)))
+
+        def readings() -> tuple[Tensor, Tensor]:
+            prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
+            behind = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
+            return behind.states, self._read(trial).states
+
+        return backbone.gives_the_same(self.model, readings)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        last = last_of(layout.attention_mask.bool())
+        return compact(self._hidden_states(layout, last, **kwargs), layout.input_ids, last)
+
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).
+
+        A text without tokens has zero vectors.
+        """
+        found = super()._handed_on(features, readings)
+        names = ("token_embeddings", "attention_mask", "input_ids")
+        # One token a row, so that the rows of a text are its tokens now.
+        return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}
+
+
+def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
+    if templates is None:
+        return PRESET_SETS["meta-tasks"]
+    if isinstance(templates, str) and templates in PRESET_SETS:
+        return PRESET_SETS[templates]
+    if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= MAX_TEMPLATES:
+        given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
+        raise ValueError(
+            f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
+            f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
+        )
+    check_template_length([str(_checked(template)) for template in templates])
+    return [preset(template) for template in templates]
+
+
+def _checked(template: str) -> Template:
+    parsed = Template.parse(template)
+    if parsed.copies != 1:
+        raise ValueError(
+            f"The template {template!r} has {parsed.copies} slots: MetaEOLModule reads one copy in each prompt. "
+            "Use EchoModule for templates that repeat the text."
+        )
+    return parsed

@@ -1,0 +1,97 @@
+"""Value aggregation: what attention reads off the text, layer by layer, instead of where it ends up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ...lm.hooks import Halt, Tap, tapping, until_halted
+from ...lm.projections import output_projections
+from ...text.layout import Layout, Template
+from ...text.templates import preset
+from ..base import CausalModule, PoolOver, Reading, at, check_layers, last_position, resolve_layers
+from .causal import check_one_copy
+
+
+class ValueAggregationModule(CausalModule):
+    r"""The last token's attention outputs, averaged over layers (aligned weighted value aggregation).
+
+    .. math:: e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} \big[ \textstyle\sum_j A^{(l,h)}_{nj} v^{(l,h)}_j
+        \big]_{h = 1, \dots, H}
+
+    :math:`v_j` are the value vectors and :math:`A_{nj}` the weights with which the last token n attends to them, head
+    by head; the output projection :math:`W_O` brings the heads into the space of the residual stream (its bias, where
+    there is one, included). These are read where the model computes them anyway, in one pass and without attention
+    maps; nothing above the last chosen layer's attention is run.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        layers: :math:`\Lambda`: ``"all"``, or the indices of the layers that count; negative ones from the top.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`: best a prompt at whose end the model
+            is about to say what the text means. A name brings ``normalize_text``, too; see :class:`CausalTransformer`.
+        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: the last of the text. None: ``"all"``.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, or the model is not causal, or has no attention, or its output
+            projections are not found.
+    """
+
+    config_keys = [*CausalModule.config_keys, "layers", "template"]
+    READS_HIDDEN_STATES = False
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    EVERY_LAYER: ClassVar[bool] = True
+    method = "Value aggregation"
+    equation = (
+        r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
+        r"\big[ \sum_j A^{(l,h)}_{nj} v^{(l,h)}_j \big]_{h = 1, \dots, H}"
+    )
+    citation = (
+        "Yeqin Zhang, Yunfei Wang, Jiaxuan Chen, Ke Qin, Yizheng Zhao, Cam-Tu Nguyen: LLM-based Embeddings: Attention "
+        "Values Encode Sentence Semantics Better Than Hidden States. arXiv:2602.01572, 2026."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        layers: Literal["all"] | Sequence[int] = "all",
+        template: str = "prompteol",
+        pool_over: PoolOver | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        checked_layers = check_layers(layers)
+        parsed = check_one_copy(Template.parse(template), type(self))
+        super().__init__(
+            model_name_or_path, template=parsed, preset=preset(template), pool_over=pool_over, **transformer_kwargs
+        )
+        self.template = str(parsed)
+        self.layers = checked_layers
+        self._projections = output_projections(self.model)
+        self._aggregated = resolve_layers(checked_layers, self.model, self._projections.paths)
+
+    @property
+    def cost(self) -> str:
+        return "One pass over the text, up to the last layer that counts: no more than the classical embedding."
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        self._refuse_checkpointing()
+        position = last_position(self._select(layout, 0, 0))
+        outputs: list[Tensor] = []
+
+        def take(states: Tensor) -> Tensor:
+            outputs.append(at(states, position).to(position.device))
+            if len(outputs) == len(self._aggregated):
+                raise Halt
+            return states
+
+        taps = {self._projections.at(self.model, layer): Tap(after=take) for layer in self._aggregated}
+        with until_halted(), tapping(taps):
+            self._hidden_states(layout, **kwargs)
+        states = torch.stack(outputs, dim=1).mean(dim=1, keepdim=True)
+        ids = layout.input_ids.gather(1, position[:, None])
+        return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)

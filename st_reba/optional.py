@@ -1,0 +1,50 @@
+"""Packages that only some jobs need, with a sentence where they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def require(name: str, extra: str, purpose: str) -> Any:
+    """A module of an optional package.
+
+    Args:
+        name: Such as ``"pyarrow.parquet"``.
+        extra: The extra of this package that brings it.
+        purpose: What needs it, as a sentence begins.
+
+    Raises:
+        ImportError: If it is not installed, with what for and how to install it.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ImportError(f'{purpose} needs {package}: pip install "st-reba[{extra}]".') from None
+
+
+def require_pyarrow(purpose: str) -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.parquet``."""
+    return require("pyarrow", "parquet", purpose), require("pyarrow.parquet", "parquet", purpose)
+
+
+def require_ray() -> Any:
+    """``ray``, with ``ray.data``."""
+    require("ray.data", "ray", "The ray engine")
+    return require("ray", "ray", "The ray engine")
+
+
+def require_datasets() -> Any:
+    """``datasets``."""
+    return require("datasets", "train", "Training data")
+
+
+def require_peft() -> Any:
+    """``peft``."""
+    return require("peft", "train", "A LoRA adapter")
+
+
+def require_accelerate() -> Any:
+    """``accelerate``, without which transformers has no trainer."""
+    return require("accelerate", "train", "Training")

@@ -1,0 +1,1 @@
+"""Several recipes, layers or words out of one pass."""

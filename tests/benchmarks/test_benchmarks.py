@@ -1,0 +1,59 @@
+"""What the benchmarks measure becomes rows of the files that tables are made from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import batches  # noqa: E402
+import blocks  # noqa: E402
+import cost  # noqa: E402
+import records  # noqa: E402
+from pivot import Store  # noqa: E402
+
+
+def test_costs_become_rows_that_tables_show(tmp_path: Path):
+    setting = cost.Setting("repetition", "a Llama", "float32", 128, 4, 3)
+    spent = {"Echo-2, last": [2.0, 8.0, 3.0], "Classical, last": [1.0, 2.0, 2.0]}
+    used = {
+        "Echo-2, last": {"encoding": 30.0, "process": 110.0},
+        "Classical, last": {"encoding": 20.0, "process": 100.0},
+    }
+    rows = setting.rows([("Echo-2, last", "Classical, last")], spent, used)
+    where = {"date": "2026-11-22", "machine": "a machine", "versions": "torch 2.13.0"}
+    records.append("cost", [{**row, **where} for row in rows], tmp_path)
+    assert blocks.BLOCKS["cost-repetition"].render(Store(tmp_path), tmp_path / "page.md") == (
+        "**a Llama**, a machine; float32; batches of 4; times by the clock, median of 3 interleaved rounds and memory "
+        "in a process of its own, once; 2026-11-22; torch 2.13.0\n\n"
+        "| ratio | n = 128 |\n|---|---|\n"
+        # The median of each round's ratio, 2, 4 and 1.5; not the ratio of medians, 1.5.
+        "| time: Echo-2, last / Classical, last | 2.00 |\n"
+        "| peak memory of the process: Echo-2, last / Classical, last | 1.10 |"
+    )
+    shown = blocks.BLOCKS["speed-repetition"].render(Store(tmp_path), tmp_path / "page.md")
+    # 4 x 128 tokens in a median of 3 and of 2 seconds.
+    assert "| Echo-2, last | 171 |\n| Classical, last | 256 |" in shown
+    assert "| Echo-2, last | 30 |\n| Classical, last | 20 |" in shown
+
+
+@pytest.mark.parametrize("table", cost.TABLES)
+def test_each_contender_of_a_table_can_be_made(table: str):
+    assert {name for pair in cost.TABLES[table] for name in pair} <= {*cost.CONTENDERS, *cost.SWEEPS}
+
+
+def test_batches_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(batches, "MODULES", {name: batches.MODULES[name] for name in ("Classical", "ReBA")})
+    monkeypatch.setattr(batches, "TEXTS", ["a", "The cat sat on the mat.", "我爱自然语言处理。"])
+    batches.main(["--dtypes", "float32", "--orders", "1", "--results", str(tmp_path)])
+    rows = records.read("batches", tmp_path)
+    assert [(row["module"], row["model"], row["precision"]) for row in rows] == [
+        ("Classical", "demo LM", "float32"),
+        ("ReBA", "demo LM", "float32"),
+    ]
+    assert all(0 <= row["distance"] < 1e-5 for row in rows)
+    assert all(row["date"] and row["machine"] and "torch" in row["versions"] for row in rows)

@@ -1,0 +1,214 @@
+"""What every command refuses: a sentence with the name of the thing and what to do, and nothing is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import pytest
+import torch
+from huggingface_hub.errors import RepositoryNotFoundError
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
+
+from st_reba import CausalTransformer, cli
+from st_reba.catalogue import default_recipes
+from st_reba.compare.report import page
+from st_reba.readers.store import EmbeddingStore
+
+from ..conftest import pipeline
+
+
+def run(*arguments, expect: int = 1) -> str:
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})
+    assert result.exit_code == expect, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    rows = [f"a cat {number}\ta dog {number * 7}\t{number % 5}" for number in range(20)]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def commands(tmp_path, pairs):
+    """``commands(model, device)``: every command that loads a model, by name."""
+
+    def lines(model, device=None):
+        texts, config = tmp_path / "texts.txt", tmp_path / "freeze.yaml"
+        texts.write_text("a\nb\n", encoding="utf-8")
+        config.write_text(f"model: '{model}'\npairs: {pairs}\nepochs: 1\n", encoding="utf-8")
+        on = () if device is None else ("--device", device)
+        return {
+            "compare": ("compare", "--model", model, "--data", pairs, *on),
+            "layers": ("layers", "--model", model, "--data", pairs, "--out", tmp_path / "out", *on),
+            "encode": ("encode", model, texts, "--out", tmp_path / "out.npy", *on),
+            "build": ("build", "--model", model, "--out", tmp_path / "out"),
+            "train": ("train", "freeze", "--config", config, "--out", tmp_path / "out"),
+        }
+
+    return lines
+
+
+COMMANDS = ("compare", "layers", "encode", "build", "train")
+NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+
+
+@pytest.mark.parametrize("command", COMMANDS[:3])
+@pytest.mark.parametrize(
+    "device", ["gpu", pytest.param("cuda", marks=NO_CUDA), pytest.param("cuda:7", marks=NO_CUDA), "meta", "cuda:x"]
+)
+def test_devices(command, device, commands, backbone_path, tmp_path):
+    said = run(*commands(backbone_path(), device)[command])
+    assert f"--device {device}: PyTorch {torch.__version__} cannot use it here (" in said
+    assert "Give cpu, or one that is there" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_of_several_devices(commands, backbone_path):
+    assert "--device cpu:x: PyTorch" in run(*commands(backbone_path(), "cpu, cpu:x")["encode"])
+
+
+@pytest.fixture
+def odd_models(tmp_path):
+    """Names that are no model, and what is said of each."""
+    empty, bare, packed = tmp_path / "empty", tmp_path / "bare", tmp_path / "packed"
+    for directory in (empty, bare, packed):
+        directory.mkdir()
+    (bare / "notes.txt").write_text("x")
+    (packed / "q4.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.bin").write_bytes(b"x")
+    return {
+        packed: f"The model {packed} is a directory with a GGUF file: give the file, {packed / 'q4.gguf'}.",
+        empty: f"The model {empty} is an empty directory: give one that a model was saved to.",
+        bare: f"The model {bare} is a directory without a model (none of config.json, modules.json,",
+        tmp_path / "model.bin": f"The model {tmp_path / 'model.bin'} is a file: give the directory",
+        tmp_path / "no": f"The model {tmp_path / 'no'}: there is no such directory. Check the path, or give a Hub id",
+        "./no": "The model ./no: there is no such directory.",
+        "no/such-model": "no/such-model: there is no such directory, and ",
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_models(command, commands, odd_models, tmp_path):
+    for model, message in odd_models.items():
+        said = run(*commands(model)[command])
+        assert message in said
+        assert "\n" not in said.strip()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
+    response = type("Response", (), {"headers": {}, "request": None, "status_code": 404})()
+
+    def fail(*args, **kwargs):
+        try:
+            raise RepositoryNotFoundError("404 Client Error\nmore", response=response)
+        except RepositoryNotFoundError as error:
+            raise OSError("long") from error
+
+    monkeypatch.setattr(cli.compare, "CausalTransformer", fail)
+    assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
+
+
+def test_damaged_weights(commands, backbone_path, tmp_path):
+    model = tmp_path / "model"
+    pipeline(CausalTransformer(backbone_path())).save_pretrained(str(model))
+    (model / "model.safetensors").write_bytes(b"\x08\0\0\0")
+    for command in ("compare", "encode", "build"):
+        assert f"The model {model}: its weights are damaged or cut short (" in run(*commands(model)[command])
+
+
+@pytest.mark.parametrize(
+    ("line", "called"),
+    [
+        (("compare",), "--data"),
+        (("compare",), "--words"),
+        (("compare",), "--fit-texts"),
+        (("layers",), "--data"),
+        (("train", "freeze", "--out", "x"), "--config"),
+    ],
+)
+def test_files(line, called, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"{called} {tmp_path} is a directory: give one file." in run(*line, called, tmp_path)
+    missing = tmp_path / "no.tsv"
+    assert f"{called} {missing}: there is no such file. Check the name." in run(*line, called, missing)
+    assert not list(tmp_path.iterdir())
+
+
+class TestDiskFull:
+    @pytest.fixture
+    def line(self, backbone_path, pairs, tmp_path, monkeypatch):
+        def few(fit_texts):
+            return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
+
+        monkeypatch.setattr(cli.compare, "worth_trying", few)
+        paths = ("--report", tmp_path / "report", "--save-best", tmp_path / "best")
+        return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
+
+    def test_the_report(self, line, tmp_path, monkeypatch):
+        """Its scores have been shown, nothing is left of it, and the best recipe is written."""
+        monkeypatch.setattr(page, "write_csv", full)
+        said = run(*line)
+        assert f"{tmp_path / 'report'} could not be written: there is no room left on the disk" in said
+        assert "choose another --report" in said
+        assert "Best on STS" in said
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "pairs.tsv"]
+
+    def test_the_best_recipe(self, line, tmp_path, monkeypatch):
+        def fail(*args, **kwargs):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
+        said = run(*line)
+        assert f"{tmp_path / 'best'} could not be written: there is no room left on the disk" in said
+        assert "choose another --save-best" in said
+        assert (tmp_path / "report" / "results.csv").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.tsv", "report"]
+
+    def test_embeddings_on_their_way(self, line, monkeypatch):
+        monkeypatch.setattr("st_reba.readers.store._Rows.write", full)
+        said = run(*line)
+        assert "the disk is full. Embeddings lie there while they are scored" in said
+        assert "TMPDIR" in said
+
+    def test_layers(self, commands, backbone_path, tmp_path, monkeypatch):
+        monkeypatch.setattr("st_reba.evaluation.DependencyEvaluator.draw", full)
+        said = run(*commands(backbone_path(), "cpu")["layers"])
+        assert f"{tmp_path / 'out'} could not be written: there is no room left on the disk" in said
+        assert not (tmp_path / "out").exists()
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_other_errors_of_the_system_are_as_they_were():
+    def fail(texts, prompt):
+        return {"a": torch.zeros(1, 2)}
+
+    with EmbeddingStore(fail) as store:
+        store.look_up("a", ["x"])
+        store._files["a"].path.unlink()
+        with pytest.raises(FileNotFoundError):
+            store.look_up("a", ["y"])
+
+
+def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_path, monkeypatch):
+    for name in ("matplotlib", "matplotlib.figure", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    out = tmp_path / "out"
+    said = run(
+        "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--report", out,
+        expect=0,
+    )  # fmt: skip
+    assert [path.name for path in out.iterdir()] == ["results.csv"]
+    assert said.startswith("--report will be results.csv alone, without a page.")
+    assert "pip install 'st_reba[report]'" in said
+    assert f"Report: {out / 'results.csv'}" in said

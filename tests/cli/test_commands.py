@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.progress import Progress
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+from typer.testing import CliRunner
+
+from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__, cli
+from st_reba.catalogue import worth_trying
+from st_reba.compare.search import candidates
+from st_reba.data.demo import demo_pairs, demo_sentences
+from st_reba.data.tables import read_pairs
+
+from ..backbones import TEXTS
+from ..compare.mteb.demo import DemoSTS
+from ..conftest import pipeline
+
+runner = CliRunner()
+
+
+def run(*arguments: str, expect: int = 0) -> str:
+    result = runner.invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+    assert result.exit_code == expect, result.output
+    return re.sub(r"\s+", " ", result.output)
+
+
+def test_version():
+    assert __version__ in run("--version")
+
+
+def test_help_names_the_commands():
+    output = run(expect=2)
+    assert "compare" in output
+    assert "build" in output
+
+
+class TestCompare:
+    @pytest.fixture(autouse=True)
+    def few_recipes(self, monkeypatch):
+        def fewer(fit_texts=None):
+            return [recipe for recipe in worth_trying(fit_texts) if recipe.name in ("Classical", "ReBA-2")]
+
+        monkeypatch.setattr(cli.compare, "worth_trying", fewer)
+
+    def test_with_no_arguments(self, monkeypatch):
+        """The offline default: the demo LM, the English demo texts, word sense."""
+        shown = []
+        real = cli.compare.compare
+        monkeypatch.setattr(cli.compare, "compare", lambda *args, **kw: shown.append(args) or real(*args, **kw))
+        output = run("compare")
+        ((recipes, pairs, words),) = shown
+        assert recipes.backbone.model.config.hidden_size == 256
+        assert (len(pairs), len(words.questions)) == (200, 40)
+        for expected in (
+            "the demo LM on 200 demo pairs in English (float32, cpu)",
+            "--recipes all compares every recipe.",
+            "Word",
+            "ReBA-2",
+            "Bag of input embeddings",
+            "1.00x",
+            "Best on STS: ",
+            "random weights",
+            "200 pairs of texts",
+            "With --report, also: Beyond overlap; STS, Pearson.",
+        ):
+            assert expected in output
+        assert re.search(r"ReBA-2 mean -?−?\d+\.\d \[−?\d+, −?\d+\]", output)
+
+    def test_the_answer_comes_first(self, backbone_path, tmp_path):
+        report = tmp_path / "report"
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--report", report)
+        output = run("compare", *options)
+        first = re.search(r"(Use|No need for a recipe:|No recipe to use:) (Classical|ReBA-2), (mean|last).*?\.", output)
+        assert first
+        assert first.start() < output.index("on 20 pairs of pairs.tsv")
+        assert "on STS (Spearman x 100)" in output
+        assert first[0] in (report / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+
+    def test_texts_of_the_other_language(self, monkeypatch):
+        shown = []
+
+        def asked(recipes, pairs, words, **settings):
+            shown.append((pairs, len(words.questions)))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "compare", asked)
+        assert "enough" in run("compare", "--language", "zh", expect=1)
+        assert shown == [(read_pairs(demo_pairs("zh")), 20)]
+        assert cli.compare._named(shown[0][0], None, "zh") == "200 demo pairs in Chinese"
+
+    @pytest.mark.parametrize(
+        ("options", "repetitions", "fitted_on"),
+        [
+            ((), 3, demo_sentences("en")),
+            (("--language", "zh", "--repetitions", 5), 5, demo_sentences("zh")),
+            (("--data", "pairs.tsv"), 3, demo_sentences()),
+            (("--data", "pairs.tsv", "--fit-texts", "texts.txt"), 3, TEXTS),
+        ],
+    )
+    def test_all_recipes(self, options, repetitions, fitted_on, backbone_path, tmp_path, monkeypatch):
+        self.pairs(tmp_path)
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        monkeypatch.chdir(tmp_path)
+        asked = []
+
+        def every(repetitions, fit_texts):
+            asked.append((repetitions, list(fit_texts)))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "default_recipes", every)
+        on = ("--model", backbone_path(), "--device", "cpu")
+        assert "enough" in run("compare", "--recipes", "all", *on, *options, expect=1)
+        assert asked == [(repetitions, [text for text in fitted_on if text.strip()])]
+
+    def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
+        monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.bfloat16)
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--dtype", "fastest")
+        assert "pairs.tsv (bfloat16, cpu)" in run("compare", *options, "--device", "cpu")
+        assert cli.common.placement("meta", cli.common.Dtype.fastest) == ("meta", cli.common.Dtype.auto)
+
+    def pairs(self, tmp_path):
+        data = tmp_path / "pairs.tsv"
+        rows = [f"a cat {number}\ta dog {number * 7}\t{number % 5}" for number in range(20)]
+        data.write_text("\n".join(rows), encoding="utf-8")
+        return data
+
+    def test_on_the_users_own(self, backbone_path, tmp_path):
+        data = self.pairs(tmp_path)
+        output = run("compare", "--model", backbone_path(), "--data", data, "--max-seq-length", 9, "--device", "cpu")
+        assert "on 20 pairs of pairs.tsv" in output
+        assert "Word" not in output
+        # Then there is room for it.
+        assert "Beyond overlap, partial Spearman x 100." in output
+        assert re.search(r"tf-idf +mean", output)
+
+    def test_a_report_and_the_best(self, backbone_path, tmp_path):
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
+        report, best = tmp_path / "deep" / "report", tmp_path / "best"
+        output = run("compare", *options, "--report", report, "--save-best", best)
+        assert f"Report: {report / 'report.html'}" in output
+        named = re.search(r"Wrote (\S+), (mean|last) to", output)
+        rows = {row["recipe"] + row["pooling"]: row for row in csv.DictReader((report / "results.csv").open())}
+        own = {key: float(row["STS"]) for key, row in rows.items() if row["control"] == "False"}
+        assert max(own, key=own.get) == named[1] + named[2]
+        model = SentenceTransformer(str(best), device="cpu")
+        assert type(model[0]).__name__ == {"Classical": "CausalTransformer", "ReBA-2": "ReBAModule"}[named[1]]
+        assert np.allclose(np.linalg.norm(model.encode(TEXTS), axis=1), 1, atol=1e-6)
+        card = (best / "README.md").read_text(encoding="utf-8")
+        assert "## Beside other recipes" in card
+        assert "Scores that chose are likely too high: on other texts expect less." in card
+        assert "A score that chose among 4 recipes is likely too high" in output
+        assert f"| {named[1]}, {named[2]} | {100 * max(own.values()):.1f} [".replace("-", "−") in card
+        assert f"| Random weights, {named[1]}, {named[2]} |" in card
+        assert "| Bag of input embeddings, mean |" in card
+        again = run("compare", *options, "--save-best", best, expect=1)
+        assert "best exists and is not an empty directory: choose another --save-best" in again
+        assert "report exists and is not an empty" in run("compare", *options, "--report", report, expect=1)
+
+    def test_a_search_saves_what_it_chose(self, backbone_path, tmp_path, monkeypatch):
+        """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
+        every = [candidate for candidate in candidates(3) if candidate.reading.method == "Classical"]
+        every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
+        monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
+        made = []
+        real = cli.compare.compare
+
+        def turned(recipes, pairs, words, *, chosen, **settings):
+            """The scores of the held-out half, with another recipe ahead of the chosen."""
+            found = real(recipes, pairs, words, chosen=chosen, **settings)
+            results = [
+                dataclasses.replace(
+                    result,
+                    scores={
+                        name: dataclasses.replace(score, value=-0.123 if result.name == chosen else 0.9)
+                        for name, score in result.scores.items()
+                    },
+                )
+                for result in found.results
+            ]
+            made.append(chosen)
+            return dataclasses.replace(found, results=results)
+
+        monkeypatch.setattr(cli.compare, "compare", turned)
+        best, report = tmp_path / "best", tmp_path / "report"
+        options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--report", report)
+        output = run("compare", "--search", *options)
+        (chosen,) = made
+        assert chosen in ("Classical, mean", "Classical, last")
+        assert f"and chose {chosen}" in output
+        assert f"Wrote {chosen} to {best}" in output
+        assert "100 demo pairs in English, held out" in output
+        model = SentenceTransformer(str(best), device="cpu")
+        assert model[1].pooling_mode == {"mean": "mean", "last": "lasttoken"}[chosen.rpartition(", ")[2]]
+        card = (best / "README.md").read_text(encoding="utf-8")
+        assert "on other texts than those of the scores, which are of 100 demo pairs in English, held out" in card
+        assert "The best of the recipes" not in card
+        assert f"| {chosen} | −12.3 [" in card
+        page = (report / "report.html").read_text(encoding="utf-8")
+        assert "Chosen on other texts, on STS" in page
+        assert f'<p class="name">Classical<span>, {chosen.rpartition(", ")[2]} pooling</span></p>' in page
+
+    def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
+        words = tmp_path / "words.csv"
+        words.write_text(
+            "问题,选项1,选项2,选项3,选项4,答案\n“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n",
+            encoding="utf-8",
+        )
+        output = run("compare", "--model", backbone_path(), "--data", self.pairs(tmp_path), "--words", words)
+        assert "2 questions" in output
+
+    def test_plain_texts(self, backbone_path, tmp_path):
+        data = tmp_path / "texts.txt"
+        data.write_text("\n".join([*TEXTS, "the last one"]), encoding="utf-8")
+        output = run("compare", "--model", backbone_path(), "--data", data)
+        assert "plain texts of texts.txt" in output
+        assert "these are proxies" in output
+        assert "Best on" not in output
+        refused = run("compare", "--model", backbone_path(), "--data", data, "--save-best", tmp_path / "m", expect=1)
+        assert "--save-best needs labels, and plain texts have none" in refused
+
+    def test_mteb(self, backbone_path, tmp_path, monkeypatch):
+        monkeypatch.setattr(cli.compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
+        options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS")
+        output = run("compare", *options)
+        assert "on 1 tasks of mteb" in output
+        assert "DemoSTS" in output
+        assert list((tmp_path / "mteb" / "results").rglob("DemoSTS.json"))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--mteb", "NoSuchTask"), "NoSuchTask"),
+            (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
+            (("--mteb-results", "out"), "--mteb-results is for --mteb"),
+            (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
+            (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
+            (("--search", "--recipes", "all"), "--search has combinations of its own: leave --recipes and"),
+            (("--data", "no.tsv"), "no.tsv"),
+            (("--model", "no/such-model"), "Error: "),
+        ],
+    )
+    def test_refusals(self, options, message):
+        assert message in run("compare", *options, expect=1)
+
+    def test_malformed_data(self, tmp_path):
+        data = tmp_path / "pairs.tsv"
+        data.write_text("a\tb\t1\nc\td\n")
+        assert "pairs.tsv, line 2: 2 fields" in run("compare", "--data", data, expect=1)
+
+
+def test_the_time_left_is_told_from_the_first_batch_on():
+    now = 0.0
+    column = cli.compare._TimeLeft()
+    with Progress(column, get_time=lambda: now, disable=True) as progress:
+        bar = progress.add_task("", total=400)
+        assert not column.render(progress.tasks[0])
+        now = 10.0
+        progress.advance(bar, 32)
+        assert column.render(progress.tasks[0]).plain == "about 1:55 left"
+        progress.advance(bar, 368)
+        assert not column.render(progress.tasks[0])
+
+
+class TestBuild:
+    def build(self, backbone_path, out, *options, expect=0):
+        return run("build", "--model", backbone_path(), "--out", out, *options, expect=expect)
+
+    @pytest.mark.parametrize(
+        ("options", "kind", "settings"),
+        [
+            ((), "ReBAModule", {"repetitions": 2, "rows": "all", "layers": "all"}),
+            (("--pooling", "last", "--repetitions", 3, "--layers=-1,0"), "ReBAModule",
+             {"repetitions": 3, "rows": "last", "layers": [-1, 0]}),
+            (("--chunk-length", 8), "ReBAModule", {"repetitions": 2, "chunk_length": 8}),
+            (("--method", "echo", "--template", "springer"), "EchoModule", {"repetitions": 2}),
+            (("--method", "classical", "--pooling", "weightedmean", "--no-normalize"), "CausalTransformer",
+             {"template": "{text}"}),
+            (("--method", "prompteol", "--pooling", "last"), "CausalTransformer",
+             {"template": TEMPLATES["prompteol"], "pool_over": "all", "rows": "last", "normalize_text": True}),
+            (("--method", "prompteol", "--template", "promptsum-zh"), "CausalTransformer",
+             {"template": TEMPLATES["promptsum-zh"], "pool_over": "all", "rows": "last"}),
+            (("--method", "metaeol"), "MetaEOLModule", {"templates": list(META_TASKS), "normalize_text": True}),
+            (("--method", "kv-rerouting"), "KVReroutingModule", {"layers": [1], "hybrid": True}),
+            (("--method", "kv-rerouting", "--layers=0,-1", "--template", "compress-zh"), "KVReroutingModule",
+             {"layers": [0, 2], "template": TEMPLATES["compress-zh"]}),
+            (("--method", "token-prepending"), "TokenPrependingModule", {"rows": "last", "normalize_text": True}),
+            (("--method", "hierarchical-token-prepending"), "HierarchicalTokenPrependingModule", {"rows": "all"}),
+            (("--method", "value-aggregation", "--layers=-1"), "ValueAggregationModule", {"layers": [-1]}),
+            (("--method", "contrastive-prompting"), "ContrastivePromptingModule",
+             {"scale": 2.0, "normalize_text": True}),
+            (("--method", "contrastive-prompting", "--template", "in one word, {text}:"), "ContrastivePromptingModule",
+             {"template": "in one word, {text}:", "normalize_text": True}),
+            (("--method", "prompteol", "--template", "in one word, {text}:"), "CausalTransformer",
+             {"template": "in one word, {text}:", "pool_over": "all", "rows": "last", "normalize_text": True}),
+            (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
+             {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
+            (("--method", "classical", "--template", "prompteol"), "CausalTransformer", {"rows": "last"}),
+            (("--method", "early-late"), "EarlyLateModule",
+             {"template": TEMPLATES["prompteol"], "early_layer": 1, "normalize_text": True}),
+            (("--method", "early-late", "--template", "prompteol-zh"), "EarlyLateModule",
+             {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
+            (("--method", "early-late", "--template", "in one word, {text}:"), "EarlyLateModule",
+             {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
+            (("--method", "ck"), "MetaEOLModule",
+             {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
+              "output_layer": 2, "final_norm": False}),
+        ],
+    )  # fmt: skip
+    def test_a_ready_directory(self, options, kind, settings, roomy_path, tmp_path):
+        out = tmp_path / "deep" / "model"
+        self.build(lambda: roomy_path, out, *options, "--max-seq-length", 20)
+        model = SentenceTransformer(str(out), device="cpu")
+        assert type(model[0]).__name__ == kind
+        assert {name: getattr(model[0], name) for name in settings} == settings
+        assert model.max_seq_length == 20
+        lengths = np.linalg.norm(model.encode(TEXTS), axis=1)
+        assert np.allclose(lengths, 1) == ("--no-normalize" not in options)
+        assert json.loads((out / "modules.json").read_text())[0]["type"] == f"st_reba.modules.{kind}"
+        assert "import st_reba" in (out / "README.md").read_text()
+        assert [path.name for path in out.parent.iterdir()] == ["model"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
+            (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
+            (("--layers", "9"), "9 is out of range"),
+            (("--dtype", "fastest"), "--dtype fastest is for running a model: to save one, give float32, bfloat16 or"),
+            (("--template", "{text}"), "--template is for the methods that have one, such as classical or echo; ReBA"),
+            (
+                ("--method", "metaeol", "--template", "{text}"),
+                "classical or echo; MetaEOL brings its own eight",
+            ),
+            (("--method", "ck", "--template", "{text}"), "classical or echo; CK is two prompts"),
+            (
+                ("--method", "prompteol", "--layers=-1"),
+                "reba, kv-rerouting or value-aggregation; prompteol has",
+            ),
+            (("--method", "kv-rerouting", "--repetitions", 2), "--method echo or reba; kv-rerouting reads one copy"),
+            (("--method", "classical", "--repetitions", 2), "--repetitions is for --method echo or reba"),
+            (("--method", "early-late", "--pooling", "max"), "--pooling max: early-late puts the mean of the text's"),
+            (("--method", "early-late", "--fit-texts", "not/there"), "--fit-texts not/there: there is no such file"),
+            (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for --method early-late"),
+            (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
+            (("--method", "echo", "--chunk-length", 8), "--chunk-length is for --method reba; echo reads texts in one"),
+        ],
+    )
+    def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):
+        assert message in self.build(backbone_path, tmp_path / "model", *options, expect=1)
+        assert not list(tmp_path.iterdir())
+
+    def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
+        texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]
+        (tmp_path / "texts.txt").write_text("\n".join(texts))
+        options = ("--method", "early-late", "--fit-texts", tmp_path / "texts.txt")
+        output = self.build(backbone_path, tmp_path / "own", *options)
+        assert f"Fitting the whitening on {len(texts)} texts. Wrote" in output
+        built = SentenceTransformer(str(tmp_path / "own"), device="cpu")
+        pooled = pipeline(EarlyLateModule(backbone_path()))
+        whole = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts), Normalize()], device="cpu")
+        assert [type(part) for part in built] == [type(part) for part in whole]
+        assert np.allclose(built.encode(TEXTS), whole.encode(TEXTS), atol=1e-5)
+        output = self.build(backbone_path, tmp_path / "demo", "--method", "early-late")
+        assert re.search(r"on \d+ texts, sentences inside the package: give --fit-texts with some hundreds", output)
+        other = SentenceTransformer(str(tmp_path / "demo"), device="cpu").encode(TEXTS)
+        assert not np.allclose(other, built.encode(TEXTS), atol=1e-2)
+
+    def test_a_directory_with_something_in_it_is_left_alone(self, backbone_path, tmp_path):
+        (tmp_path / "model").mkdir()
+        self.build(backbone_path, tmp_path / "model")
+        before = sorted(path.name for path in (tmp_path / "model").iterdir())
+        output = self.build(backbone_path, tmp_path / "model", expect=1)
+        assert "exists and is not an empty directory: choose another --out" in output
+        assert sorted(path.name for path in (tmp_path / "model").iterdir()) == before
+
+    def test_a_build_that_fails_half_way_leaves_nothing(self, backbone_path, tmp_path, monkeypatch):
+        def fail(self, path, *args, **kwargs):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
+        assert "no space left on device" in self.build(backbone_path, tmp_path / "model", expect=1)
+        assert not list(tmp_path.iterdir())

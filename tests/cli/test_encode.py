@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
+
+from st_reba import CausalTransformer, cli
+
+from ..backbones import TEXTS
+from ..conftest import pipeline
+
+runner = CliRunner()
+
+
+def run(*arguments, expect: int = 0) -> str:
+    result = runner.invoke(cli.app, ["encode", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == expect, result.output
+    return re.sub(r"\s+", " ", result.output)
+
+
+@pytest.fixture(scope="module")
+def model_directory(backbone_path, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli-encode") / "my-model"
+    pipeline(CausalTransformer(backbone_path())).save_pretrained(str(directory), create_model_card=False)
+    return directory
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS), encoding="utf-8")
+    return path
+
+
+def test_the_literal_line(model_directory, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = run(model_directory, "texts.txt", "--out", "embeddings.npy", "--device", "cpu")
+    assert "Wrote 5 vectors to embeddings.npy." in output
+    expected = SentenceTransformer(str(model_directory), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(np.load("embeddings.npy"), expected, atol=1e-5)
+
+
+def test_every_option(model_directory, tmp_path):
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(json.dumps({"body": text, "id": i, "x": 0}) + "\n" for i, text in enumerate(TEXTS)))
+    output = run(
+        model_directory, records, "--out", tmp_path / "a.parquet", "--column", "body", "--keep", "id", "--keep", "x",
+        "--precision", "uint8", "--calibration-rows", 3, "--truncate-dim", 12, "--normalize", "--prompt", "find: ",
+        "--batch-size", 2, "--chunk-size", 2, "--dtype", "float32", "--device", "cpu",
+    )  # fmt: skip
+    assert "Wrote 5 vectors" in output
+    assert "Their ranges are in a.ranges.npy." in output
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.column_names == ["id", "x", "embedding"]
+    assert table.schema.field("embedding").type.list_size == 12
+    model = SentenceTransformer(str(model_directory), device="cpu")
+    expected = model.encode(TEXTS[:3], prompt="find: ", truncate_dim=12, normalize_embeddings=True)
+    np.testing.assert_allclose(np.load(tmp_path / "a.ranges.npy"), [expected.min(0), expected.max(0)], atol=1e-5)
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(model_directory, tmp_path):
+    """SIGKILL in the middle, of a real process; then the same command to its end."""
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(600)))
+    options = ["--device", "cpu", "--batch-size", 4, "--chunk-size", 4]
+    killed = tmp_path / "killed.npy"
+    parts = tmp_path / "killed.npy.partial" / "parts"
+    command = [sys.executable, "-c", "from st_reba.cli import app; app()", "encode", model_directory, path, "--out"]
+    process = subprocess.Popen([str(word) for word in (*command, killed, *options)], stdout=subprocess.DEVNULL)
+    while process.poll() is None and (not parts.is_dir() or len(list(parts.iterdir())) < 20):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not killed.exists()
+    assert 20 <= len(list(parts.iterdir())) < 150
+    assert re.search(r"Wrote 600 vectors to .*killed.npy, \d+ of them from an interrupted run",
+                     run(model_directory, path, "--out", killed, *options))  # fmt: skip
+    run(model_directory, path, "--out", tmp_path / "whole.npy", *options)
+    assert killed.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert not parts.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_run_on_several_devices(number, model_directory, tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(20_000)))
+    parts = tmp_path / "a.npy.partial" / "parts"
+    options = ["--device", "cpu,cpu", "--batch-size", "4", "--chunk-size", "4"]
+    command = [sys.executable, "-c", "from st_reba.cli import app; app()", "encode", str(model_directory), str(path)]
+    process = psutil.Popen([*command, "--out", str(tmp_path / "a.npy"), *options], stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and (not parts.is_dir() or len(list(parts.iterdir())) < 4):
+        time.sleep(0.05)
+    workers = process.children(recursive=True)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert (len(gone) >= 2, alive) == (True, [])
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+    assert ("Stopped. The same command goes on" in output) == (number == signal.SIGTERM)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.encode, "encode_file", stop)
+    output = run(model_directory, texts, "--out", tmp_path / "a.npy", expect=130)
+    assert "Stopped. The same command goes on from" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", 2), "--workers is for --engine ray"),
+        (("--device", "cpu,cuda:0"), "give one or more of one kind"),
+        (("--column", "body"), 'plain text has no column "body"'),
+        (("--keep", "text"), "An .npy holds vectors alone"),
+        (("--prompt-name", "passage"), 'prompt_name="passage": the model has "query", "document"'),
+        (("--engine", "ray", "--device", "mps"), 'device "mps": on a Ray cluster give'),
+    ],
+)
+def test_refusals(options, message, model_directory, texts, tmp_path):
+    assert message in run(model_directory, texts, "--out", tmp_path / "a.npy", *options, expect=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
+    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
+    bare = tmp_path / "a model"
+    bare.symlink_to(backbone_path())
+    output = run(bare, texts, "--out", tmp_path / "a.npy", expect=1)
+    assert f"{bare} has no modules.json: it is not a saved SentenceTransformer" in output
+    assert f"st-reba build --model '{bare}' --method reba --pooling mean --out my-model" in output
+    (tmp_path / "empty").mkdir()
+    output = run(tmp_path / "empty", texts, "--out", tmp_path / "a.npy", expect=1)
+    assert "empty is an empty directory: give one that a model was saved to." in output
+    assert not (tmp_path / "a.npy").exists()
+
+
+def test_bad_input(model_directory, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
+    output = run(model_directory, tmp_path / "t.jsonl", "--out", tmp_path / "a.npy", expect=1)
+    assert 't.jsonl, line 2: "text" is a number, but a text is a string.' in output
+    assert "is a directory: give a file" in run(model_directory, tmp_path, "--out", "a.npy", expect=1)
+    assert "no.txt: there is no such file" in run(model_directory, "no.txt", "--out", "a.npy", expect=1)
+
+
+def test_the_bar_shows_rate_and_time_left():
+    with cli.encode._Shown() as shown:
+        shown("Encoding", 500, 1000)
+        assert shown.tasks[0].completed == 500
+        assert shown.tasks[0].speed is None, "what an interrupted run has left is not speed"
+        shown("Encoding", 600, 1000)
+        time.sleep(0.01)
+        shown("Encoding", 700, 1000)
+        line = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
+        shown(cli.encode.HASHING, 500, 1000)
+        shown(cli.encode.HASHING, 600, 1000)
+        time.sleep(0.01)
+        shown(cli.encode.HASHING, 700, 1000)
+        hashing = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
+    assert "Encoding" in line
+    assert "texts/s" in line
+    assert re.search(r"left +\d:\d\d:\d\d", line)
+    assert "MB/s" in hashing

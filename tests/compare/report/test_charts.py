@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+from st_reba.compare.report.charts import cost_figure, lengths_figure, scores_figure
+from st_reba.compare.results import Comparison, Result, Task
+from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.drawing import BLUE, GREY, ORANGE, PALE, drawing_style
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    with drawing_style():
+        yield
+
+
+TASK = Task("A", "accuracy, %", chance=0.25)
+
+
+def result(recipe: str, value: float, cost: float | None = 1.0, tied: bool = False, control: bool = False) -> Result:
+    return Result(recipe, "mean", control, {"A": Estimate(value, value - 0.1, value + 0.1, tied)}, cost=cost)
+
+
+RESULTS = [
+    result("Classical", 0.5, 1.0, tied=True),
+    result("Echo-2", 0.7, 2.0, tied=True),
+    result("RT-2", 0.3, 1.5),
+    result("Bag of input embeddings", 0.2, 0.1, control=True),
+    result("Random weights, Classical", 0.1, 1.0, control=True),
+]
+
+
+def comparison(results=RESULTS, task: Task = TASK) -> Comparison:
+    return Comparison("a model", "texts", [task], list(results))
+
+
+def key(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_bars_are_the_scores_in_the_order_given():
+    figure = scores_figure(comparison(), TASK, RESULTS)
+    bars = figure.axes[0].patches
+    np.testing.assert_allclose([bar.get_width() for bar in bars], [50, 70, 30, 20, 10])
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [BLUE, ORANGE, PALE, GREY, GREY]
+    assert texts(figure) == [row.name for row in RESULTS]
+    low, high = figure.axes[0].collections[0].get_segments()[1]
+    np.testing.assert_allclose([low, high], [[60, 1], [80, 1]])
+
+
+def test_bars_stand_beside_chance_and_the_best_control():
+    figure = scores_figure(comparison(), TASK, RESULTS)
+    assert key(figure) == ["best", "tied with it", "worse", "control", "chance", "best control"]
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [0, 25.0, 20.0]
+
+
+def test_a_task_without_numbers_has_names_only():
+    nan = float("nan")
+    rows = [Result("RT-2", "last", False, {}), Result("Echo-2", "last", False, {"A": Estimate(nan, nan, nan)})]
+    figure = scores_figure(comparison(rows, dataclasses.replace(TASK, chance=None)), TASK, rows)
+    assert texts(figure) == ["RT-2, last", "Echo-2, last"]
+    assert list(figure.axes[0].patches) == []
+
+
+def test_the_best_the_front_and_the_controls_are_named():
+    figure = cost_figure(comparison())
+    assert texts(figure) == [
+        "Echo-2, mean",
+        "Bag of input embeddings, mean",
+        "Classical, mean",
+        "Random weights, Classical, mean",
+    ]
+    assert key(figure) == ["best", "tied with it", "worse", "control", "Pareto front", "best control"]
+    assert figure.axes[0].texts[0].get_fontweight() == "bold"
+
+
+@pytest.mark.parametrize(("dearest", "scale"), [(3.0, "linear"), (20.0, "log")])
+def test_costs_far_apart_are_on_a_logarithmic_scale(dearest, scale):
+    figure = cost_figure(comparison([*RESULTS, result("Echo-9", 0.4, dearest)]))
+    axes = figure.axes[0]
+    assert axes.get_xscale() == scale
+    low, high = axes.get_xlim()
+    assert low < 0.1
+    assert high > dearest
+
+
+def test_what_was_not_timed_is_not_in_the_plane():
+    figure = cost_figure(comparison([*RESULTS[:1], result("Echo-2", 0.7, None, tied=True)]))
+    assert texts(figure) == ["Classical, mean"]
+
+
+def test_all_at_one_cost():
+    assert cost_figure(comparison(RESULTS[:1])).axes[0].get_xlim() == (0.5, 1.5)
+
+
+@pytest.mark.parametrize("lengths", [[4], [4, 4, 4], [1, 2, 3, 9], list(range(1, 3000)), [1, 100_000]])
+def test_every_text_is_in_the_histogram(lengths):
+    figure = lengths_figure(lengths)
+    axes = figure.axes[0]
+    assert sum(bar.get_height() for bar in axes.patches) == len(lengths)
+    assert len(axes.patches) <= 41
+    figure.draw_without_rendering()
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert all(tick == "" or float(tick.replace("−", "-")).is_integer() for tick in shown)
+
+
+@pytest.mark.parametrize("name", ["$x_{", "模型", "a\nb\x07", "$a$ & <b>"])
+def test_names_are_shown_as_they_are(name):
+    figure = scores_figure(comparison(), dataclasses.replace(TASK, name="A", metric=name), RESULTS)
+    figure.draw_without_rendering()
+    assert " ".join(name.replace("\x07", " ").split()) in [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_long_names_leave_room_for_the_bars():
+    rows = [Result("a" * 500, "b" * 500, False, {"A": Estimate(0.5, 0.4, 0.6)}, cost=1.0)]
+    task = dataclasses.replace(TASK, metric="c" * 500)
+    for figure in (scores_figure(comparison(rows, task), task, rows), cost_figure(comparison(rows, task), 380)):
+        figure.draw_without_rendering()
+        assert figure.axes[0].get_window_extent().width > 0.15 * figure.bbox.width

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import builtins
+import csv
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.image import imread
+
+from st_reba.compare.report import page as report
+from st_reba.compare.report.page import require_report, write_csv, write_report, write_results
+from st_reba.compare.results import Comparison, Result, Task
+from st_reba.evaluation.bootstrap import Estimate
+
+from . import samples
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """A page's elements as (tag, attributes, text), in order of their start; refuses tags that do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.open: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        element = (tag, dict(attrs), [])
+        self.elements.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, _, text in self.open:
+            text.append(data)
+
+    def all(self, tag: str, **wanted: str) -> list[str]:
+        """The texts of the elements of a name, those that have all the given attributes."""
+        wanted = {name.rstrip("_"): value for name, value in wanted.items()}
+        return [
+            " ".join("".join(text).split())
+            for name, attributes, text in self.elements
+            if name == tag and wanted.items() <= attributes.items()
+        ]
+
+    def rows(self) -> list[list[str]]:
+        """The cells' texts of each of the table's rows."""
+        rows: list[list[str]] = []
+        for tag, _, text in self.elements:
+            if tag == "tr":
+                rows.append([])
+            elif tag in ("th", "td"):
+                rows[-1].append(" ".join("".join(text).split()))
+        return rows
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo's comparison, the directory of its report, and the page."""
+    directory = tmp_path_factory.mktemp("demo") / "deep" / "out"
+    comparison = samples.demo()
+    path = write_report(comparison, directory)
+    assert path == directory / "report.html"
+    return comparison, directory, Page(path.read_text(encoding="utf-8"))
+
+
+def tiny(**changes) -> Comparison:
+    """Two recipes and a control on two tasks, of which the second is better the lower it is."""
+    tasks = [Task("A", "accuracy, %", chance=0.25, note="Of two."), Task("B", "distance", 1.0, False)]
+    classical = {"A": Estimate(0.5, 0.4, 0.6, True), "B": Estimate(3.0, 2.5, 3.5)}
+    echo = {"A": Estimate(0.7, 0.6, 0.8, True), "B": Estimate(4.0, 3.5, 4.5)}
+    bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
+    results = [
+        Result("Classical", "mean", False, classical, 10.0, 1.0),
+        Result("Echo-2", "mean", False, echo, 5.0, 2.0),
+        Result("Bag of input embeddings", "mean", True, bag),
+    ]
+    return dataclasses.replace(Comparison("a model", "texts", tasks, results), **changes)
+
+
+def page_of(comparison: Comparison, tmp_path) -> tuple[str, Page]:
+    text = write_report(comparison, tmp_path / "out").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_every_recipe_and_score_is_in_the_table(demo):
+    comparison, _, page = demo
+    rows = {cells[0]: cells[1:] for cells in page.rows()}
+    for result in comparison.results:
+        cells = rows[f"{result.recipe} {result.pooling}"]
+        for task, cell in zip(comparison.tasks, cells, strict=False):
+            if task.name in result.scores:
+                score = result.scores[task.name]
+                assert cell.startswith(task.show(score.value))
+                assert cell.endswith(task.show_interval(score))
+            else:
+                assert cell == "–not applicable"
+        assert cells[-2:] == [f"{result.cost:.2f}×", f"{result.sentences_per_second:,.0f}"]
+    assert len(rows) == len(comparison.results) + 2  # the header, and the line above the controls
+
+
+def test_rows_are_sorted_and_controls_set_apart(demo):
+    _, _, page = demo
+    names = [cells[0] for cells in page.rows()]
+    apart = names.index("Controls, there to be beaten")
+    assert names[1] == "Echo-3 mean"
+    assert names[apart + 1 :] == [
+        "Bag of input embeddings mean",
+        "Random weights, Classical last",
+        "Random weights, Classical mean",
+    ]
+    shown = [
+        float(cells[1].split("[")[0].split("≈")[0].split("best")[0].replace("−", "-")) for cells in page.rows()[1:apart]
+    ]
+    assert shown == sorted(shown, reverse=True)
+
+
+def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
+    _, page = page_of(tiny(), tmp_path)
+    rows = page.rows()
+    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 [3.500, 4.500]", "2.00×", "5.0"]
+    assert rows[2] == [
+        "Classical mean",
+        "50.0≈ tied with the best [40.0, 60.0]",
+        "3.000 best [2.500, 3.500]",
+        "1.00×",
+        "10",
+    ]
+    assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "1.000 [0.500, 1.500]", "", ""]
+    assert page.all("strong") == ["bold", "70.0", "3.000"]
+
+
+def test_the_headline(demo):
+    comparison, _, page = demo
+    text = page.all("section", class_="answer")[0]
+    assert "Best on STS Echo-3, mean pooling 11.1 [2.6, 18.8] Spearman × 100, 3.78× the time of Classical" in text
+    assert "Best control not beaten Bag of input embeddings, mean 11.3" in text
+    assert "14 of 19 others The cheapest of them: Classical, last, 1.1 at 1.00×" in text
+    for sentence in comparison.verdict:
+        assert sentence in text
+
+
+def test_a_beaten_control_is_not_flagged(tmp_path):
+    _, page = page_of(tiny(), tmp_path)
+    assert "not beaten" not in page.all("section", class_="answer")[0]
+
+
+def test_what_was_set_and_measured(demo):
+    comparison, _, page = demo
+    text = page.all("main")[0]
+    for task in comparison.tasks:
+        assert f"{task.note} {task.metric[:1].upper()}{task.metric[1:]}, higher is better" in text
+    for name, value in (comparison.settings | comparison.versions).items():
+        assert f"{name}{value}" in text
+    assert page.all("code") == [comparison.command]
+    assert page.all("time", datetime="2026-11-20") == ["2026-11-20"]
+    for name, reason in comparison.skipped:
+        assert f"{name}{reason}" in text
+    assert "Echo-2The text stands 2 times, and is read in its last copy." in text
+
+
+def test_the_table_can_be_read_aloud(demo):
+    _, _, page = demo
+    html = [attributes for tag, attributes, _ in page.elements if tag == "html"]
+    assert html == [{"lang": "en"}]
+    heads = [attributes for tag, attributes, _ in page.elements if tag == "th"]
+    assert {head["scope"] for head in heads} == {"col", "row", "rowgroup"}
+    figures = [attributes for tag, attributes, _ in page.elements if tag == "svg"]
+    assert len(figures) == 5  # cost in two widths, lengths, two tasks
+    assert all(figure["role"] == "img" and len(figure["aria-label"] or "") > 40 for figure in figures)
+
+
+def test_the_page_loads_nothing(demo):
+    _, directory, page = demo
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    assert "//" not in text
+    assert not {tag for tag, _, _ in page.elements} & {"script", "img", "iframe", "object", "embed"}
+    links = [attributes["href"] for tag, attributes, _ in page.elements if tag in ("a", "link")]
+    assert links.pop(0) == "data:,"
+    assert sorted(links) == sorted(path.name for path in directory.iterdir() if path.name != "report.html")
+
+
+def test_ids_are_unique_and_references_lead_somewhere(demo):
+    _, directory, page = demo
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    referred = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"|aria-labelledby="([^"]+)"', text)
+    assert {first or second or third for first, second, third in referred} <= set(ids)
+
+
+def test_figures_follow_the_page(demo):
+    _, directory, page = demo
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert "var(--blue)" in drawn
+    assert not re.findall(r"#[0-9a-f]{6}", drawn)
+    # Its text is text, and a pointer finds the numbers.
+    assert "Echo-2, bidirectional, last" in page.all("text")
+    assert "Echo-3, mean: 11.1 [2.6, 18.8], 3.78× the time of Classical" in page.all("title")
+
+
+def test_the_figures_lie_beside_it(demo):
+    _, directory, _ = demo
+    names = ["cost.png", "lengths.png", "scores-01-sts.png", "scores-02-word-sense.png"]
+    assert sorted(path.name for path in directory.glob("*.png")) == names
+    for name in names:
+        pixels = imread(directory / name)
+        assert min(pixels.shape[:2]) > 300
+        assert pixels.std() > 0.05
+
+
+def test_the_numbers_survive_in_the_csv(demo):
+    comparison, directory, _ = demo
+    rows = list(csv.DictReader((directory / "results.csv").open(encoding="utf-8", newline="")))
+    for result, row in zip(comparison.results, rows, strict=True):
+        assert (row["recipe"], row["pooling"], row["control"]) == (result.recipe, result.pooling, str(result.control))
+        assert (float(row["texts_per_second"]), float(row["cost"])) == (result.sentences_per_second, result.cost)
+        for task in comparison.tasks:
+            cells = [row[f"{task.name}{part}"] for part in ("", " low", " high", " tied")]
+            score = result.scores.get(task.name)
+            assert cells == (
+                ["", "", "", ""] if score is None else [str(value) for value in dataclasses.astuple(score)]
+            )
+
+
+def test_what_was_not_timed_is_empty_in_the_csv(tmp_path):
+    write_csv(tiny(), tmp_path / "results.csv")
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[-1] == (
+        "Bag of input embeddings,mean,True,0.2,0.1,0.3,False,1.0,0.5,1.5,False,,,"
+    )
+
+
+def test_a_row_names_what_it_stands_for(tmp_path):
+    found = tiny()
+    first = dataclasses.replace(found.results[0], same_as=("ReBA-1", "Bidirectional"))
+    _, page = page_of(dataclasses.replace(found, results=[first, *found.results[1:]]), tmp_path)
+    assert f"{first.recipe} = ReBA-1 = Bidirectional {first.pooling}" in [cells[0] for cells in page.rows()]
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="")))
+    assert (rows[0]["recipe"], rows[0]["same_as"]) == (first.recipe, "ReBA-1; Bidirectional")
+    assert {row["same_as"] for row in rows[1:]} == {""}
+
+
+def test_whatever_text_there_is_does_no_harm(tmp_path):
+    evil = '<script>alert("1")</script>$x_{$ 模型 \x07 &amp;'
+    task = Task(evil, evil, note=evil)
+    results = [
+        Result(f"{evil} {index}", evil, index == 2, {evil: Estimate(0.1 * index, 0.0, 0.3, True)}, 1.0, 1.0)
+        for index in range(3)
+    ]
+    comparison = Comparison(
+        evil, evil, [task], results, [evil], [(evil, evil)], [3, 4], {evil: evil}, {evil: evil}, evil, evil
+    )
+    text, page = page_of(comparison, tmp_path)
+    assert "<script" not in text
+    assert page.all("h1") == [" ".join(f"Which recipe for {evil}?".split())]
+    assert page.all("code")[0].startswith('<script>alert("1")</script>$x_{$ 模型')
+    assert page.all("text", style=None) == []
+    assert any("$x_{$ 模型 &amp;" in shown for shown in page.all("text"))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "report.html",
+        "results.csv",
+        "cost.png",
+        "lengths.png",
+        "scores-01-script-alert-1-script-x-amp.png",
+    }
+
+
+def test_proxies_are_called_so(tmp_path):
+    text, page = page_of(samples.proxies(), tmp_path)
+    said = page.all("aside", role="note")
+    assert said[0].startswith("Measured without labels. All scores here are proxies: they hint at quality")
+    assert "Best on Alignment, a proxy" in page.all("section", class_="answer")[0]
+    assert page.all("th", scope="col")[1].startswith("Alignment proxy mean squared distance ↓")
+    # Nothing was timed, and there are no intervals.
+    assert "Cost" not in " ".join(page.all("th"))
+    assert "95% bootstrap interval" not in text
+    assert not (tmp_path / "out" / "cost.png").exists()
+
+
+def test_some_proxies_are_named(tmp_path):
+    comparison = tiny()
+    tasks = [comparison.tasks[0], dataclasses.replace(comparison.tasks[1], proxy=True)]
+    _, page = page_of(dataclasses.replace(comparison, tasks=tasks), tmp_path)
+    assert page.all("aside", role="note")[0].startswith("Measured without labels. B: proxies, which hint at quality")
+
+
+def test_labelled_tasks_bring_no_warning(demo):
+    assert demo[2].all("aside") == []
+
+
+def test_a_score_that_is_no_number(tmp_path):
+    nan = float("nan")
+    comparison = tiny()
+    lost = Result("ReBA-2", "mean", False, {"A": Estimate(nan, nan, nan)}, 5.0, 2.0)
+    _, page = page_of(dataclasses.replace(comparison, results=[lost, *comparison.results]), tmp_path)
+    assert page.rows()[1][0] == "Echo-2 mean"
+    assert page.rows()[3] == ["ReBA-2 mean", "n/a", "–not applicable", "2.00×", "5.0"]
+
+
+def test_many_tasks_are_folded_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_OPEN_FIGURES", 2)
+    comparison = samples.cmteb()
+    small = dataclasses.replace(comparison, tasks=comparison.tasks[:4], results=comparison.results[-12:])
+    text, page = page_of(small, tmp_path)
+    assert "Which recipe for 智源/悟道-中文语言模型-7B?" in text
+    assert page.all("summary") == ["2 more tasks"]
+    assert len(page.all("details")) == 1
+    assert len(page.rows()) == 14
+    assert all(len(cells) == 7 for cells in page.rows() if not cells[0].startswith("Controls"))
+
+
+@pytest.mark.parametrize("broken", ["lengths_figure", "_render"])
+def test_a_report_that_fails_leaves_nothing(broken, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(report, broken, fail)
+    with pytest.raises(OSError, match="no space left on device"):
+        write_report(samples.proxies(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(ValueError, match="exists and is not an empty directory: choose another directory, or remove"):
+        write_report(tiny(), tmp_path)
+    with pytest.raises(ValueError, match="choose another --report, or remove it"):
+        write_report(tiny(), tmp_path, "--report")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": []}, "A comparison without tasks has no best recipe"),
+        ({"results": []}, "No recipe has a number for 'A', the task that decides which is best."),
+        ({"results": tiny().results[2:]}, "No recipe has a number for 'A'"),
+    ],
+)
+def test_a_comparison_that_decides_nothing_is_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_report(tiny(**changes), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("matplotlib", "Drawing needs matplotlib"),
+        ("jinja2", "A report needs Jinja2, which is not installed: pip install"),
+    ],
+)
+def test_what_is_not_installed_is_said_at_once(missing, message, tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name.split(".")[0] == missing:
+            raise ImportError(name)
+        return original(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=message):
+        require_report()
+    with pytest.raises(ImportError, match=message):
+        write_report(tiny(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    assert write_results(tiny(), tmp_path / "out") == tmp_path / "out" / "results.csv"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.csv"]

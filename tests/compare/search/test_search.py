@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from sentence_transformers.util import pairwise_cos_sim
+
+from st_reba import CausalTransformer
+from st_reba.compare.run import Recipes, compare
+from st_reba.compare.search import (
+    LEAST_PAIRS,
+    Candidate,
+    candidates,
+    readings,
+    rung_sizes,
+    search,
+    split,
+    with_selection,
+)
+from st_reba.compare.search.candidates import PLAIN
+from st_reba.data.demo import DEMO_PAIRS
+from st_reba.data.tables import Pairs, read_pairs
+from st_reba.modules.after_pooling.choices import FILTERS
+
+METHODS = ("Classical", "Echo-2", "ReBA-1")
+
+
+def few(layers=3):
+    return [candidate for candidate in candidates(layers) if candidate.reading.method in METHODS]
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_path):
+    return CausalTransformer(backbone_path("llama"))
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return read_pairs(DEMO_PAIRS)
+
+
+@pytest.fixture(scope="module")
+def found(backbone, pairs):
+    return search(backbone, pairs, every=few())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=2 * LEAST_PAIRS, max_size=200),
+    st.integers(0, 5),
+)
+@settings(max_examples=50, deadline=None)
+def test_halves_share_no_text_and_lose_no_pair(drawn, seed):
+    rows = [(f"a{first}", f"a{second}", float(index)) for index, (first, second) in enumerate(drawn)]
+    pairs = Pairs(*(list(column) for column in zip(*rows, strict=True)))
+    try:
+        halves = split(pairs, seed)
+    except ValueError as error:
+        assert "hang together" in str(error)  # noqa: PT017 (either outcome is right, for some of the draws)
+        return
+    first, second = (set(half.texts()) for half in halves)
+    assert not first & second
+    assert min(map(len, halves)) >= LEAST_PAIRS
+    again = [row for half in halves for row in zip(half.first, half.second, half.scores, strict=True)]
+    assert sorted(again) == sorted(rows)
+
+
+def test_the_seed_decides_the_split(pairs):
+    assert split(pairs, 0) == split(pairs, 0)
+    assert split(pairs, 0) != split(pairs, 1)
+
+
+def test_too_few_pairs(pairs):
+    with pytest.raises(ValueError, match="59 pairs are too few, give 60 or more"):
+        split(Pairs(pairs.first[:59], pairs.second[:59], pairs.scores[:59]))
+
+
+def test_pairs_that_all_hang_together():
+    with pytest.raises(ValueError, match="80 of the 80 pairs hang together"):
+        split(Pairs(["hub"] * 80, [f"text {number}" for number in range(80)], list(range(80))))
+
+
+@pytest.mark.parametrize(("pairs", "sizes"), [(30, [30]), (89, [89]), (90, [30, 90]), (690, [76, 230, 690])])
+def test_rungs(pairs, sizes):
+    assert rung_sizes(pairs) == sizes
+
+
+def test_candidates_are_all_combinations_and_all_different():
+    every = candidates(32)
+    assert len(every) == len({candidate.recipe(["a"]).key for candidate in every})
+    assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
+    poolings = sum(len(reading.poolings) for reading in readings())
+    # The two that end with the last but one have no other reading of it.
+    assert len(every) == (poolings * 8 - 2) * (1 + len(FILTERS))
+    assert {one.reading.method for one in every} - {one.reading.method for one in every if one.layer == 31} == {
+        "Pretended CoT",
+        "Knowledge",
+    }
+
+
+def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs):
+    """At the last but one layer and below it, without the final norm: what the ready model gives."""
+    for candidate in (one for one in candidates(3) if one.reading.method == "Knowledge" and not one.filter):
+        module = candidate.recipe([]).model(backbone)[0]
+        assert (module.output_layer, module.final_norm) == (candidate.layer or 2, False)
+        found = search(backbone, pairs, every=[candidate])
+        ready, plain = (correlation(each.recipe([]).model(backbone), found.chosen_on) for each in (candidate, PLAIN))
+        assert found.gain == pytest.approx(ready - plain, abs=1e-3)
+
+
+def correlation(model, pairs):
+    vectors = [model.encode(side, convert_to_tensor=True) for side in (pairs.first, pairs.second)]
+    return spearmanr(pairwise_cos_sim(*vectors).cpu(), pairs.scores).statistic
+
+
+def test_a_score_is_that_of_the_recipe(backbone, pairs, found):
+    """Layers of one pass, poolings, and filters on top: as the ready model gives them."""
+    chosen_on = found.chosen_on
+    for candidate in found.finalists[:3]:
+        model = candidate.recipe(chosen_on.texts()).model(backbone)
+        vectors = [model.encode(side, convert_to_tensor=True) for side in (chosen_on.first, chosen_on.second)]
+        score = spearmanr(pairwise_cos_sim(*vectors).cpu(), chosen_on.scores).statistic
+        again = search(backbone, pairs, every=[candidate])
+        plain = PLAIN.recipe([]).model(backbone)
+        vectors = [plain.encode(side, convert_to_tensor=True) for side in (chosen_on.first, chosen_on.second)]
+        baseline = spearmanr(pairwise_cos_sim(*vectors).cpu(), chosen_on.scores).statistic
+        assert again.gain == pytest.approx(score - baseline, abs=1e-3)
+
+
+def test_the_best_come_first_and_survive(backbone, pairs):
+    """On all rungs: planted scores, so that the halving alone decides."""
+    every = few()
+    found = search(backbone, pairs, every=every)
+    gains = [search(backbone, pairs, every=[candidate]).gain for candidate in found.finalists]
+    assert all(first >= second - 1e-6 for first, second in pairwise(gains))
+    assert found.gain == pytest.approx(gains[0], abs=1e-6)
+
+
+def test_several_rungs_keep_a_third(backbone, pairs):
+    large = Pairs(*([f"{value} {copy}" for copy in range(5) for value in side] for side in (pairs.first, pairs.second)),
+                  pairs.scores * 5)  # fmt: skip
+    every = [candidate for candidate in few() if candidate.reading.method == "Classical"]
+    found = search(backbone, large, every=every)
+    assert [rung.pairs for rung in found.rungs] == rung_sizes(len(found.chosen_on))
+    assert len(found.rungs) == 3
+    assert [rung.candidates for rung in found.rungs] == [30, 10, 5]
+
+
+def test_what_is_held_out_is_never_read(backbone, pairs, monkeypatch):
+    read = []
+    preprocess = CausalTransformer.preprocess
+    monkeypatch.setattr(
+        CausalTransformer,
+        "preprocess",
+        lambda self, inputs, **kw: read.extend(inputs) or preprocess(self, inputs, **kw),
+    )
+    found = search(backbone, pairs, every=[PLAIN, *few()[:8]])
+    assert set(read) == set(found.chosen_on.texts())
+    assert not set(read) & set(found.held_out.texts())
+
+
+def test_what_a_model_cannot_run_is_left_out(backbone_path, pairs):
+    model = CausalTransformer(backbone_path("llama"))
+    broken = dataclasses.replace(PLAIN.reading, method="Broken", build=_refuse)
+    found = search(model, pairs, every=[PLAIN, Candidate(broken, None, "mean")])
+    assert found.finalists == [PLAIN]
+    with pytest.raises(ValueError, match="LlamaModel can run none of the recipes"):
+        search(model, pairs, every=[Candidate(broken, None, "mean")])
+
+
+def _refuse(backbone, layer):
+    raise ValueError("not on this model")
+
+
+def test_the_report_says_how_much_was_selection(backbone, pairs, found):
+    recipes = Recipes(backbone, found.recipes())
+    comparison = with_selection(found, compare(recipes, found.held_out, chosen=found.chosen))
+    chosen = found.finalists[0].recipe([]).key
+    assert comparison.choice().name == comparison.chosen == found.chosen == chosen
+    assert f"Chosen before these scores were known: {chosen}" in " ".join(comparison.verdict)
+    assert f"chose {chosen}" in comparison.verdict[0]
+    assert f"{len(found.held_out)} other pairs" in comparison.verdict[0]
+    scores = {result.name: result.scores["STS"].value for result in comparison.results}
+    held = scores[chosen] - scores["Classical, mean"]
+    task = comparison.tasks[0]
+    assert f"ahead of Classical, mean by {task.show(found.gain)}" in comparison.verdict[1]
+    assert f"{task.show(found.gain - held)} of the gain was selection" in comparison.verdict[1]
+    assert {f"Random weights, {chosen}", "Bag of input embeddings, mean"} <= set(scores)
+
+
+def test_nothing_better_is_said(backbone, pairs):
+    found = search(backbone, pairs, every=[PLAIN])
+    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen))
+    assert comparison.verdict[1] == "It found nothing better than the recipe without any choice."
+
+
+def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
+    filtered = next(each for each in few() if each.filter == "whitened")
+    model = filtered.recipe(found.chosen_on.texts()).model(backbone)
+    texts = found.held_out.texts()[:5]
+    alone = torch.cat([model.encode([text], convert_to_tensor=True) for text in texts])
+    assert torch.allclose(model.encode(texts, convert_to_tensor=True), alone, atol=1e-4)

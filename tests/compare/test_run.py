@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from st_reba import CausalTransformer
+from st_reba.catalogue import default_recipes
+from st_reba.compare.run import Recipes, compare, compare_tasks, work
+from st_reba.data.tables import Pairs
+from st_reba.evaluation import OddOneOutEvaluator, Question
+
+from ..backbones import TEXTS
+from .mteb.demo import DemoClassification, DemoSTS
+
+PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
+WORDS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3)])
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is no interval")
+
+
+@pytest.fixture(scope="module")
+def recipes(backbone_path):
+    made = Recipes(CausalTransformer(backbone_path()), default_recipes(2))
+    made.done = []
+    made.on_progress = lambda what, texts: made.done.append(texts)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(recipes):
+    return compare(recipes, PAIRS, WORDS)
+
+
+def test_the_progress_that_was_announced(recipes, found):
+    assert sum(recipes.done) == work(PAIRS, WORDS)
+
+
+def test_rows_and_columns(recipes, found):
+    assert [task.name for task in found.tasks] == ["STS", "Word sense", "Beyond overlap", "STS, Pearson"]
+    assert [result.name for result in found.results] == ["tf-idf, mean", *(recipe.key for recipe in recipes.all)]
+    assert found.results[0].control
+    assert found.results[0].scores.keys() == {"STS", "STS, Pearson"}
+    worded = {recipe.key for recipe in recipes.all if recipe.words}
+    for result in found.results:
+        assert ("Word sense" in result.scores) == (result.name in worded)
+        assert "STS" in result.scores
+    assert found.best().name in {result.name for result in found.results if not result.control}
+
+
+def test_cost_is_relative_to_classical(found):
+    by_name = {result.name: result for result in found.results}
+    for result in found.results:
+        if result.recipe.startswith(("Random weights", "tf-idf")):
+            assert result.cost is result.sentences_per_second is None
+        else:
+            unit = by_name[f"Classical, {result.pooling}"]
+            assert result.cost == pytest.approx(unit.sentences_per_second / result.sentences_per_second)
+
+
+def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(backbone_path, monkeypatch):
+    """As in a search, whose finalists may have none with their pooling. The bag, which is next to free, is no unit."""
+    asked = [recipe for recipe in default_recipes(2) if recipe.key in ("Classical, mean", "ReBA-2, last")]
+    seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, "Bag of input embeddings, mean": 0.1, "ReBA-2, last": 10}
+    timed = []
+    costs = Recipes.costs
+    monkeypatch.setattr(Recipes, "costs", lambda self, texts: timed.append(costs(self, texts)) or seconds)
+    found = compare(Recipes(CausalTransformer(backbone_path()), asked), PAIRS)
+    assert set(timed[0]) == set(seconds)
+    by_name = {result.name: result for result in found.results}
+    assert by_name["ReBA-2, last"].cost == 2.5
+    assert by_name["ReBA-2, last"].sentences_per_second == 0.1
+    assert by_name["Bag of input embeddings, mean"].cost == 0.05
+
+
+@pytest.mark.parametrize("batch_size", [2, 50])
+@pytest.mark.parametrize("data", ["pairs", "texts"])
+def test_the_batch_size_is_what_was_asked(batch_size, data, backbone_path, monkeypatch):
+    """For pairs it was ST's 32, for plain texts there was none."""
+    texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
+    sizes = []
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1], batch_size=batch_size)
+    embed = recipes.embed
+    monkeypatch.setattr(recipes, "embed", lambda texts, prompt: sizes.append(len(texts)) or embed(texts, prompt))
+    compare(recipes, Pairs(texts, texts[::-1], list(map(float, range(len(texts))))) if data == "pairs" else texts)
+    assert max(sizes) == min(batch_size, 40)
+    assert len(sizes) == (sum(sizes) + batch_size - 1) // batch_size
+    assert len(recipes.lengths) == sum(sizes)
+
+
+def test_what_else_is_reported(found):
+    assert len(found.lengths) == len(TEXTS)
+    assert found.settings["precision"] == "float32"
+    assert set(found.versions) == {"python", "st_reba", "sentence-transformers", "transformers", "torch"}
+    assert found.verdict[0].startswith("Best on STS: ")
+
+
+def test_plain_texts(backbone_path):
+    done = []
+    recipes = Recipes(
+        CausalTransformer(backbone_path()),
+        default_recipes(1)[:2],
+        on_progress=lambda what, texts: done.append(texts),
+    )
+    found = compare(recipes, [*TEXTS, TEXTS[0]])
+    assert sum(done) == work([*TEXTS, TEXTS[0]])
+    assert all(task.proxy for task in found.tasks)
+    assert "these are proxies" in found.verdict[0]
+    assert "no embedding" in dict(found.skipped)["tf-idf, mean"]
+    assert not any(result.recipe == "tf-idf" for result in found.results)
+
+
+def test_tasks_of_mteb(backbone_path, tmp_path):
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    tasks = [DemoSTS(), DemoClassification()]
+    found = compare_tasks(recipes, tasks, model="tiny", output=tmp_path)
+    names = [task.metadata.name for task in tasks]
+    assert [task.name for task in found.tasks][:3] == ["Mean of tasks", *names]
+    for result in found.results:
+        values = [result.scores[name].value for name in names]
+        assert result.scores["Mean of tasks"].value == pytest.approx(sum(values) / 2)
+    assert found.lengths
+    again = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    known = compare_tasks(again, [DemoSTS(), DemoClassification()], model="tiny", output=tmp_path)
+    assert again.lengths == []
+    for task, score in known.results[0].scores.items():
+        # mteb keeps six decimals.
+        assert score.value == pytest.approx(found.results[0].scores[task].value, abs=1e-6)
+    assert not math.isnan(known.results[0].cost)
+
+
+def fitted(backbone_path, texts):
+    keys = ("Classical, mean", "Classical, whitened, mean")
+    asked = [recipe for recipe in default_recipes(1, texts) if recipe.key in keys]
+    return Recipes(CausalTransformer(backbone_path()), asked)
+
+
+def test_kept_results_are_not_those_of_other_fit_texts(backbone_path, tmp_path):
+    first, second = ([f"{text} {start + number}" for number in range(9) for text in TEXTS] for start in (0, 100))
+
+    def scores(texts, output):
+        recipes = fitted(backbone_path, texts)
+        found = compare_tasks(recipes, [DemoSTS()], model="tiny", output=output)
+        return {result.name: result.scores["DemoSTS"].value for result in found.results}, recipes.lengths
+
+    before, _ = scores(first, tmp_path)
+    after, embedded = scores(second, tmp_path)
+    assert embedded
+    alone, _ = scores(second, None)
+    assert after == pytest.approx(alone, abs=1e-6)
+    assert after["Classical, whitened, mean"] != pytest.approx(before["Classical, whitened, mean"], abs=1e-4)
+    # What depends on no fit texts is kept: twice there are the whitened recipe, the whitened bag, and both on random
+    # weights.
+    kept = list((tmp_path / "results").rglob("DemoSTS.json"))
+    assert len(kept) == len(before) + 4
+    _, embedded = scores(first, tmp_path)
+    assert embedded == []
+
+
+def test_revisions_tell_all_recipes_apart(roomy_path):
+    every = default_recipes()
+    made = Recipes(CausalTransformer(roomy_path), every)
+    revisions = made.revisions()
+    assert list(revisions) == made.keys
+    assert len(set(revisions.values())) == len(revisions)
+    assert Recipes(CausalTransformer(roomy_path), every).revisions() == revisions
+    (prompted,) = (recipe for recipe in every if recipe.key == "PromptEOL, last")
+    other = dataclasses.replace(
+        prompted, build=lambda backbone: CausalTransformer(backbone, template='In a word, "{text}": "', pool_over="all")
+    )
+    changed = Recipes(CausalTransformer(roomy_path), [other]).revisions()
+    assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
+
+
+def test_the_head_is_in_the_key_of_what_it_filters(backbone_path, monkeypatch):
+    module = CausalTransformer(backbone_path())
+    module.model.config.tie_word_embeddings = True
+    asked = [recipe for recipe in default_recipes(1) if recipe.method == "Classical" and recipe.pooling == "mean"]
+    first = Recipes(module, asked).revisions()
+    assert "Classical, filtered, mean" in first
+    monkeypatch.setattr("st_reba.compare.runner.fingerprint_of_head", lambda module: "another head")
+    second = Recipes(module, asked).revisions()
+    assert {key for key in first if first[key] != second[key]} == {key for key in first if "filtered" in key}

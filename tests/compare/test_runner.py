@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+from st_reba import CausalTransformer, encode_words
+from st_reba.catalogue import default_recipes, random_weights
+from st_reba.compare import runner
+from st_reba.compare.runner import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
+from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
+from st_reba.readers.store import EmbeddingStore
+
+from ..backbones import TEXTS
+from ..conftest import relative_error
+
+SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
+
+
+@pytest.fixture(scope="module")
+def backbone(roomy_path):
+    return CausalTransformer(roomy_path)
+
+
+@pytest.fixture(scope="module")
+def recipes(backbone):
+    done = []
+    made = Recipes(backbone, batch_size=2, on_progress=lambda what, texts: done.append((what, texts)))
+    return made, done
+
+
+def test_every_recipe_as_it_is_alone(recipes, backbone):
+    made, done = recipes
+    found = made.embed(TEXTS, "query: ")
+    assert done[-1] == ("Embedding", len(TEXTS))
+    assert list(found) == [recipe.key for recipe in made.all]
+    random = random_weights(backbone)
+    for recipe in made.all:
+        alone = recipe.model(random if recipe.random else backbone)
+        assert relative_error(found[recipe.key], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.key
+
+
+def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
+    made, done = recipes
+    found = made.words(SENTENCES, WORDS)
+    assert done[-1] == ("Words", 3)
+    assert set(found) == {recipe.name for recipe in made.all if recipe.words}
+    random = random_weights(backbone)
+    for recipe in made.all:
+        if recipe.words and recipe.pooling == "mean":
+            alone = recipe.model(random if recipe.random else backbone)
+            assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.key
+
+
+def test_each_recipe_has_its_control(recipes):
+    made, _ = recipes
+    own = [recipe.key for recipe in made.all if not recipe.control]
+    # The tiny backbone was saved without its head.
+    assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
+    around = ["", *(f", {name}" for name in (*FILTERS, IDF, PARTWISE) if name != "filtered")]
+    bags = [f"Bag of input embeddings{name}, mean" for name in around]
+    assert made.controls == [*bags, *(f"Random weights, {key}" for key in (*bags, *own))]
+
+
+def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(recipes, backbone):
+    made, _ = recipes
+    vectors = random_weights(backbone).model.get_input_embeddings().weight
+    standard = (vectors / vectors.std()).flatten()
+    assert standard.mean().abs() < 0.03
+    assert scipy.stats.kstest(standard.detach().numpy(), "norm").pvalue > 0.01
+    ids = backbone.token_ids(TEXTS[:1])[0]
+    found = made.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
+    assert relative_error(found, vectors[ids].mean(dim=0).detach()) < 1e-5
+
+
+def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):
+    ticks = itertools.count(step=6)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    made, done = recipes
+    before = len(done)
+    seconds = made.costs(TEXTS)
+    batches = len(timed_batches(TEXTS, made.batch_size))
+    assert list(seconds.values()) == pytest.approx([6 * batches / len(TEXTS)] * len(seconds))
+    # One before and one after the round, and two for each batch of each.
+    assert next(ticks) / 6 == 2 + 2 * batches * len(seconds)
+    # What is not run again counts as done.
+    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
+
+
+def test_costs_are_of_what_is_trained(recipes):
+    made, done = recipes
+    before = len(done)
+    seconds = made.costs(TEXTS)
+    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
+    assert set(seconds) == {recipe.key for recipe in made.all if not recipe.random}
+
+
+def test_the_unit_is_timed_though_it_is_not_compared(backbone):
+    made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.key == "ReBA-2, last"])
+    seconds = made.costs(TEXTS)
+    assert set(seconds) == {"Classical, mean", "Classical, last", "Bag of input embeddings, mean", "ReBA-2, last"}
+    assert all(spent > 0 for spent in seconds.values())
+
+
+def test_what_was_embedded_is_noted(backbone, token_ids):
+    made = Recipes(backbone, default_recipes()[:1])
+    made.embed(TEXTS[:2])
+    made.embed(TEXTS[2:] * 30)
+    assert made.lengths == [len(token_ids(text)) for text in [*TEXTS[:2], *TEXTS[2:] * 30]]
+    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30]
+
+
+def test_the_sample_is_drawn_evenly(backbone):
+    """Evaluators give the longest texts first: what is timed must not be those alone."""
+    made = Recipes(backbone, default_recipes()[:1])
+    made.embed = lambda texts: Recipes._sample(made, texts) or made.lengths.extend([1] * len(texts))
+    for number in range(100):
+        made.embed([str(number)] * 50)
+    assert len(made.sample) == 1024
+    assert np.mean([int(text) for text in made.sample]) == pytest.approx(49.5, abs=4)
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=400), st.integers(1, 64))
+@settings(max_examples=50, deadline=None)
+def test_timed_batches(texts, batch_size):
+    batches = timed_batches(texts, batch_size)
+    assert len(batches) <= TIMED_BATCHES
+    sizes = [len(batch) for batch in batches]
+    assert sum(sizes) == min(len(texts), TIMED_BATCHES * min(batch_size, TIMED_TEXTS))
+    assert not Counter(text for batch in batches for text in batch) - Counter(texts)
+    lengths = [len(text) for batch in batches for text in batch]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_is_timed_is_as_long_as_the_data(backbone, monkeypatch):
+    """A few long texts among many short ones."""
+    texts = [" ".join(["cat"] * (40 if number % 20 == 0 else 1 + number % 15)) for number in range(300)]
+    made = Recipes(backbone, default_recipes(1)[:1])
+    with EmbeddingStore(made.embed, batch_size=32) as store:
+        store.look_up("Classical, mean", texts)
+    timed = []
+    encode = SentenceTransformer.encode
+    monkeypatch.setattr(
+        SentenceTransformer, "encode", lambda self, batch, **kw: timed.append(list(batch)) or encode(self, batch, **kw)
+    )
+    made.costs(made.sample)
+    words = [len(text.split()) for batch in timed for text in batch]
+    assert np.mean(words) == pytest.approx(np.mean([len(text.split()) for text in set(texts)]), rel=0.25)
+    assert np.mean(words) < 20
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
+    made = Recipes(CausalTransformer(backbone_path("bloom")))
+    names = {recipe.method for recipe in made.all}
+    assert {"Classical", "Echo-3", "ReBA-3"} <= names
+    skipped = dict(made.skipped)
+    assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
+    assert "RT-2, last" in skipped
+    found = made.embed(TEXTS)
+    assert set(found) == {recipe.key for recipe in made.all}
+
+
+def test_a_backbone_without_attention(backbone_path, monkeypatch):
+    """Then no sweep can be made, and what needs no attention still runs, on its own."""
+
+    def refuse(*args, **kwargs):
+        raise ValueError("no attention")
+
+    monkeypatch.setattr("st_reba.compare.runner.RecipeSweep", refuse)
+    backbone = CausalTransformer(backbone_path())
+    recipes = [recipe for recipe in default_recipes() if recipe.name in ("Classical", "Echo-2")]
+    reader = RecipeReader(backbone, recipes)
+    found = reader.embed(TEXTS)
+    for recipe in recipes:
+        assert np.array_equal(found[recipe.key], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
+    assert set(reader.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}

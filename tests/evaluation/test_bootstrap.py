@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+import re
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from st_reba.evaluation.bootstrap import (
+    Estimate,
+    bootstrap,
+    difference,
+    estimate,
+    from_function,
+    interval,
+    mean,
+    partial_spearman,
+    pearson,
+    spearman,
+)
+
+from .. import oracles
+
+CORRELATIONS = {"spearman": (spearman, scipy.stats.spearmanr), "pearson": (pearson, scipy.stats.pearsonr)}
+
+
+def correlated(items, recipes, seed=0, levels=6):
+    """Labels on a scale of a few levels, and predictions that get worse from recipe to recipe."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(levels, size=items).astype(float)
+    noise = generator.normal(size=(recipes, items))
+    return {f"r{row}": labels + (1 + row) * noise[row] for row in range(recipes)}, labels
+
+
+def drawn(items, resamples, seed=0):
+    """The resamples, read off means of indicators: (resamples, items), how often each is drawn."""
+    return np.rint(bootstrap(mean({str(i): row for i, row in enumerate(np.eye(items))}), resamples=resamples, seed=seed)
+                   * items).astype(int).T  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CORRELATIONS)
+@pytest.mark.parametrize("ties", [False, True])
+def test_every_replicate_is_what_scipy_gives_for_the_resample(kind, ties):
+    ours, theirs = CORRELATIONS[kind]
+    predictions, labels = correlated(60, 3)
+    if ties:
+        predictions = {name: np.round(values) for name, values in predictions.items()}
+    statistic = ours(predictions, labels)
+    assert statistic.values() == pytest.approx([theirs(own, labels)[0] for own in predictions.values()], abs=1e-12)
+    replicates = bootstrap(statistic, resamples=50, seed=4)
+    for column, counts in enumerate(drawn(60, 50, seed=4)):
+        assert counts.sum() == 60
+        chosen = np.repeat(np.arange(60), counts)
+        expected = [theirs(own[chosen], labels[chosen])[0] for own in predictions.values()]
+        assert replicates[:, column] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_every_replicate_of_a_partial_correlation_is_what_residuals_give(ties):
+    predictions, labels = correlated(60, 3)
+    given = labels + np.random.default_rng(7).normal(scale=2, size=60)
+    predictions["like the given"] = given + np.random.default_rng(8).normal(scale=0.5, size=60)
+    if ties:
+        predictions = {name: np.round(values) for name, values in predictions.items()}
+        given = np.round(given)
+    statistic = partial_spearman(predictions, labels, given)
+    expected = [oracles.partial_rank_correlation(own, labels, given) for own in predictions.values()]
+    assert statistic.values() == pytest.approx(expected, abs=1e-9)
+    replicates = bootstrap(statistic, resamples=30, seed=4)
+    for column, counts in enumerate(drawn(60, 30, seed=4)):
+        chosen = np.repeat(np.arange(60), counts)
+        expected = [
+            oracles.partial_rank_correlation(own[chosen], labels[chosen], given[chosen]) for own in predictions.values()
+        ]
+        assert replicates[:, column] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_partial_correlation_takes_out_what_is_given():
+    """Of what follows the given alone nothing is left; what has its very order has no score."""
+    generator = np.random.default_rng(0)
+    given, own = generator.normal(size=(2, 3000))
+    follows = given + generator.normal(size=3000)
+    statistic = partial_spearman(
+        {"follows": follows, "own": own, "same": np.exp(given), "flat": 0 * own}, own + given, given
+    )
+    values = dict(zip(statistic.recipes, statistic.values(), strict=True))
+    assert values["follows"] == pytest.approx(0, abs=0.05)
+    assert values["own"] > 0.9
+    assert math.isnan(values["same"])
+    assert math.isnan(values["flat"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.floats(-1e3, 1e3, allow_subnormal=False)), min_size=2, max_size=12
+    )
+)  # fmt: skip
+def test_spearman_with_any_ties(pairs):
+    predicted, labels = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = scipy.stats.spearmanr(predicted, labels).statistic
+    found = spearman({"a": predicted}, labels).values()[0]
+    assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
+
+
+def test_a_general_score_is_called_with_the_items_that_are_drawn():
+    items = list(np.random.default_rng(0).normal(size=40))
+    general = from_function(lambda chosen: float(np.mean(chosen)), {"a": items})
+    assert bootstrap(general, resamples=30) == pytest.approx(bootstrap(mean({"a": items}), resamples=30))
+    median = from_function(lambda chosen: sorted(chosen)[len(chosen) // 2], {"a": items, "b": items[::-1]})
+    for column, counts in enumerate(drawn(40, 30)):
+        chosen = np.repeat(items, counts)
+        assert bootstrap(median, resamples=30)[0, column] == np.sort(chosen)[20]
+    assert list(estimate(median, resamples=50)) == ["a", "b"]
+
+
+def test_the_interval_is_that_of_scipy():
+    """Other random draws, so equal up to what 4,000 of them leave open."""
+    scores = np.random.default_rng(1).exponential(size=150)
+    found = estimate(mean({"a": scores}), resamples=4000)["a"]
+    expected = scipy.stats.bootstrap(
+        (scores,), np.mean, n_resamples=4000, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
+    assert found.value == pytest.approx(scores.mean())
+    width = expected.high - expected.low
+    assert found.low == pytest.approx(expected.low, abs=0.06 * width)
+    assert found.high == pytest.approx(expected.high, abs=0.06 * width)
+
+
+@pytest.mark.parametrize("kind", ["mean", "spearman"])
+def test_the_interval_covers_the_truth(kind):
+    """300 samples of 100 items: 95% within what a binomial count of 300 allows, and the bootstrap's own error."""
+    generator = np.random.default_rng(3)
+    trials, items, rho = 300, 100, 0.6
+    truth = 0.3 if kind == "mean" else 6 / math.pi * math.asin(rho / 2)
+    covered = 0
+    for _ in range(trials):
+        if kind == "mean":
+            statistic = mean({"a": generator.random(items) < truth})
+        else:
+            first, second = generator.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=items).T
+            statistic = spearman({"a": first}, second)
+        found = estimate(statistic, resamples=400, seed=5)["a"]
+        covered += found.low <= truth <= found.high
+    assert 0.91 <= covered / trials <= 0.98
+
+
+def test_differences_are_paired():
+    """Two recipes whose intervals overlap widely, but one is better on every item by the same amount."""
+    hard = np.random.default_rng(0).normal(scale=5, size=80)
+    found = estimate(mean({"better": hard + 0.1, "worse": hard, "noise": hard[::-1] + 0.05}))
+    assert found["worse"].low < found["better"].value < found["worse"].high
+    assert {name for name, own in found.items() if own.tied} == {"better", "noise"}
+
+
+def test_the_interval_of_a_difference_is_of_the_same_resamples():
+    hard = np.random.default_rng(0).normal(scale=5, size=80)
+    statistic = mean({"better": hard + 0.1, "worse": hard, "other": hard[::-1]})
+    assert difference(statistic, "better", "worse") == pytest.approx((0.1, 0.1))
+    low, high = difference(statistic, "better", "other")
+    assert low < 0.1 < high
+    assert difference(statistic, "other", "better") == pytest.approx((-high, -low))
+
+
+def test_the_best_and_the_tied():
+    predictions, labels = correlated(400, 4)
+    predictions["again"] = predictions["r0"].copy()
+    found = estimate(spearman(predictions, labels), controls=["r1"])
+    assert [name for name, own in found.items() if own.tied] == ["r0", "again"]
+    assert found["r1"].value > found["r2"].value
+    # Where less is better, the worst of them is the best; and a control is never tied, however good.
+    lower = estimate(spearman(predictions, labels), controls=["r3"], greater_is_better=False)
+    assert [name for name, own in lower.items() if own.tied] == ["r2"]
+    assert not estimate(mean({"a": [1, 0, 1]}), controls=["a"])["a"].tied
+
+
+def test_the_same_seed_gives_the_same_and_blocks_do_not_matter(monkeypatch):
+    predictions, labels = correlated(50, 3)
+    statistic = spearman(predictions, labels)
+    first = bootstrap(statistic, resamples=70, seed=1)
+    monkeypatch.setattr("st_reba.evaluation.bootstrap._BLOCK", 50 * 9)
+    assert np.array_equal(bootstrap(statistic, resamples=70, seed=1), first)
+    assert not np.array_equal(bootstrap(statistic, resamples=70, seed=2), first)
+    assert estimate(statistic, seed=1) == estimate(statistic, seed=1)
+
+
+def test_what_has_no_score():
+    _, labels = correlated(30, 1)
+    broken = labels.copy()
+    broken[3] = np.nan
+    for kind in (spearman, pearson):
+        statistic = kind({"constant": np.full(30, 0.1), "broken": broken, "fine": labels}, labels)
+        found = estimate(statistic, resamples=100)
+        for name in ("constant", "broken"):
+            assert all(map(math.isnan, (found[name].value, found[name].low, found[name].high)))
+            assert not found[name].tied
+        assert found["fine"] == Estimate(pytest.approx(1), pytest.approx(1), pytest.approx(1), True)
+
+
+def test_resamples_without_a_score_are_dropped():
+    """One label that differs: a resample lacks it with probability 1/e."""
+    labels = np.r_[1.0, np.zeros(19)]
+    statistic = pearson({"a": np.arange(20.0), "b": np.arange(20.0) ** 2}, labels)
+    share = np.isnan(bootstrap(statistic)).mean()
+    assert share == pytest.approx((1 - 1 / 20) ** 20, abs=0.05)
+    with pytest.warns(
+        UserWarning, match="There is no interval for a, b: too few resamples of the 20 items have a score"
+    ):
+        found = estimate(statistic)
+    assert all(math.isnan(own.low) and math.isnan(own.high) and own.tied for own in found.values())
+
+    few = np.r_[np.ones(3), np.zeros(17)]
+    some = estimate(pearson({"a": np.arange(20.0)}, few))["a"]
+    assert np.isnan(bootstrap(pearson({"a": np.arange(20.0)}, few))).any()
+    assert -1 <= some.low < some.value < some.high <= 1
+
+
+def test_one_item_says_nothing():
+    with pytest.warns(UserWarning, match="too few resamples of the 1 items"):
+        found = estimate(mean({"a": [1.0], "b": [0.5]}))
+    assert found["a"].value == 1
+    assert math.isnan(found["a"].low)
+    assert found["b"].tied
+
+
+def test_interval_of_some_replicates():
+    replicates = np.stack([np.arange(101.0), np.r_[np.full(5, np.nan), np.zeros(96)], np.full(101, np.nan)])
+    low, high = interval(replicates)
+    assert low[:2] == pytest.approx([2.5, 0])
+    assert high[:2] == pytest.approx([97.5, 0])
+    assert math.isnan(low[2])
+    assert interval(replicates[0], level=0.5)[0] == 25
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), min_size=2, max_size=40))
+def test_an_accuracy_lies_within_its_interval(answers):
+    found = estimate(mean({"a": answers}), resamples=100)["a"]
+    assert 0 <= found.low <= found.value + 1e-12
+    assert found.value - 1e-12 <= found.high <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
+        (lambda: mean({"a": []}), "{'a': 0}"),
+        (lambda: mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
+        (lambda: from_function(len, {"a": [1], "b": []}), "{'a': 1, 'b': 0}"),
+        (lambda: spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an item"),
+        (lambda: partial_spearman({"a": [1, 2]}, [1, 2], [1]), "2 predictions and 1 labels were given"),
+        (lambda: pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
+        (lambda: estimate(mean({"a": [1]}), controls=["x", "b"]), "controls=['b', 'x'] are none of the recipes ['a']"),
+        (lambda: bootstrap(mean({"a": [1]}), resamples=0), "resamples=0: give the number of resamples, 1 or more"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from st_reba.lm.attention import kernels
+
+
+def naive(query, key, value, bias, causal, scale):
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.mT * scale
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
+    return scores.softmax(-1) @ value, scores.logsumexp(-1)
+
+
+def problem(groups=2, length=9, size=8):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, heads, length, size, generator=generator) for heads in (2 * groups, 2, 2)]
+
+
+def window(length=9):
+    mask = torch.ones(length, length).tril().triu(-3).log()
+    return mask[None, None]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("implementation", ["trusted", "plain"])
+def test_equals_the_formula(groups, with_bias, implementation):
+    tensors = problem(groups)
+    bias = window() if with_bias else None
+    expected, expected_lse = naive(*tensors, bias, not with_bias, 0.3)
+    if implementation == "trusted":
+        output, lse = kernels.attention_with_lse(*tensors, bias=bias, causal=not with_bias, scale=0.3)
+    else:
+        output, lse = kernels.plain_attention(*tensors, bias, not with_bias, 0.3)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    assert lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_private_cpu_kernel_is_there_and_right(dtype, with_bias):
+    """Guards the private operator: without it everything still works, slower."""
+    kernels.trusted_kernel.cache_clear()
+    assert kernels.trusted_kernel("cpu", dtype, 16, 2, with_bias) is kernels._cpu_flash
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
+    def wrong(*args):
+        output, lse = kernels.plain_attention(*args)
+        return output, lse + 1
+
+    def missing(*args):
+        raise AttributeError("no such operator")
+
+    for kernel in (wrong, missing):
+        kernels.trusted_kernel.cache_clear()
+        monkeypatch.setitem(kernels._CANDIDATES, "cpu", kernel)
+        assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels.plain_attention
+    kernels.trusted_kernel.cache_clear()
+
+
+def test_an_unknown_device_takes_the_plain_way():
+    assert kernels.trusted_kernel("meta", torch.float32, 16, 1, False) is kernels.plain_attention
+
+
+def test_the_signatures_of_the_private_operators():
+    """The CUDA kernel cannot run everywhere the tests do; what it is called with can be compared everywhere."""
+    schema = str(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
+    assert schema.startswith(
+        "aten::_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
+        "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp,"
+    )

@@ -1,0 +1,449 @@
+"""Backbones as people run them: in half precision, offloaded, split, quantised, adapted, compiled.
+
+Each module is compared with the paper's algorithm, run eagerly on that very backbone. docs/backbones.md says the same
+as a table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from torch import nn
+from transformers import AutoModel
+
+from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule
+from st_reba.hub import compat
+from st_reba.lm import backbone
+
+from .. import backbones, oracles
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
+from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
+
+RECIPES = {
+    "classical": (CausalTransformer, {}),
+    "classical, bidirectional": (CausalTransformer, {"bidirectional_layers": 1}),
+    "echo": (EchoModule, {}),
+    "reba": (ReBAModule, {}),
+    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
+    "thought": (RefinedThoughtModule, {"iterations": 3}),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+needs_placement = pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="refused before sentence-transformers 6.2")
+EXACT = 1e-5
+
+PARTS = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm")
+ON_DISK = {**dict.fromkeys(PARTS, "disk"), "rotary_emb": "cpu"}
+HALF_ON_DISK = {**ON_DISK, "embed_tokens": "cpu", "layers.0": "cpu", "norm": "cpu"}
+
+
+def make(recipe, source, **kwargs) -> SentenceTransformer:
+    module_class, settings = RECIPES[recipe]
+    return pipeline(module_class(source, **settings, **kwargs))
+
+
+@contextlib.contextmanager
+def run_eagerly(model):
+    chosen = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(chosen)
+
+
+def expected(recipe, module, model=None):
+    """Word embeddings of the first text by the paper's algorithm, on the module's own backbone."""
+    module_class, settings = RECIPES[recipe]
+    model = module.model if model is None else model
+    ids = module.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    with run_eagerly(model), oracles.both_ways(model, settings.get("bidirectional_layers", 0)):
+        if module_class is ReBAModule:
+            return oracles.algorithm_2(model, ids, 2).float()
+        if module_class is RefinedThoughtModule:
+            ids = [*ids, module.tokenizer.eos_token_id]
+            return oracles.refined_thought(model, ids, settings["iterations"]).float()
+        return oracles.echo(model, ids, 2 if module_class is EchoModule else 1).float()
+
+
+def words(model) -> torch.Tensor:
+    """The same, as the model gives them, in a batch of texts of other lengths."""
+    return model.encode(TEXTS, output_value="token_embeddings")[0].float()
+
+
+@pytest.fixture(scope="module")
+def plain_words(backbone_path):
+    """``plain_words(recipe)``: what the backbone gives as it is."""
+    found = {}
+
+    def get(recipe):
+        if recipe not in found:
+            found[recipe] = words(make(recipe, backbone_path()))
+        return found[recipe]
+
+    return get
+
+
+WAYS = {
+    "bfloat16": ({"dtype": "bfloat16"}, 0.03),
+    "float16": ({"dtype": torch.float16}, 0.005),
+    "eager attention": ({"attn_implementation": "eager"}, EXACT),
+    "device_map auto": ({"device_map": "auto"}, EXACT),
+}
+OFFLOADED_WAYS = {
+    "offloaded": ({"device_map": ON_DISK}, EXACT),
+    "partly offloaded": ({"device_map": HALF_ON_DISK}, EXACT),
+}
+
+
+@every_recipe
+@pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=needs_placement) for way in OFFLOADED_WAYS)])
+def test_ways_to_load(way, recipe, backbone_path, tmp_path):
+    model_kwargs, tolerance = {**WAYS, **OFFLOADED_WAYS}[way]
+    model = make(recipe, backbone_path(), model_kwargs={**model_kwargs, "offload_folder": str(tmp_path)})
+    offloaded = {parameter.device.type for parameter in model[0].model.parameters()} != {"cpu"}
+    assert offloaded == (way in OFFLOADED_WAYS)
+    assert relative_error(words(model), expected(recipe, model[0])) < tolerance
+
+
+def test_older_names_of_settings(backbone_path):
+    module = ReBAModule(backbone_path(), model_kwargs={"torch_dtype": "bfloat16", "low_cpu_mem_usage": True})
+    assert module.model.dtype == torch.bfloat16
+
+
+@every_recipe
+def test_weights_in_several_files(recipe, eager, tmp_path):
+    eager().save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
+    backbones.tokenizer().save_pretrained(tmp_path)
+    model = make(recipe, str(tmp_path))
+    assert relative_error(words(model), expected(recipe, model[0])) < EXACT
+
+
+@every_recipe
+def test_a_static_cache_in_the_configuration(recipe, backbone_path):
+    config = {"cache_implementation": "static", "use_cache": True}
+    model = make(recipe, backbone_path(), config_kwargs=config)
+    assert relative_error(words(model), expected(recipe, model[0])) < EXACT
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="FlashAttention is installed")
+def test_flash_attention_that_is_not_there(backbone_path):
+    with pytest.raises(ImportError, match="FlashAttention2 .* installed"):
+        CausalTransformer(backbone_path(), model_kwargs={"attn_implementation": "flash_attention_2"})
+
+
+@needs_placement
+class TestOffloaded:
+    def load(self, path, tmp_path, **kwargs):
+        model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
+        return SentenceTransformer(path, model_kwargs=model_kwargs, **kwargs)
+
+    @every_recipe
+    def test_saved_and_loaded(self, recipe, backbone_path, tmp_path):
+        plain = make(recipe, backbone_path())
+        path = str(tmp_path / "model")
+        plain.save_pretrained(path)
+        loaded = self.load(path, tmp_path)
+        assert loaded.device == CPU
+        assert np.array_equal(loaded.encode(TEXTS), plain.encode(TEXTS))
+        again = str(tmp_path / "again")
+        with pytest.warns(UserWarning, match="offloaded modules"):
+            loaded.save_pretrained(again)
+        assert np.array_equal(SentenceTransformer(again, device="cpu").encode(TEXTS), plain.encode(TEXTS))
+
+    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path, caplog):
+        """sentence-transformers lets the map decide, and refuses to move what is offloaded."""
+        path = str(tmp_path / "model")
+        make("reba", backbone_path()).save_pretrained(path)
+        with caplog.at_level("WARNING"):
+            model = self.load(path, tmp_path, device="cpu")
+        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in caplog.text
+        with pytest.raises(RuntimeError, match="You can't move a model that has some modules offloaded"):
+            model.to("cpu")
+
+
+class TestSplit:
+    """Layers on two devices, placed and hooked by accelerate; see tests/devices.py for what stands in for a second."""
+
+    MAP = {"embed_tokens": FIRST, "rotary_emb": FIRST, "layers.0": FIRST, "layers.1": SECOND, "layers.2": SECOND,
+           "norm": SECOND}  # fmt: skip
+
+    def split(self, path) -> Transformer:
+        accelerate = pytest.importorskip("accelerate")
+        transformer = Transformer(path)
+        for name, device in self.MAP.items():
+            put(transformer.model.get_submodule(name), device)
+        places = {name: str(device) for name, device in self.MAP.items()}
+        accelerate.dispatch_model(transformer.model, places, main_device=str(FIRST), skip_keys="past_key_values")
+        return transformer
+
+    def test_operations_do_not_mix_devices(self):
+        with SeveralDevices():
+            here, there = torch.ones(2, device=FIRST), torch.ones(2).to(SECOND)
+            assert (here.device, (there * 2).device, there.cpu().device) == (FIRST, SECOND, CPU)
+            with pytest.raises(RuntimeError, match=r"add: tensors on \['maia:0', 'maia:1'\]"):
+                here + there
+            assert (here + there.to(FIRST)).tolist() == [2, 2]
+
+    @needs_placement
+    @every_recipe
+    @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
+    def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
+        plain = words(make(recipe, backbone_path(architecture)))
+        with SeveralDevices():
+            model = make(recipe, self.split(backbone_path(architecture)))
+            assert {parameter.device for parameter in model[0].model.parameters()} == {FIRST, SECOND}
+            assert model.device == FIRST
+            embeddings = words(model)
+        assert relative_error(embeddings, plain) < EXACT
+
+
+class TestQuantized:
+    """torchao's weights, on a CPU."""
+
+    @pytest.fixture(scope="class")
+    def torchao(self):
+        if not compat.PLACEMENT_IS_KEPT:
+            pytest.skip("sentence-transformers before 6.2 moves the model, which int8 weights refuse")
+        return pytest.importorskip("torchao.quantization")
+
+    def config(self, torchao, kind):
+        if kind == "int8":
+            return torchao.Int8WeightOnlyConfig()
+        if kind == "int8, activations too":
+            return torchao.Int8DynamicActivationInt8WeightConfig()
+        group = torchao.granularity.PerGroup(16)
+        return torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group)
+
+    def kwargs(self, torchao, kind, **model_kwargs):
+        from transformers import TorchAoConfig
+
+        quantization = TorchAoConfig(self.config(torchao, kind))
+        return {"model_kwargs": {"quantization_config": quantization, **model_kwargs}}
+
+    @every_recipe
+    @pytest.mark.parametrize(
+        ("kind", "dtype", "tolerance"),
+        [
+            ("int8", "float32", EXACT),
+            ("int4", "float32", EXACT),
+            ("int8", "bfloat16", 0.03),
+            # Rounding activations turns a difference in the seventh digit into one of a step in 127.
+            ("int8, activations too", "float32", 0.05),
+        ],
+    )
+    def test_on_loading(self, kind, dtype, tolerance, recipe, torchao, backbone_path, plain_words, tmp_path):
+        model = make(recipe, backbone_path(), **self.kwargs(torchao, kind, dtype=dtype))
+        assert "torchao" in type(model[0].model.layers[0].mlp.up_proj.weight).__module__
+        assert relative_error(words(model), expected(recipe, model[0])) < tolerance
+        assert relative_error(words(model), plain_words(recipe)) > 1e-4
+
+        model.save_pretrained(str(tmp_path))
+        loaded = SentenceTransformer(str(tmp_path), device="cpu")
+        assert "torchao" in type(loaded[0].model.layers[0].mlp.up_proj.weight).__module__
+        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+    @every_recipe
+    def test_a_loaded_model_and_its_embeddings(self, recipe, torchao, backbone_path):
+        model = make(recipe, backbone_path())
+
+        def chosen(module, name):
+            return isinstance(module, (nn.Linear, nn.Embedding))
+
+        torchao.quantize_(model[0].model, self.config(torchao, "int4"), chosen)
+        assert "torchao" in type(model[0].model.embed_tokens.weight).__module__
+        assert relative_error(words(model), expected(recipe, model[0])) < EXACT
+
+    def test_a_loaded_model_is_not_saved(self, torchao, backbone_path, tmp_path):
+        module = InputEmbeddings(backbone_path())
+        torchao.quantize_(module.model, self.config(torchao, "int8"))
+        with pytest.raises(ValueError, match=r"LlamaModel was quantised after it was loaded.* Quantise it on loading"):
+            module.save(str(tmp_path))
+        assert not list(tmp_path.iterdir())
+
+
+class TestAdapter:
+    """LoRA, through peft."""
+
+    @pytest.fixture(scope="class")
+    def peft(self):
+        return pytest.importorskip("peft")
+
+    def lora(self, peft):
+        return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+
+    @pytest.fixture(scope="class")
+    def adapter(self, peft, backbone_path, tmp_path_factory):
+        """A directory with an adapter and the name of its backbone, as people publish them."""
+        directory = tmp_path_factory.mktemp("adapter")
+        model = AutoModel.from_pretrained(backbone_path())
+        torch.manual_seed(1)
+        model.add_adapter(self.lora(peft))
+        model.save_pretrained(directory)
+        backbones.tokenizer().save_pretrained(directory)
+        assert not list(directory.glob("model*"))
+        return str(directory)
+
+    @pytest.mark.parametrize("way", ["path", "load_adapter", "add_adapter", "PeftModel"])
+    @every_recipe
+    def test_adapted(self, way, recipe, peft, adapter, backbone_path, plain_words, tmp_path):
+        torch.manual_seed(1)
+        if way == "path":
+            model = make(recipe, adapter)
+        elif way == "PeftModel":
+            transformer = Transformer(backbone_path())
+            transformer.model = peft.get_peft_model(transformer.model, self.lora(peft))
+            model = make(recipe, transformer)
+        else:
+            model = make(recipe, backbone_path())
+            model.load_adapter(adapter) if way == "load_adapter" else model.add_adapter(self.lora(peft))
+        assert relative_error(words(model), expected(recipe, model[0])) < EXACT
+        assert relative_error(words(model), plain_words(recipe)) > 0.1
+
+        model.save_pretrained(str(tmp_path))
+        assert (tmp_path / "adapter_model.safetensors").is_file()
+        assert not list(tmp_path.glob("model*.safetensors"))
+        loaded = SentenceTransformer(str(tmp_path), device="cpu")
+        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+
+class TestCompiled:
+    """torch.compile, with a backbone of one layer: what takes time is tracing it."""
+
+    @pytest.fixture(scope="class")
+    def path(self, tmp_path_factory):
+        config = backbones.config("llama")
+        config.num_hidden_layers = 1
+        torch.manual_seed(0)
+        model = backbones.randomize(AutoModel.from_config(config).eval())
+        return backbones.save(model, tmp_path_factory.mktemp("one-layer"))
+
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        torch.compiler.reset()
+        yield
+        torch.compiler.reset()
+
+    def check(self, recipe, path, backend):
+        model = make(recipe, path)
+        wanted = expected(recipe, model[0])
+        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=True)
+        assert relative_error(words(model), wanted) < EXACT
+        return model
+
+    @pytest.mark.parametrize("recipe", ["classical", "echo", "thought"])
+    def test_a_graph_never_decides_what_is_watched(self, recipe, path):
+        graphs = []
+
+        def keep(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        self.check(recipe, path, keep)
+        nodes = [node for graph in graphs for node in graph.graph.nodes]
+        assert any("linear" in str(node.target) for node in nodes)
+        assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
+        # transformers' own attention, which nobody watches, is part of the one graph.
+        assert (len(graphs) == 1) == (recipe in ("classical", "echo"))
+
+    @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+    def test_down_to_machine_code(self, path, tmp_path):
+        model = self.check("reba, bidirectional", path, "inductor")
+        model.save_pretrained(str(tmp_path))
+        assert (
+            relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) < EXACT
+        )
+
+    def test_the_whole_pipeline(self, path):
+        model = make("echo", path)
+        wanted = words(model)
+        model.compile(backend="eager", dynamic=True)
+        assert relative_error(words(model), wanted) < EXACT
+
+
+class TestGradientCheckpointing:
+    def gradients(self, recipe, path, reentrant):
+        model = make(recipe, path).train()
+        if reentrant is not None:
+            model[0].model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("recipe", ["classical", "echo"])
+    def test_same_gradients(self, recipe, reentrant, backbone_path):
+        plain = self.gradients(recipe, backbone_path(), None)
+        assert relative_error(self.gradients(recipe, backbone_path(), reentrant), plain) < EXACT
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize(
+        ("recipe", "name"),
+        [
+            ("classical, bidirectional", "CausalTransformer with bidirectional_layers=1"),
+            ("reba", "ReBAModule"),
+            ("thought", "RefinedThoughtModule"),
+        ],
+    )
+    def test_refused_where_it_would_be_wrong(self, recipe, name, reentrant, backbone_path):
+        """Run a second time, a layer that was turned would be causal again: other gradients, and no error."""
+        with pytest.raises(ValueError, match=f"Gradient checkpointing .* Turn it off to train through {name}\\."):
+            self.gradients(recipe, backbone_path(), reentrant)
+
+
+class TestCodeFromTheRepository:
+    TRUST = {"trust_remote_code": True}
+    CODE = """
+from transformers import LlamaConfig, LlamaModel
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnModel(LlamaModel):
+    config_class = OwnConfig
+"""
+
+    @pytest.fixture
+    def path(self, backbone_path, tmp_path):
+        path = tmp_path / "own"
+        shutil.copytree(backbone_path(), path)
+        (path / "own.py").write_text(self.CODE)
+        config = json.loads((path / "config.json").read_text())
+        classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+        (path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
+        return str(path)
+
+    @every_recipe
+    def test_runs_where_it_is_trusted(self, recipe, path, tmp_path, monkeypatch):
+        monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            make(recipe, path)
+        kinds = ("model_kwargs", "processor_kwargs", "config_kwargs")
+        model = make(recipe, path, **{kind: dict(self.TRUST) for kind in kinds})
+        assert type(model[0].model).__name__ == "OwnModel"
+        assert relative_error(words(model), expected(recipe, model[0])) < EXACT
+
+        saved = str(tmp_path / "saved")
+        model.save_pretrained(saved)
+        assert (Path(saved) / "own.py").is_file()
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            SentenceTransformer(saved, device="cpu")
+        loaded = SentenceTransformer(saved, device="cpu", **self.TRUST)
+        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_where_a_model_takes_its_input(backbone_path, tmp_path):
+    model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path)}
+    model = AutoModel.from_pretrained(backbone_path(), **model_kwargs)
+    assert model.device.type == "meta"
+    assert backbone.device(model) == CPU
+    assert backbone.device(AutoModel.from_pretrained(backbone_path())) == CPU

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
+from st_reba.lm.decoder import PositionWise, inspect, shortened
+from st_reba.lm.hooks import Tap, listen, tapping
+
+from ..backbones import ARCHITECTURES, TEXTS
+from ..conftest import pipeline, relative_error
+from ..readers.test_layers import after_each_layer, final_norm
+
+quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("layer", [1, 2])
+def test_stops_after_a_layer_on_every_architecture(name, layer, backbone_path, eager, token_ids):
+    module = CausalTransformer(backbone_path(name), output_layer=layer)
+    assert len(inspect(module.model).layers) == layer
+    vectors = pipeline(module, "lasttoken").encode(TEXTS)
+    norm = final_norm(name, eager(name))
+    for vector, text in zip(vectors, TEXTS, strict=True):
+        expected = after_each_layer(eager(name), token_ids(text), norm)[layer][-1]
+        assert relative_error(torch.tensor(vector), expected) < 1e-5
+
+
+def test_layers_above_do_not_run(backbone_path):
+    whole = CausalTransformer(backbone_path("llama"))
+    ran = []
+    for index, layer in enumerate(whole.model.layers):
+        layer.register_forward_hook(lambda module, args, output, index=index: ran.append(index))
+    short = CausalTransformer(whole, output_layer=2)
+    ran.clear()
+    pipeline(short).encode(TEXTS[:1])
+    assert ran == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3"])
+def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path):
+    whole = CausalTransformer(backbone_path(name))
+    before = pipeline(whole).encode(TEXTS)
+    short = CausalTransformer(whole, output_layer=1)
+    assert whole.model.config.num_hidden_layers == 3
+    assert short.model.config.num_hidden_layers == 1
+    assert {id(weight) for weight in short.model.parameters()} < {id(weight) for weight in whole.model.parameters()}
+    assert relative_error(torch.tensor(pipeline(whole).encode(TEXTS)), torch.tensor(before)) == 0
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_saved_without_the_layers_above(name, backbone_path, tmp_path):
+    model = pipeline(CausalTransformer(backbone_path(name), output_layer=-2))
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path))
+    assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
+    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
+
+
+@pytest.mark.parametrize("make", [
+    lambda path, **kw: EchoModule(path, **kw),
+    lambda path, **kw: ReBAModule(path, **kw),
+    lambda path, **kw: RefinedThoughtModule(path, iterations=3, **kw),
+    lambda path, **kw: CausalTransformer(path, bidirectional_layers=1, **kw),
+])  # fmt: skip
+def test_every_module_reads_the_layer_as_if_it_were_the_last(make, backbone_path, tmp_path):
+    short = make(backbone_path("llama"), output_layer=2)
+    CausalTransformer(backbone_path("llama"), output_layer=2).save(str(tmp_path))
+    expected = pipeline(make(str(tmp_path)), "lasttoken").encode(TEXTS)
+    assert relative_error(torch.tensor(pipeline(short, "lasttoken").encode(TEXTS)), torch.tensor(expected)) < 1e-6
+
+
+@pytest.mark.parametrize("layer", [0, 4, -4, True, 1.0, "2"])
+def test_layers_that_there_are_not(layer, backbone_path):
+    with pytest.raises(ValueError, match=r"output_layer=.*LlamaModel has 3 layers; give .* 1 to 3"):
+        CausalTransformer(backbone_path("llama"), output_layer=layer)
+
+
+def test_all_layers_change_nothing(backbone_path):
+    module = CausalTransformer(backbone_path("llama"))
+    assert shortened(module.model, 3) is module.model
+
+
+@quiet
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [CausalTransformer, EchoModule, ReBAModule])
+def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, backbone_path):
+    last = kind(backbone_path(name), rows="last")
+    every = pipeline(kind(backbone_path(name)), "lasttoken").encode(TEXTS)
+    vectors = pipeline(last, "lasttoken").encode(TEXTS)
+    assert relative_error(torch.tensor(vectors), torch.tensor(every)) < 1e-5
+    features = last.preprocess(TEXTS)
+    assert last(features)["token_embeddings"].shape == (len(TEXTS), 1, 32)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gpt_neox", "mixtral_experts"])
+def test_the_last_layer_computes_what_is_read(name, backbone_path):
+    module = CausalTransformer(backbone_path(name), rows="last")
+    [feed_forward] = module._last_layer_parts.modules
+    seen = []
+    feed_forward.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    pipeline(module, "lasttoken").encode(TEXTS)
+    assert seen == [(1, len(TEXTS), 32)]
+
+
+def test_nothing_position_wise_is_found_where_positions_mix(backbone_path):
+    module = CausalTransformer(backbone_path("llama"))
+    assert [type(part).__name__ for part in PositionWise(module.model).modules] == ["LlamaMLP"]
+
+
+def test_what_is_position_wise_is_found_under_dropout(backbone_path):
+    """Of a model in training, as the one that a module is given may be."""
+    model = CausalTransformer(backbone_path("gpt2")).model.train()
+    assert [type(part).__name__ for part in PositionWise(model).modules] == ["GPT2MLP"]
+    assert all(part.training for part in model.modules())
+
+
+def test_gradients_flow_through_the_last_row(backbone_path):
+    gradients = []
+    for rows in ("all", "last"):
+        model = pipeline(CausalTransformer(backbone_path("llama"), rows=rows), "lasttoken").train()
+        model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model[0].model.parameters()]))
+    assert relative_error(*gradients) < 1e-5
+
+
+def test_taps_nest_and_end_with_their_block():
+    linear = torch.nn.Linear(2, 2)
+    listen([linear])
+    listen([linear])
+    states = torch.ones(1, 1, 2)
+    plain = linear(states)
+    with tapping({linear: Tap(after=lambda out: out + 1)}), tapping({linear: Tap(after=lambda out: out * 2)}):
+        assert torch.equal(linear(states), (plain + 1) * 2)
+    with tapping({linear: Tap(before=lambda given: given * 0)}):
+        assert torch.equal(linear(input=states), linear(states * 0))
+    assert torch.equal(linear(states), plain)
+
+
+def test_shallow_copies_listen_once():
+    """A shortened model shares its layers' hooks with the whole one, whichever listens first."""
+    linear = torch.nn.Linear(2, 2)
+    twin = copy.copy(linear)
+    listen([linear])
+    listen([twin])
+    states = torch.ones(1, 1, 2)
+    for one, other in ((linear, twin), (twin, linear)):
+        with tapping({one: Tap(after=lambda out: out + 1)}):
+            assert torch.equal(one(states), other(states) + 1)

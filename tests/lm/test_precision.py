@@ -1,0 +1,225 @@
+"""In which dtype things are computed: under autocast, with another default dtype, in float64."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from transformers import AutoModel
+
+import st_reba
+from st_reba import ReBAModule, RefinedThoughtModule, TwinTower
+from st_reba.data.demo import DEMO_MODEL
+from st_reba.lm.attention import kernels
+from st_reba.lm.precision import fastest_on_cpu
+
+from .. import oracles
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
+from ..modules.test_invariance import RECIPES
+
+EOS = 0
+
+#: What each module and each kind of attention has of its own.
+CASES = [
+    *(("llama", recipe) for recipe in RECIPES),
+    *((architecture, "reba-2") for architecture in ("gemma2_softcap", "gpt_oss_sinks", "mistral_window", "bloom")),
+    ("gemma2_softcap", "kv re-routing"),
+    ("mistral_window", "thought-4"),
+]
+
+
+@pytest.fixture(scope="module")
+def module(backbone_path):
+    """``module(architecture, recipe)``: in float32, made once."""
+    made = {}
+
+    def get(architecture, recipe, **settings):
+        key = (architecture, recipe, *settings.items())
+        if key not in made:
+            module_class, arguments = RECIPES[recipe]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*in its own code")
+                made[key] = module_class(backbone_path(architecture), **arguments, **settings)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_is_trusted_yet():
+    kernels.trusted_kernel.cache_clear()
+
+
+def in_bfloat16():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def distance(value, expected) -> float:
+    value, expected = (torch.as_tensor(vectors).float() for vectors in (value, expected))
+    return float((1 - torch.cosine_similarity(value, expected)).max())
+
+
+class TestAutocast:
+    @pytest.mark.parametrize("trusted_before", [False, True])
+    @pytest.mark.parametrize(("architecture", "recipe"), CASES)
+    def test_encoding_is_near(self, architecture, recipe, trusted_before, module):
+        """Whether the kernels were first tried outside autocast or within it."""
+        encode = pipeline(module(architecture, recipe)).encode
+        expected = encode(TEXTS)
+        if not trusted_before:
+            kernels.trusted_kernel.cache_clear()
+        with in_bfloat16():
+            found = encode(TEXTS)
+        assert distance(found, expected) < 1e-2
+        assert relative_error(encode(TEXTS), expected) < 1e-6
+
+    def test_a_kernel_first_met_under_autocast_is_trusted(self):
+        with in_bfloat16():
+            found = kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, False)
+        assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
+
+    @pytest.mark.parametrize("recipe", ["reba-2", "reba-2 chunks", "thought-4", "kv re-routing", "metaeol"])
+    def test_gradients_are_near(self, recipe, module):
+        model = pipeline(module("llama", recipe))
+        weight = module("llama", recipe).model.layers[0].mlp.up_proj.weight
+
+        def gradient():
+            weight.grad = None
+            vectors = model(model.preprocess(TEXTS))["sentence_embedding"]
+            (vectors.float() @ torch.linspace(-1, 1, vectors.shape[1])).sum().backward()
+            return weight.grad.flatten()[None]
+
+        expected = gradient()
+        with in_bfloat16():
+            found = gradient()
+        assert distance(found, expected) < 1e-2
+
+    @pytest.mark.parametrize(("architecture", "recipe"), [("falcon", "reba-2"), ("llama", "thought-2")])
+    def test_a_module_made_under_autocast_is_the_same(self, architecture, recipe, module, backbone_path):
+        """What a backbone can do is tried out, and rounding must not change the answer."""
+        expected = module(architecture, recipe)
+        module_class, arguments = RECIPES[recipe]
+        with warnings.catch_warnings(), in_bfloat16():
+            warnings.filterwarnings("ignore", ".*in its own code")
+            made = module_class(backbone_path(architecture), **arguments)
+        assert relative_error(pipeline(made).encode(TEXTS), pipeline(expected).encode(TEXTS)) < 1e-6
+
+    def test_twin_tower(self, encoder_paths):
+        towers = TwinTower(*encoder_paths())
+        encode = pipeline(towers, "cls").encode
+        expected = encode(TEXTS)
+        with in_bfloat16():
+            assert distance(encode(TEXTS), expected) < 1e-2
+
+    def test_the_trainer_evaluates(self, backbone_path, tmp_path):
+        """With kernels that were trusted before it began."""
+        model = pipeline(ReBAModule(backbone_path()))
+        model.encode(TEXTS)
+        rows = {"anchor": TEXTS, "positive": [*TEXTS[1:], TEXTS[0]]}
+        arguments = SentenceTransformerTrainingArguments(
+            output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+            use_cpu=True, bf16=True, disable_tqdm=True, eval_strategy="steps", eval_steps=1,
+        )  # fmt: skip
+        evaluator = EmbeddingSimilarityEvaluator(TEXTS[:3], TEXTS[1:4], [0.1, 0.5, 0.9], write_csv=False)
+        trainer = SentenceTransformerTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_dict(rows),
+            loss=MultipleNegativesRankingLoss(model),
+            evaluator=evaluator,
+        )
+        trainer.train()
+        logged = [entry["step"] for entry in trainer.state.log_history if "eval_spearman_cosine" in entry]
+        assert logged == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("architecture", "recipe"), CASES)
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_the_default_dtype_changes_nothing(architecture, recipe, dtype, module, backbone_path):
+    expected = pipeline(module(architecture, recipe)).encode(TEXTS)
+    module_class, arguments = RECIPES[recipe]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    kernels.trusted_kernel.cache_clear()
+    try:
+        encode = pipeline(module_class(backbone_path(architecture), **arguments)).encode
+        found = encode(TEXTS)
+    finally:
+        torch.set_default_dtype(before)
+    assert relative_error(found, expected) < 1e-6
+
+
+def test_new_tensors_name_their_dtype():
+    """Of functions whose result would have the default dtype."""
+    factories = {"empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"}
+    package = Path(st_reba.__file__).parent
+    silent = [
+        f"{path.relative_to(package)}, line {call.lineno}: {ast.unparse(call)}"
+        for path in package.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in {f"torch.{name}" for name in factories}
+        and "dtype" not in [keyword.arg for keyword in call.keywords]
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bloom"])
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+def test_nothing_is_rounded_to_float32_in_a_float64_model(architecture, backbone_path, token_ids):
+    """Of these two, transformers' own eager attention does not round either."""
+    path = backbone_path(architecture)
+    reference = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
+    settings = {"model_kwargs": {"dtype": torch.float64}}
+    cases = [
+        (ReBAModule(path, **settings), lambda ids: oracles.algorithm_2(reference, ids, 2)),
+        (ReBAModule(path, chunk_length=6, **settings), lambda ids: oracles.chunked(reference, ids, 2, 6)),
+    ]
+    if architecture == "gpt2":
+        cases += [
+            (RefinedThoughtModule(path, **settings), lambda ids: oracles.refined_thought(reference, [*ids, EOS], 2)),
+        ]
+    for module, oracle in cases:
+        encode = pipeline(module).encode
+        for text in TEXTS[:2]:
+            expected = oracle(token_ids(text))
+            assert expected.dtype == torch.float64
+            assert relative_error(encode(text, output_value="token_embeddings"), expected) < 1e-12
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_what_a_batch_changes_is_rounding(dtype, allowed):
+    """The README says how much, on trained weights."""
+    module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
+    module.CPU_TOKENS = 2**20
+    encode = pipeline(module).encode
+    texts = [*TEXTS, "我爱自然语言处理。 " * 3]
+    together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
+    alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
+    found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()
+    assert found < allowed
+
+
+@pytest.mark.parametrize(
+    ("told", "fastest"),
+    [
+        ({"amx_bf16": True, "avx512_bf16": False}, torch.bfloat16),
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"amx_bf16": False, "avx512_f": True, "architecture": "x86_64"}, torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_bfloat16_is_fastest_where_a_processor_has_units_for_it(told, fastest, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    if told is None:  # An older PyTorch.
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert fastest_on_cpu() is fastest

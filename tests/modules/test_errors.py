@@ -1,0 +1,228 @@
+"""Bad input gets a sentence: what was given, what is allowed, what to do; at construction, or when it arrives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
+
+from .. import backbones
+from ..conftest import pipeline
+
+REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."
+
+
+@pytest.mark.parametrize(
+    ("module_class", "settings", "message"),
+    [
+        (ReBAModule, {"repetitions": 0}, "repetitions=0: " + REPETITIONS.format(1)),
+        (ReBAModule, {"repetitions": -3}, "repetitions=-3: " + REPETITIONS.format(1)),
+        (ReBAModule, {"repetitions": 10**9}, "repetitions=1000000000: " + REPETITIONS.format(1)),
+        (ReBAModule, {"repetitions": 2.5}, "repetitions=2.5: " + REPETITIONS.format(1)),
+        (ReBAModule, {"repetitions": True}, "repetitions=True: " + REPETITIONS.format(1)),
+        (EchoModule, {"repetitions": 1}, "repetitions=1: " + REPETITIONS.format(2)),
+        (EchoModule, {"repetitions": 10**9}, "repetitions=1000000000: " + REPETITIONS.format(2)),
+        (EchoModule, {"template": "{text}" * 1025}, "repetitions=1025: " + REPETITIONS.format(2)),
+        (EchoModule, {"repetitions": "2"}, "repetitions='2': " + REPETITIONS.format(2)),
+        (
+            ReBAModule,
+            {"repetitions": 300},
+            r"leave no room for 300 copies of a text in the model's 256 positions\. Use fewer",
+        ),
+        (EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at least 2"),
+        (
+            EchoModule,
+            {"template": "{text}{text}", "repetitions": 3},
+            "has 2 slots and repetitions=3: .* Leave one of the two",
+        ),
+        (
+            EchoModule,
+            {"template": "knowledge"},
+            r"at least 2\. Repeat \{text\} in it, or .* CausalTransformer",
+        ),
+        (EchoModule, {"template": "no slot"}, r"'no slot' has no \{text\}\. A template is text with"),
+        (EchoModule, {"template": "{text}{text.__class__}"}, r"has braces other than \{text\}"),
+        (
+            CausalTransformer,
+            {"template": "{text}{text}"},
+            "has 2 slots: CausalTransformer reads one copy. Use EchoModule",
+        ),
+        (CausalTransformer, {"template": "x " * 300 + "{text}"}, "leave no room for 1 copies"),
+        (CausalTransformer, {"pool_over": "words"}, 'pool_over=\'words\': use "text", "all" or "whole"'),
+        (EchoModule, {"pool_copies": "first"}, 'pool_copies=\'first\': use "last" or "repeated"'),
+        (ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
+        (ReBAModule, {"rows": "first"}, 'rows=\'first\': use "all" for every token, or "last"'),
+        (ReBAModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),
+        (ReBAModule, {"layers": [0, -4]}, "so -4 is out of range; use -3 to 2"),
+        (ReBAModule, {"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
+        (ReBAModule, {"layers": "last"}, "layers='last': use \"all\" or a list"),
+        (ReBAModule, {"layers": 1}, 'layers=1: use "all" or a list'),
+        (ReBAModule, {"layers": ["1"]}, r'layers=\[\'1\'\]: use "all" or a list'),
+        (ReBAModule, {"normalize_weights": "yes"}, "normalize_weights='yes': use True or False"),
+        (ReBAModule, {"chunk_length": 0}, "chunk_length=0: give the tokens of a chunk, 1 or more .* or None to read"),
+        (ReBAModule, {"chunk_length": 12.0}, "chunk_length=12.0: give the tokens of a chunk, 1 or more"),
+        (
+            ReBAModule,
+            {"chunk_length": 129},
+            "chunk_length=129: 2 copies of a chunk and 0 tokens .* the model's 256 positions; use at most 128",
+        ),
+        (
+            ReBAModule,
+            {"chunk_length": 1, "repetitions": 257},
+            "chunk_length=1: 257 copies of a chunk .* 256 positions; use fewer repetitions, or a shorter prompt",
+        ),
+        (
+            ReBAModule,
+            {"chunk_length": 8, "bidirectional_layers": 1},
+            "chunk_length=8 with bidirectional_layers=1: where tokens see .* Leave one of the two out",
+        ),
+        (
+            ReBAModule,
+            {"backend": "onnx"},
+            "backend='onnx': st_reba reads hidden states and attention; use backend=\"torch\"",
+        ),
+        (EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
+    ],
+)
+def test_settings(module_class, settings, message, backbone_path):
+    with pytest.raises(ValueError, match=message):
+        module_class(backbone_path(), **settings)
+
+
+@pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, ReBAModule])
+def test_an_encoder_where_a_decoder_is_needed(module_class, tmp_path):
+    import torch
+    from transformers import AutoModel, BertConfig
+
+    torch.manual_seed(0)
+    model = AutoModel.from_config(BertConfig(**{**backbones.SIZE, **backbones.MLP}))
+    path = backbones.save(model, tmp_path, "bert")
+    with pytest.raises(ValueError, match="BertModel the first token's state changes .* needs a decoder-only"):
+        module_class(path)
+
+
+def test_settings_are_checked_before_anything_is_loaded():
+    """With a path that does not exist, the setting is what is complained about."""
+    for module_class, settings in (
+        (ReBAModule, {"repetitions": 0}),
+        (ReBAModule, {"layers": []}),
+        (EchoModule, {"template": "x"}),
+        (CausalTransformer, {"pool_over": "x"}),
+    ):
+        with pytest.raises(ValueError, match="|".join(settings)):
+            module_class("no/such/model", **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"repetitions": 10**9}, "repetitions=1000000000"),
+        ({"layers": [77]}, "77 is out of range"),
+        ({"rows": "none"}, "rows='none'"),
+    ],
+)
+def test_hostile_configurations_are_refused_on_loading(change, message, backbone_path, tmp_path):
+    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+    path = tmp_path / "sentence_bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=message):
+        SentenceTransformer(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("path", ["../../x", "1/../../x", "/etc", "C:\\x", "..\\x"])
+def test_a_path_that_leads_out_of_the_model(path, backbone_path, tmp_path):
+    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=r"modules.json has the path .*: a module lies inside its model, so give a"):
+        ReBAModule.load(str(tmp_path), subfolder=path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0]["path"] = path
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="path"):
+        SentenceTransformer(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("item", [3, None, ("a", "b"), {"text": "a"}, {"prompt": None, "text": "a"}, b"a"])
+def test_inputs_that_are_not_text(item, backbone_path):
+    with pytest.raises(ValueError, match=f"Input 1 is a {type(item).__name__}: EchoModule embeds strings"):
+        EchoModule(backbone_path()).preprocess(["a", item])
+
+
+def test_a_prompt_that_leaves_no_room(backbone_path):
+    model = pipeline(EchoModule(backbone_path()))
+    with pytest.raises(
+        ValueError, match=r"tokens of prompt.* leave no room for 2 copies .* shorter template or prompt"
+    ):
+        model.encode("a", prompt="word " * 300)
+
+
+def test_a_prompt_that_chunks_have_no_room_for(backbone_path):
+    model = pipeline(ReBAModule(backbone_path(), chunk_length=128))
+    with pytest.raises(
+        ValueError, match=r"chunk_length=128: 2 copies of a chunk and \d+ tokens of prompt .* use at most"
+    ):
+        model.encode("a", prompt="a few words")
+
+
+def test_lengths(backbone_path):
+    module = EchoModule(backbone_path())
+    with pytest.raises(ValueError, match="max_seq_length=0: give a number of tokens, 1 or more"):
+        module.max_seq_length = 0
+    with pytest.raises(ValueError, match="max_length=0: give a number of tokens"):
+        module.preprocess(["a"], processing_kwargs={"text": {"max_length": 0}})
+    with pytest.raises(ValueError, match=r"has \['stride'\]: only max_length means something here"):
+        module.preprocess(["a"], processing_kwargs={"text": {"stride": 2}})
+
+
+WRONG_LENGTHS = [0, -1, 1.5, True, "512"]
+
+
+@pytest.mark.parametrize("length", WRONG_LENGTHS)
+class TestWrongLengths:
+    """One sentence, wherever the number of tokens comes from."""
+
+    @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, RefinedThoughtModule])
+    def test_given(self, length, module_class, backbone_path):
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens, 1 or more"):
+            module_class(backbone_path(), max_seq_length=length)
+
+    def test_set(self, length, backbone_path):
+        module = CausalTransformer(backbone_path())
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            module.max_seq_length = length
+        with pytest.raises(ValueError, match=rf"^max_length={length!r}: give a number of tokens"):
+            module.preprocess(["a"], processing_kwargs={"text": {"max_length": length}})
+
+    def test_saved(self, length, backbone_path, tmp_path):
+        pipeline(CausalTransformer(backbone_path())).save_pretrained(str(tmp_path))
+        path = tmp_path / "sentence_bert_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "max_seq_length": length}))
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            SentenceTransformer(str(tmp_path), device="cpu")
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_of_the_tokenizer(self, length, shared, backbone_path, tmp_path):
+        message = rf"^the tokenizer's model_max_length={length!r}: give a number of tokens"
+        if shared:
+            module = CausalTransformer(backbone_path())
+            module.tokenizer.model_max_length = length
+            with pytest.raises(ValueError, match=message):
+                EchoModule(module)
+            return
+        path = shutil.copytree(backbone_path(), tmp_path / "model") / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
+        with pytest.raises(ValueError, match=message):
+            CausalTransformer(str(path.parent))
+        assert CausalTransformer(str(path.parent), max_seq_length=7).max_seq_length == 7
+
+    def test_of_twin_towers(self, length, encoder_paths):
+        with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
+            TwinTower(*encoder_paths(), max_seq_length=length)
+
+
+def test_nothing_to_preprocess(backbone_path):
+    assert EchoModule(backbone_path()).preprocess([]) == {}
+    assert len(pipeline(EchoModule(backbone_path())).encode([])) == 0

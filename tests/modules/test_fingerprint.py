@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer
+
+from st_reba import CausalTransformer
+from st_reba.modules.fingerprint import fingerprint, fingerprint_of_head
+
+
+def test_the_same_model_wherever_it_lies(backbone_path, tmp_path):
+    module = CausalTransformer(backbone_path())
+    mark = fingerprint(module)
+    assert len(mark) == 16
+    assert int(mark, 16) >= 0
+    module.model.save_pretrained(tmp_path)
+    module.tokenizer.save_pretrained(tmp_path)
+    assert fingerprint(CausalTransformer(str(tmp_path))) == mark
+
+
+def test_one_value_of_one_weight(backbone_path):
+    """Every value counts: a sample of each weight would not show an edit."""
+    mark = fingerprint(CausalTransformer(backbone_path()))
+    edited = CausalTransformer(backbone_path())
+    weight = edited.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        weight.view(-1)[1] += 0.5
+    assert fingerprint(edited) != mark
+    with torch.no_grad():
+        weight.view(-1)[1] -= 0.5
+    assert fingerprint(edited) == mark
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_another_tokenizer(kind, backbone_path):
+    module = CausalTransformer(backbone_path(kind=kind))
+    mark = fingerprint(module)
+    module.preprocess(["a long text", "b"], processing_kwargs={"text": {"max_length": 2}})
+    module.tokenizer("one more text", truncation=True, max_length=2)
+    assert fingerprint(module) == mark
+    module.tokenizer.add_tokens(["cat"])
+    assert fingerprint(module) != mark
+
+
+def test_a_tokenizer_in_python(backbone_path):
+    module = CausalTransformer(backbone_path())
+    marks = []
+    for extra in (0, 0, 5):
+        module.processor = ByT5Tokenizer(extra_ids=extra)
+        marks.append(fingerprint(module))
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_heads(backbone_path):
+    module = CausalTransformer(backbone_path("qwen2"))
+    module.model.config.tie_word_embeddings = True
+    mark = fingerprint_of_head(module)
+    with torch.no_grad():
+        module.model.get_input_embeddings().weight[3, 1] += 1
+    assert fingerprint_of_head(module) != mark
+
+
+def test_another_model(backbone_path):
+    mark = fingerprint(CausalTransformer(backbone_path()))
+    shorter = CausalTransformer(backbone_path())
+    shorter.max_seq_length = 20
+    trained = CausalTransformer(backbone_path())
+    with torch.no_grad():
+        for parameter in trained.model.layers[0].parameters():
+            parameter.mul_(1.001)
+    coarser = CausalTransformer(backbone_path(), model_kwargs={"dtype": torch.bfloat16})
+    other = CausalTransformer(backbone_path("qwen2"))
+    assert len({mark, *map(fingerprint, (shorter, trained, coarser, other))}) == 5

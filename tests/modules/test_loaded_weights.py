@@ -1,0 +1,233 @@
+"""A checkpoint that lacks weights is completed where its configuration says how, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from transformers import AutoModel, AutoModelForCausalLM
+
+from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
+from st_reba.hub import compat
+
+from .. import backbones
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def language_model(directory: Path, name: str = "llama", tied: bool = True):
+    config = backbones.config(name)
+    config.tie_word_embeddings = tied
+    torch.manual_seed(0)
+    model = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
+    backbones.save(model, directory)
+    return model
+
+
+def rewrite(directory: Path, change, sharded: bool = False) -> None:
+    """Give a checkpoint other weights."""
+    weights = load_file(directory / "model.safetensors")
+    weights = {name: weight.contiguous() for name, weight in change(dict(weights)).items()}
+    if not sharded:
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    (directory / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {f"model-0000{part}-of-00002.safetensors": names[part - 1 :: 2] for part in (1, 2)}
+    for file, own in parts.items():
+        save_file({name: weights[name] for name in own}, directory / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def head_alone(weights: dict) -> dict:
+    """As the public TinyStories-656K is saved."""
+    return {**{name: weight for name, weight in weights.items() if name != EMBEDDINGS}, HEAD: weights[EMBEDDINGS]}
+
+
+def without(*parts: str):
+    return lambda weights: {name: weight for name, weight in weights.items() if not any(part in name for part in parts)}
+
+
+class TestTied:
+    @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+    def test_input_embeddings_are_the_head(self, sharded, tmp_path):
+        language_model(tmp_path)
+        expected = pipeline(ReBAModule(str(tmp_path))).encode(TEXTS)
+        rewrite(tmp_path, head_alone, sharded)
+        assert relative_error(pipeline(ReBAModule(str(tmp_path))).encode(TEXTS), expected) == 0
+
+    def test_what_is_then_saved_is_whole(self, tmp_path):
+        language_model(tmp_path / "lm")
+        rewrite(tmp_path / "lm", head_alone)
+        model = pipeline(ReBAModule(str(tmp_path / "lm"), model_kwargs={"dtype": "bfloat16"}))
+        model.save_pretrained(str(tmp_path / "saved"))
+        loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+        assert relative_error(loaded.encode(TEXTS), model.encode(TEXTS)) == 0
+
+    def test_the_head_is_found_for_a_filter(self, tmp_path):
+        language_model(tmp_path)
+        expected = EmbeddingFilter.from_language_model(str(tmp_path))
+        rewrite(tmp_path, head_alone)
+        assert torch.equal(EmbeddingFilter.from_language_model(str(tmp_path)).directions, expected.directions)
+
+    def test_not_where_the_configuration_does_not_tie(self, tmp_path):
+        language_model(tmp_path, tied=False)
+        rewrite(tmp_path, without(EMBEDDINGS))
+        with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight\. .* random"):
+            ReBAModule(str(tmp_path))
+
+    def test_not_where_there_is_no_head_either(self, tmp_path):
+        language_model(tmp_path)
+        rewrite(tmp_path, without(EMBEDDINGS))
+        with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight"):
+            ReBAModule(str(tmp_path))
+
+
+class TestMissing:
+    @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+    def test_names(self, sharded, tmp_path):
+        language_model(tmp_path)
+        rewrite(tmp_path, without("layers.1.mlp", "norm.weight"), sharded)
+        with pytest.raises(ValueError, match=r"lacks \d+ weights that LlamaModel needs: .*layers.1.mlp.down_proj"):
+            CausalTransformer(str(tmp_path))
+
+    def test_another_models_weights(self, tmp_path):
+        """None of the names fit: everything would be random."""
+        language_model(tmp_path)
+        rewrite(tmp_path, lambda weights: {f"other.{name}": weight for name, weight in weights.items()})
+        with pytest.raises(ValueError, match=r"lacks 28 weights that LlamaModel needs: .* and 23 more\."):
+            ReBAModule(str(tmp_path))
+
+    def test_in_a_saved_model(self, backbone_path, tmp_path):
+        pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+        rewrite(tmp_path, without("layers.2.input_layernorm"))
+        with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.2.input_layernorm.weight\."):
+            SentenceTransformer(str(tmp_path), device="cpu")
+
+    def test_shapes(self, tmp_path):
+        language_model(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
+        with pytest.raises(
+            ValueError,
+            match=r"lacks 1 weight .*: embed_tokens.weight \(\(384, 32\) there, \(400, 32\) by its configuration\)",
+        ):
+            ReBAModule(str(tmp_path))
+        with pytest.raises(ValueError, match="lacks 1 weight"):
+            ReBAModule(str(tmp_path), model_kwargs={"ignore_mismatched_sizes": True})
+
+    def test_above_the_layer_that_is_read(self, tmp_path):
+        """They are not run, and not saved."""
+        language_model(tmp_path)
+        expected = pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS)
+        rewrite(tmp_path, without("layers.2."))
+        assert relative_error(pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS), expected) == 0
+        with pytest.raises(ValueError, match=r"lacks \d+ weights .*layers.2."):
+            CausalTransformer(str(tmp_path))
+
+    def test_what_is_too_many_does_no_harm(self, tmp_path):
+        """A task's head, and the masks that old GPT-2 checkpoints hold."""
+        model = language_model(tmp_path, "gpt2", tied=False)
+        mask = torch.ones(1, 1, 256, 256, dtype=torch.bool)
+        rewrite(
+            tmp_path, lambda weights: {**weights, "transformer.h.0.attn.bias": mask, "score.weight": mask[0, 0].float()}
+        )
+        expected = AutoModel.from_pretrained(tmp_path).state_dict()
+        found = ReBAModule(str(tmp_path)).model.state_dict()
+        assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+        assert model.config.tie_word_embeddings is False
+
+    def test_what_the_caller_asks_of_the_report(self, backbone_path):
+        assert isinstance(
+            ReBAModule(backbone_path(), model_kwargs={"output_loading_info": True}).model, torch.nn.Module
+        )
+
+
+class TestAdapters:
+    @pytest.fixture
+    def adapter(self, tmp_path):
+        peft = pytest.importorskip("peft")
+        language_model(tmp_path / "lm")
+        module = ReBAModule(str(tmp_path / "lm"))
+        torch.manual_seed(1)
+        module.model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        model = pipeline(module)
+        model.save_pretrained(str(tmp_path / "adapter"))
+        return tmp_path / "adapter", model.encode(TEXTS)
+
+    def test_they_load(self, adapter):
+        path, expected = adapter
+        assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) < 1e-6
+
+    def test_the_model_below(self, adapter, tmp_path):
+        """transformers reports on the adapter alone."""
+        rewrite(tmp_path / "lm", without("layers.1.mlp.up_proj"))
+        with pytest.raises(ValueError, match=r"lm lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
+            SentenceTransformer(str(adapter[0]), device="cpu")
+
+    def test_the_model_below_is_tied(self, adapter, tmp_path):
+        path, expected = adapter
+        rewrite(tmp_path / "lm", head_alone)
+        assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) < 1e-6
+
+    @pytest.mark.skipif(not compat.ADAPTERS_ARE_REPORTED, reason="this version of transformers does not report on them")
+    def test_the_adapter(self, adapter):
+        path, _ = adapter
+        weights = load_file(path / "adapter_model.safetensors")
+        weights.pop(next(name for name in sorted(weights) if "lora_B" in name))
+        save_file(weights, path / "adapter_model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=r"adapter lacks 1 weight .*lora_B"):
+            SentenceTransformer(str(path), device="cpu")
+
+
+class TestTwinTower:
+    @pytest.fixture
+    def saved(self, encoder_paths, tmp_path):
+        model = pipeline(TwinTower(*encoder_paths()), "cls")
+        model.save_pretrained(str(tmp_path))
+        return tmp_path, model.encode(TEXTS)
+
+    @pytest.mark.parametrize("tower", [".", "tower_2"])
+    def test_a_tower_that_lacks_something(self, tower, saved):
+        path, _ = saved
+        rewrite(path / tower, without("layer.1.attention.self.value"))
+        with pytest.raises(ValueError, match=r"lacks 2 weights that BertModel needs: encoder.layer.1.attention.self"):
+            SentenceTransformer(str(path), device="cpu")
+
+    @pytest.mark.parametrize("tower", [".", "tower_2"])
+    def test_a_pooler_is_for_training_alone(self, tower, saved):
+        """Encoders that were trained on masked words have none."""
+        path, expected = saved
+        rewrite(path / tower, without("pooler"))
+        assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) == 0
+
+
+def test_a_shared_backbone_is_its_owners(tmp_path):
+    """Nobody can tell any more what was in its checkpoint, or what its owner put there since."""
+    language_model(tmp_path)
+    rewrite(tmp_path, without("layers.1.mlp"))
+    shared = Transformer(str(tmp_path))
+    assert ReBAModule(shared).model.embed_tokens is shared.model.embed_tokens
+
+
+def test_should_st_load_in_another_way(tmp_path, monkeypatch):
+    """Guards ``Transformer._load_model``, and what is done without it."""
+    assert hasattr(Transformer, "_load_model")
+    language_model(tmp_path)
+
+    def load(self, name, task, config, *args, **kwargs):
+        return AutoModel.from_pretrained(name, config=config)
+
+    monkeypatch.setattr(compat.ReportingTransformer, "_load_model", load)
+    ReBAModule(str(tmp_path))
+    rewrite(tmp_path, without("layers.1.mlp.up_proj"))
+    with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
+        ReBAModule(str(tmp_path))

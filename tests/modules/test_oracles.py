@@ -1,0 +1,174 @@
+"""Every module equals the papers' algorithm, to 1e-5 in float32, on every architecture, in a mixed batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+
+from .. import oracles
+from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
+from ..conftest import pipeline, relative_error
+
+TOLERANCE = 1e-5
+
+
+def make(module_class, path, **settings):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*computes its attention in its own code")
+        return module_class(path, **settings)
+
+
+def assert_words_equal(module, expected_words):
+    words = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
+    for text, value in zip(TEXTS, words, strict=True):
+        assert relative_error(value, expected_words(text)) < TOLERANCE, text
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_reba(architecture, k, backbone_path, eager, token_ids):
+    module = make(ReBAModule, backbone_path(architecture), repetitions=k)
+    assert module._route.through_function == (architecture not in OWN_ATTENTION)
+    words = {text: oracles.algorithm_2(eager(architecture), token_ids(text), k) for text in TEXTS}
+    assert_words_equal(module, words.get)
+    for pooling in ("mean", "lasttoken"):
+        vectors = pipeline(module, pooling).encode(TEXTS, batch_size=len(TEXTS))
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            assert relative_error(vector, oracles.algorithm_3(words[text], pooling)) < TOLERANCE, (pooling, text)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_reba_last_row(architecture, backbone_path, eager, token_ids):
+    module = make(ReBAModule, backbone_path(architecture), rows="last")
+    for pooling in ("mean", "lasttoken"):
+        vectors = pipeline(module, pooling).encode(TEXTS, batch_size=len(TEXTS))
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            words = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
+            assert relative_error(vector, words[-1]) < TOLERANCE, text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "bloom"])
+@pytest.mark.parametrize("layers", [[-1], [0, 2]])
+def test_reba_of_some_layers(architecture, layers, backbone_path, eager, token_ids):
+    module = make(ReBAModule, backbone_path(architecture), layers=layers)
+    assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, layers=layers))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "falcon"])
+def test_reba_with_normalized_weights(architecture, backbone_path, eager, token_ids):
+    module = make(ReBAModule, backbone_path(architecture), normalize_weights=True)
+    assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, normalize=True))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("k", [2, 3])
+def test_echo(architecture, k, backbone_path, eager, token_ids):
+    module = make(EchoModule, backbone_path(architecture), repetitions=k)
+    assert_words_equal(module, lambda text: oracles.echo(eager(architecture), token_ids(text), k))
+    module = make(EchoModule, backbone_path(architecture), repetitions=k, pool_copies="repeated")
+    assert_words_equal(module, lambda text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_classical(architecture, backbone_path, eager, token_ids):
+    module = make(CausalTransformer, backbone_path(architecture))
+    assert_words_equal(module, lambda text: oracles.classical(eager(architecture), token_ids(text)))
+
+
+def test_input_embeddings(backbone_path, eager, token_ids):
+    table = eager().get_input_embeddings().weight.detach()
+    assert_words_equal(InputEmbeddings(backbone_path()), lambda text: table[torch.tensor(token_ids(text))])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_backbones_attend_far_from_uniformly(architecture, eager, token_ids):
+    """Otherwise the tests above could not tell one attention from another."""
+    _, maps = oracles.run(eager(architecture), token_ids(TEXTS[2]) * 2)
+    ratio = torch.stack([layer.max(dim=-1).values[:, -1] * (layer[0, -1] > 0).sum() for layer in maps])
+    assert ratio.mean() > 2
+
+
+def test_mean_pooling_equals_the_sum_over_columns(backbone_path, eager, token_ids):
+    """Eq. 7: summing each column of A first gives the same mean."""
+    ids = token_ids(TEXTS[2])
+    states, maps = oracles.run(eager(), ids * 2)
+    weights = oracles.algorithm_1(maps)
+    columns = torch.stack([weights[: min(len(ids), k + 1), k].sum() for k in range(2 * len(ids))])
+    vector = pipeline(ReBAModule(backbone_path())).encode(TEXTS[2])
+    assert relative_error(vector, columns @ states / len(ids)) < TOLERANCE
+
+
+class TestChunked:
+    """Chunks of 5 tokens, where the texts have 1 to 40."""
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    def test_words(self, architecture, k, backbone_path, eager, token_ids):
+        module = make(ReBAModule, backbone_path(architecture), repetitions=k, chunk_length=5)
+        assert_words_equal(module, lambda text: oracles.chunked(eager(architecture), token_ids(text), k, 5))
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_last_row(self, architecture, backbone_path, eager, token_ids):
+        module = make(ReBAModule, backbone_path(architecture), chunk_length=5, rows="last")
+        vectors = pipeline(module, "lasttoken").encode(TEXTS, batch_size=len(TEXTS))
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            words = oracles.chunked(eager(architecture), token_ids(text), 2, 5)
+            assert relative_error(vector, words[-1]) < TOLERANCE, text
+
+    @pytest.mark.parametrize("architecture", ["llama", "mistral_window", "bloom"])
+    @pytest.mark.parametrize("length", [1, 8, 13])
+    def test_lengths(self, architecture, length, backbone_path, eager, token_ids):
+        assert all(len(token_ids(TEXTS[2])) % length for length in (8, 13))
+        module = make(ReBAModule, backbone_path(architecture), chunk_length=length)
+        assert_words_equal(module, lambda text: oracles.chunked(eager(architecture), token_ids(text), 2, length))
+
+    @pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "falcon"])
+    def test_some_layers_and_normalized(self, architecture, backbone_path, eager, token_ids):
+        settings = {"layers": [0, -1], "normalize_weights": True}
+        module = make(ReBAModule, backbone_path(architecture), chunk_length=7, **settings)
+        assert_words_equal(
+            module,
+            lambda text: oracles.chunked(eager(architecture), token_ids(text), 2, 7, layers=[0, -1], normalize=True),
+        )
+
+    @pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
+    def test_special_tokens_and_the_prompt_stand_before_each_chunk(self, kind, backbone_path, eager):
+        module = ReBAModule(backbone_path("llama", kind), chunk_length=5)
+        before, after = ([2], [3]) if kind == "bert" else ([1], [])
+
+        def ids(text):
+            return module.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+        for prompt in ("", "the fox: "):
+            words = pipeline(module).encode(TEXTS, output_value="token_embeddings", prompt=prompt, batch_size=3)
+            for text, value in zip(TEXTS, words, strict=True):
+                expected = oracles.chunked(eager(), ids(text), 2, 5, before + ids(prompt), after)
+                assert relative_error(value, expected) < TOLERANCE, text
+
+    @pytest.mark.parametrize("architecture", ["llama", "gpt_oss_sinks", "gpt_neo"])
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    def test_one_chunk_is_reba(self, architecture, k, backbone_path):
+        settings = {"repetitions": k, "chunk_length": 50}
+        chunked = pipeline(make(ReBAModule, backbone_path(architecture), **settings))
+        whole = pipeline(make(ReBAModule, backbone_path(architecture), repetitions=k))
+        assert relative_error(chunked.encode(TEXTS), whole.encode(TEXTS)) < 1e-6
+
+    def test_one_chunk_beside_longer_texts_is_reba(self, backbone_path):
+        whole, chunked = (pipeline(ReBAModule(backbone_path(), chunk_length=length)) for length in (None, 12))
+        vectors = chunked.encode(TEXTS, batch_size=len(TEXTS))
+        assert relative_error(vectors[3], whole.encode(TEXTS[3])) < 1e-6
+        assert relative_error(vectors[2], whole.encode(TEXTS[2])) > 1e-3
+
+    def test_words_see_the_text_before_their_chunk_and_not_behind_it(self, backbone_path, token_ids):
+        ids = token_ids(TEXTS[2])
+        encode = pipeline(ReBAModule(backbone_path(), chunk_length=5)).encode
+        words, shorter = (encode(text, output_value="token_embeddings") for text in (TEXTS[2], TEXTS[2][:-4]))
+        kept = 5 * (len(token_ids(TEXTS[2][:-4])) // 5)
+        assert token_ids(TEXTS[2][:-4])[:kept] == ids[:kept]
+        assert relative_error(shorter[:kept], words[:kept]) < TOLERANCE
+        other = encode("The cat" + TEXTS[2][7:], output_value="token_embeddings")
+        assert relative_error(other[-5:], words[-5:]) > 1e-3

@@ -1,0 +1,333 @@
+"""Saved, pickled and pushed models are the model."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Router
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+from st_reba import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    LayerStates,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+from st_reba.modules import PUBLIC_MODULES, CausalModule, registry
+from st_reba.version import REQUIREMENT, __version__
+
+from ..backbones import TEXTS
+from ..conftest import pipeline
+
+BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]
+
+CASES = {
+    "classical": (CausalTransformer, {"template": "in a word, {text}:", "pool_over": "all"}),
+    "bag": (InputEmbeddings, {}),
+    "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}"}),
+    "echo": (EchoModule, {"template": "springer", "pool_copies": "repeated", "pool_over": "all"}),
+    "echo-3": (EchoModule, {"repetitions": 3}),
+    "reba": (ReBAModule, {"repetitions": 3, "layers": [0, -1], "normalize_weights": True}),
+    "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
+    "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
+    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
+    "thought": (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
+    "token prepending": (TokenPrependingModule, {"prepend_layers": 2, "output_layer": 2, "seed": 5, "rows": "last"}),
+    "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4, "whole_sentences": False}),
+    "value aggregation": (ValueAggregationModule, {"layers": [0, -1], "normalize_text": True}),
+    "contrastive prompting": (
+        ContrastivePromptingModule,
+        {"contrast_layer": 1, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "final_norm": True},
+    ),
+    "early and late": (EarlyLateModule, {"template": "prompteol-zh", "early_layer": 2, "normalize_text": False}),
+    "early and late, short": (EarlyLateModule, {"output_layer": 2, "final_norm": False, "bidirectional_layers": 1}),
+    "reba, chunks": (ReBAModule, {"chunk_length": 5, "layers": [-1]}),
+    "reba, short": (ReBAModule, {"max_seq_length": 7}),
+    "prompteol": (
+        CausalTransformer,
+        {"template": "prompteol-zh", "pool_over": "all", "rows": "last", "normalize_text": True},
+    ),
+    "knowledge": (CausalTransformer, {"template": "knowledge"}),
+    "whole, without the norm": (BidirectionalLastLayer, {"pool_over": "whole", "final_norm": False}),
+    "thought, without the norm": (RefinedThoughtModule, {"iterations": 2, "final_norm": False}),
+    "metaeol": (MetaEOLModule, {"templates": ["In a word, {text}:", "{text}"], "normalize_text": True}),
+    "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 0.5}),
+    "kv re-routing, tokens": (KVReroutingModule, {"hybrid": False, "rows": "last", "output_layer": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["bytes", "bert"])
+def test_save_and_load(case, kind, backbone_path, tmp_path):
+    module_class, settings = CASES[case]
+    module = module_class(backbone_path("llama", kind), **settings)
+    width = module.get_embedding_dimension()
+    parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
+    model = SentenceTransformer(modules=parts, device="cpu")
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(loaded[0]) is module_class
+    assert loaded[0].get_config_dict() == module.get_config_dict()
+    assert loaded.max_seq_length == model.max_seq_length
+    for key, value in settings.items():
+        if key != "template":
+            assert getattr(loaded[0], key) == value
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+    again = tmp_path / "again"
+    loaded.save_pretrained(str(again))
+    assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
+
+
+def test_every_setting_is_saved():
+    import inspect
+
+    for module_class in BACKBONES:
+        arguments = set(inspect.signature(module_class.__init__).parameters)
+        arguments -= {"self", "model_name_or_path", "second_model_name_or_path", "transformer_kwargs"}
+        assert arguments <= set(module_class.config_keys), module_class
+
+
+def test_what_is_written(backbone_path, tmp_path):
+    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert modules[0]["type"] == "st_reba.modules.ReBAModule"
+    config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
+    assert config["requirements"] == REQUIREMENT
+    assert config["requirements"]["st_reba"]["specifier"] == f">={__version__}"
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_a_module_saved_on_its_own(backbone_path, tmp_path):
+    EchoModule(backbone_path(), repetitions=3).save(str(tmp_path))
+    assert EchoModule.load(str(tmp_path)).repetitions == 3
+
+
+def test_requirements_of_others_are_kept(backbone_path, tmp_path):
+    (tmp_path / "config_sentence_transformers.json").write_text('{"requirements": {"peft": ">=0.1"}}')
+    EchoModule(backbone_path()).save(str(tmp_path))
+    config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
+    assert config["requirements"] == {"peft": ">=0.1", **REQUIREMENT}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pickle(case, backbone_path):
+    module_class, settings = CASES[case]
+    model = pipeline(module_class(backbone_path(), **settings))
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))
+
+
+def run(code: str, *arguments: str, expect: int = 0, **environment: str) -> str:
+    """A fresh process, as a user's would be."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        timeout=300,
+    )
+    assert done.returncode == expect, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def saved(backbone_path, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved")
+    model = pipeline(ReBAModule(backbone_path()), "lasttoken")
+    model.save_pretrained(str(directory / "model"))
+    np.save(directory / "expected.npy", model.encode(TEXTS))
+    (directory / "texts.json").write_text(json.dumps(TEXTS))
+    return directory
+
+
+ENCODE = """
+    import json, sys
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+    {imports}
+    where = sys.argv[1]
+    if __name__ == "__main__":
+        model = SentenceTransformer(where + "/model", device="cpu"{flag})
+        vectors = model.encode(json.load(open(where + "/texts.json")){how})
+        expected = np.load(where + "/expected.npy")
+        assert {check}, "not the same"
+        print("the same")
+"""
+
+
+SAME = "np.array_equal(vectors, expected)"
+# Workers have other batches than one process has: equal but for rounding.
+NEAR = "np.allclose(vectors, expected, rtol=1e-5, atol=1e-6)"
+
+
+def test_a_fresh_process_with_the_import(saved):
+    assert "the same" in run(ENCODE.format(imports="import st_reba", flag="", how="", check=SAME), str(saved))
+
+
+def test_a_fresh_process_without_the_import(saved):
+    code = ENCODE.format(imports="", flag=", trust_remote_code=True", how="", check=SAME)
+    assert "the same" in run(code, str(saved))
+
+
+def test_worker_processes(saved, tmp_path):
+    code = textwrap.dedent(
+        ENCODE.format(imports="import st_reba", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)
+    )
+    script = tmp_path / "encode.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script), str(saved)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the same" in done.stdout
+
+
+def test_a_machine_without_st_reba(saved):
+    """ST's own check says what is missing, before anything is loaded (from ST 6 on)."""
+    code = """
+        import sys
+        sys.modules["st_reba"] = None
+        import importlib.metadata as metadata
+        original = metadata.version
+        def version(name):
+            if name.replace("-", "_") == "st_reba":
+                raise metadata.PackageNotFoundError(name)
+            return original(name)
+        metadata.version = version
+        from sentence_transformers import SentenceTransformer
+        SentenceTransformer(sys.argv[1] + "/model", device="cpu", trust_remote_code=True)
+    """
+    message = run(code, str(saved), expect=1)
+    if registry.REQUIREMENTS_ARE_CHECKED:
+        assert f"st_reba>={__version__}, but it is not installed" in message
+        assert "is part of st_reba; import st_reba before loading it." in message
+    else:
+        assert "st_reba" in message.splitlines()[-1]
+
+
+class TestRegistry:
+    def test_exactly_our_classes_are_known(self):
+        assert set(registry.MODULE_CLASSES) == {
+            "st_reba.modules.AllButTheTop",
+            "st_reba.modules.BidirectionalLastLayer",
+            "st_reba.modules.CausalTransformer",
+            "st_reba.modules.Centering",
+            "st_reba.modules.ContrastivePromptingModule",
+            "st_reba.modules.EarlyLateModule",
+            "st_reba.modules.EchoModule",
+            "st_reba.modules.EmbeddingFilter",
+            "st_reba.modules.HierarchicalTokenPrependingModule",
+            "st_reba.modules.IdfWeights",
+            "st_reba.modules.InputEmbeddings",
+            "st_reba.modules.KVReroutingModule",
+            "st_reba.modules.MetaEOLModule",
+            "st_reba.modules.LayerStates",
+            "st_reba.modules.LayerwiseAutoencoder",
+            "st_reba.modules.PartwiseWhitening",
+            "st_reba.modules.ReBAModule",
+            "st_reba.modules.RefinedThoughtModule",
+            "st_reba.modules.Standardization",
+            "st_reba.modules.TokenPrependingModule",
+            "st_reba.modules.TwinTower",
+            "st_reba.modules.ValueAggregationModule",
+            "st_reba.modules.WhiteningTransform",
+        }
+
+    def test_the_private_mapping_is_there(self):
+        """Guards the one private name of ST's that we touch (6.0 and later)."""
+        import sentence_transformers
+
+        mapping = getattr(SentenceTransformer, "_module_classes", None)
+        if int(sentence_transformers.__version__.split(".")[0]) < 6:
+            assert mapping is None
+        else:
+            assert {reference: mapping[reference] for reference in registry.MODULE_CLASSES} == registry.MODULE_CLASSES
+
+    def test_a_class_of_somebody_elses_is_refused(self, saved, tmp_path):
+        import shutil
+
+        import sentence_transformers
+
+        if int(sentence_transformers.__version__.split(".")[0]) < 6:
+            pytest.skip("ST 5 imports installed classes without asking")
+        shutil.copytree(saved / "model", tmp_path / "model")
+        path = tmp_path / "model" / "modules.json"
+        for reference in ("st_reba.cli.app", "os.system", "st_reba.modules.base.CausalModule"):
+            modules = json.loads(path.read_text())
+            modules[0]["type"] = reference
+            path.write_text(json.dumps(modules))
+            with pytest.raises(ValueError, match="trust_remote_code=True"):
+                SentenceTransformer(str(tmp_path / "model"), device="cpu")
+
+    def test_without_the_mapping_importing_still_works(self):
+        """A later ST may drop it: then loading asks for the flag, and the flag works."""
+        code = """
+            import sys
+            from sentence_transformers import SentenceTransformer
+            for family in SentenceTransformer.__mro__:
+                if "_module_classes" in vars(family):
+                    del family._module_classes
+            import st_reba
+            print("imported")
+        """
+        assert "imported" in run(code)
+
+
+class TestWhereAClassLives:
+    """Every class says that it is of the package, as saved models do; its source is found all the same."""
+
+    @pytest.mark.parametrize("module_class", PUBLIC_MODULES)
+    def test_its_source_is_found(self, module_class):
+        assert inspect.getsource(module_class).startswith(f"class {module_class.__name__}(")
+        assert inspect.getsourcefile(module_class) != sys.modules["st_reba.modules"].__file__
+        assert module_class.__module__ == "st_reba.modules"
+        assert pickle.loads(pickle.dumps(module_class)) is module_class
+
+    def test_signatures_are_shown(self):
+        assert list(inspect.signature(ReBAModule).parameters)[:3] == ["model_name_or_path", "repetitions", "layers"]
+
+    def test_a_router_names_the_package_too(self, backbone_path, tmp_path):
+        query, document = ReBAModule(backbone_path()), EchoModule(backbone_path())
+        pooling = Pooling(32, "mean")
+        router = Router.for_query_document([query, pooling], [document, pooling])
+        model = SentenceTransformer(modules=[router], device="cpu")
+        model.save_pretrained(str(tmp_path))
+        saved = json.loads((tmp_path / "router_config.json").read_text())
+        assert {"st_reba.modules.ReBAModule", "st_reba.modules.EchoModule"} <= set(saved["types"].values())
+
+    def test_a_class_of_the_users_keeps_its_name(self, backbone_path, tmp_path):
+        pipeline(TheirModule(backbone_path())).save_pretrained(str(tmp_path))
+        assert json.loads((tmp_path / "modules.json").read_text())[0]["type"] == f"{__name__}.TheirModule"
+
+
+class TheirModule(ReBAModule):
+    """Derived from one of ours."""
+
+
+def test_bfloat16_models_stay_so(backbone_path, tmp_path):
+    model = pipeline(ReBAModule(backbone_path(), model_kwargs={"dtype": "bfloat16"}))
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded.dtype == torch.bfloat16
+    vectors = [one.encode(TEXTS, convert_to_tensor=True) for one in (model, loaded)]
+    assert torch.equal(*vectors)

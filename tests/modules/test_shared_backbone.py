@@ -1,0 +1,210 @@
+"""A module that is given a loaded backbone leaves it as it was: when it works, and when it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from st_reba import (
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    KVReroutingModule,
+    LayerStates,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    ValueAggregationModule,
+)
+from st_reba.hub import compat
+from st_reba.lm.attention import function
+from st_reba.lm.backbone import dry_run
+from st_reba.lm.decoder import view
+
+from ..backbones import ARCHITECTURES, TEXTS
+from ..conftest import pipeline
+
+MODULES = {
+    "classical": CausalTransformer,
+    "last token": lambda backbone: CausalTransformer(backbone, rows="last"),
+    "short": lambda backbone: CausalTransformer(backbone, output_layer=1),
+    "both ways": lambda backbone: CausalTransformer(backbone, bidirectional_layers=1),
+    "echo": EchoModule,
+    "reba": ReBAModule,
+    "refined thought": RefinedThoughtModule,
+    "kv re-routing": KVReroutingModule,
+    "meta-eol": lambda backbone: MetaEOLModule(backbone, templates=["{text} is", "{text} means"]),
+    "value aggregation": ValueAggregationModule,
+    "contrastive prompting": lambda backbone: ContrastivePromptingModule(backbone, contrast_layer=1),
+    "early and late": EarlyLateModule,
+    "token prepending": HierarchicalTokenPrependingModule,
+    "layer states": LayerStates,
+}
+
+REFUSED = {
+    "layers": lambda backbone: ReBAModule(backbone, layers=[99]),
+    "both ways": lambda backbone: CausalTransformer(backbone, bidirectional_layers=99),
+    "output layer": lambda backbone: CausalTransformer(backbone, output_layer=99),
+    "re-routed layers": lambda backbone: KVReroutingModule(backbone, layers=[99]),
+    "prepended layers": lambda backbone: HierarchicalTokenPrependingModule(backbone, prepend_layers=99),
+    "contrast layer": lambda backbone: ContrastivePromptingModule(backbone, contrast_layer=99),
+    "early layer": lambda backbone: EarlyLateModule(backbone, early_layer=99),
+    "value layers": lambda backbone: ValueAggregationModule(backbone, layers=[99]),
+    "chunks": lambda backbone: ReBAModule(backbone, chunk_length=255),
+}
+
+
+def everything_set_on(model) -> dict:
+    """All that a constructor could have left: configuration, modes, parts."""
+    modules = dict(model.named_modules())
+    return {
+        "config": model.config.to_dict(),
+        "attention": [part.config._attn_implementation for part in modules.values() if hasattr(part, "config")],
+        "modes": {name: part.training for name, part in modules.items()},
+        "parts": {name: id(part) for name, part in modules.items()},
+        "weights": {name: id(weight) for name, weight in model.named_parameters()},
+    }
+
+
+def mixed_modes(model):
+    """A model in training with a layer that its user froze by ``eval()``."""
+    model.train()
+    list(model.modules())[-1].eval()
+    next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))[1].eval()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "falcon"])
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_module_leaves_the_backbone_as_it_was(kind, architecture, backbone_path):
+    backbone = Transformer(backbone_path(architecture))
+    mixed_modes(backbone.model)
+    before = everything_set_on(backbone.model)
+    with contextlib.suppress(ValueError):  # what Falcon's own attention does not allow
+        MODULES[kind](backbone)
+    assert everything_set_on(backbone.model) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+@pytest.mark.parametrize("architecture", ["llama", "falcon"])
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_refused_module_leaves_the_backbone_as_it_was(reason, architecture, backbone_path):
+    backbone = Transformer(backbone_path(architecture))
+    before, vectors = everything_set_on(backbone.model), pipeline_of(backbone).encode(TEXTS)
+    with pytest.raises(ValueError, match="layer|chunk|attention"):
+        REFUSED[reason](backbone)
+    before["modes"] = dict.fromkeys(before["modes"], False)  # as encode leaves them
+    assert everything_set_on(backbone.model) == before
+    assert np.array_equal(pipeline_of(backbone).encode(TEXTS), vectors)
+
+
+def pipeline_of(backbone):
+    if backbone.tokenizer.pad_token is None:
+        backbone.tokenizer.pad_token = backbone.tokenizer.eos_token
+    return SentenceTransformer(modules=[backbone, Pooling(32, "mean")], device="cpu")
+
+
+@pytest.mark.parametrize("chosen", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
+def test_classical_and_echo_keep_the_choice_of_attention(kind, chosen, backbone_path):
+    """Beside a module that does not, whichever is made first."""
+    first = kind(backbone_path(), model_kwargs={"attn_implementation": chosen})
+    reba = ReBAModule(first)
+    second = kind(ReBAModule(first))
+    assert reba.model.config._attn_implementation == function.NAME
+    assert first.model.config._attn_implementation == chosen
+    third = kind(first)
+    assert third.model.config._attn_implementation == chosen
+    assert second.model.config._attn_implementation == function.NAME, "it was given a backbone that attends so"
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_view_computes_the_same_with_the_same_weights(architecture, backbone_path):
+    model = CausalTransformer(backbone_path(architecture)).model
+    twin = view(model)
+    assert twin is not model
+    assert twin.config is not model.config
+    assert dict(twin.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert all(weight is other for weight, other in zip(twin.parameters(), model.parameters(), strict=True))
+    assert all(one is other for one, other in zip(twin.buffers(), model.buffers(), strict=True))
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.inference_mode():
+        assert torch.equal(twin(input_ids=ids).last_hidden_state, model(input_ids=ids).last_hidden_state)
+
+
+def test_what_a_view_is_told_the_model_does_not_hear(backbone_path):
+    model = CausalTransformer(backbone_path()).model
+    twin = view(model)
+    twin.set_attn_implementation("eager")
+    assert {part.config._attn_implementation for part in twin.modules() if hasattr(part, "config")} == {"eager"}
+    assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+
+
+def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
+    """A copy would run what it is a copy of."""
+    shared = CausalTransformer(backbone_path())
+    compiled = torch.compile(shared.model, dynamic=True)
+    assert view(compiled) is compiled
+    forward = shared.model.forward
+    shared.model.forward = lambda **kwargs: forward(**kwargs)
+    assert EchoModule(shared).model is shared.model
+    with pytest.raises(ValueError, match="its forward is not its class's own: torch.compile leaves it so. Compile"):
+        CausalTransformer(shared, output_layer=1)
+
+
+def test_an_adapter_is_seen_by_all_who_share_the_weights(backbone_path):
+    peft = pytest.importorskip("peft")
+    classical = CausalTransformer(backbone_path())
+    reba = ReBAModule(classical)
+    before = [pipeline(module).encode(TEXTS) for module in (classical, reba)]
+    classical.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
+    after = [pipeline(module).encode(TEXTS) for module in (classical, reba)]
+    assert not any(np.allclose(one, other, atol=1e-3) for one, other in zip(before, after, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.array_equal(after[1], pipeline(ReBAModule(classical)).encode(TEXTS))
+
+
+def test_a_dry_run_leaves_each_module_in_its_mode(backbone_path):
+    model = mixed_modes(CausalTransformer(backbone_path()).model)
+    modes = [part.training for part in model.modules()]
+    assert set(modes) == {True, False}
+    with contextlib.suppress(ZeroDivisionError), dry_run(model):
+        assert not any(part.training for part in model.modules())
+        assert torch.is_inference_mode_enabled()
+        raise ZeroDivisionError
+    assert [part.training for part in model.modules()] == modes
+
+
+@pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="sentence-transformers before 6.2 moves a placed model")
+def test_a_backbone_that_accelerate_has_placed(backbone_path, tmp_path):
+    """Its modules' forwards are replaced one by one; the view's are its own."""
+    pytest.importorskip("accelerate")
+    parts = dict.fromkeys(("embed_tokens", "layers", "norm"), "disk")
+    placed = {"device_map": {**parts, "rotary_emb": "cpu"}, "offload_folder": str(tmp_path)}
+    classical = CausalTransformer(backbone_path(), model_kwargs={**placed, "attn_implementation": "eager"})
+    reba = ReBAModule(classical)
+    assert classical.model.config._attn_implementation == "eager"
+    assert reba.model.config._attn_implementation == function.NAME
+    assert np.array_equal(pipeline(reba).encode(TEXTS), pipeline(ReBAModule(backbone_path())).encode(TEXTS))
+
+
+def test_a_peft_model_is_left_as_it_was(backbone_path):
+    peft = pytest.importorskip("peft")
+    shared = Transformer(backbone_path())
+    shared.model = peft.get_peft_model(shared.model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    before = everything_set_on(shared.model)
+    reba = ReBAModule(shared)
+    assert everything_set_on(shared.model) == before
+    assert reba.model.config._attn_implementation == function.NAME

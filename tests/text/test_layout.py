@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from st_reba.text.layout import MAX_TEMPLATE_LENGTH, TEMPLATES, Layout, LayoutBuilder, Template, normalized
+from st_reba.text.tokens import special_tokens
+
+from ..backbones import tokenizer
+
+TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
+KINDS = sorted(TOKENIZERS)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+literals = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{}"), max_size=12)
+
+
+class TestNormalized:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("", ""),
+            (" ", " "),
+            ("\n\t", "\n\t"),
+            ("A cat sat", "A cat sat."),
+            ("A cat sat.", "A cat sat."),
+            ("A cat sat!", "A cat sat!."),
+            ("Did it sit?", "Did it sit."),
+            ("Did it? Yes", "Did it? Yes."),
+            ('He said "sit"', "He said 'sit'"),
+            ('"Sit?" he said', "'Sit?' he said."),
+            ("the cats'", "the cats'"),
+            ("A cat 🥊", "A cat 🥊."),
+            ("我爱猫", "我爱猫。"),
+            ("我爱猫。", "我爱猫。"),
+            ("我爱猫！", "我爱猫！。"),
+            ("你爱猫吗？", "你爱猫吗。"),
+            ("他说：“你好”", "他说：‘你好’"),
+            ("《猫》", "《猫》。"),
+            ("我爱 cats", "我爱 cats."),
+        ],
+    )
+    def test_as_released(self, text, expected):
+        assert normalized(text) == expected
+
+    @given(texts)
+    def test_a_character_keeps_its_place(self, text):
+        after = normalized(text)
+        assert len(after) - len(text) in (0, 1)
+        for before, now in zip(text, after, strict=False):
+            assert now == before or before in '"“”?？'
+        assert not set(after) & set('"“”') or not text.strip()
+
+
+PROMPTS = ("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum", "compress", "compress-query")
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_have_chinese_counterparts(name):
+    for preset in (name, f"{name}-zh"):
+        assert Template.parse(preset).copies == 1
+    # The English ones stand in quotation marks that normalisation keeps out of the text, and so do the Chinese ones.
+    assert ('"{text}"' in TEMPLATES[name]) == ("“{text}”" in TEMPLATES[f"{name}-zh"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("templates", [["{text}"], ["a {text}", "{text} and so on", "{text}{text}"]])
+def test_interleaved_layouts(kind, templates):
+    batch = ["the quick brown fox", "a", ""]
+    layouts = [LayoutBuilder(Template.parse(t), TOKENIZERS[kind]).build(batch, max_tokens=None) for t in templates]
+    woven = Layout.interleaved(layouts)
+    for text in range(len(batch)):
+        for number, layout in enumerate(layouts):
+            row = woven.rows(slice(text * len(layouts) + number, text * len(layouts) + number + 1))
+            alone = layout.rows(slice(text, text + 1))
+            assert all(torch.equal(*pair) for pair in zip(vars(row).values(), vars(alone).values(), strict=True))
+
+
+class TestTemplate:
+    def test_slots_and_literals(self):
+        template = Template.parse("Rewrite: {text}, rewritten: {text}!")
+        assert template.literals == ("Rewrite: ", ", rewritten: ", "!")
+        assert template.copies == 2
+
+    def test_presets_have_names(self):
+        assert str(Template.parse("springer")) == TEMPLATES["springer"]
+
+    def test_repeat(self):
+        assert Template.repeat(3) == Template.parse("{text}{text}{text}")
+
+    @given(st.lists(literals, min_size=2, max_size=5))
+    def test_a_template_is_what_it_was_parsed_from(self, parts):
+        written = "{text}".join(parts)
+        assert Template.parse(written).literals == tuple(parts)
+        assert str(Template.parse(written)) == written
+
+    def test_without_a_slot(self):
+        with pytest.raises(ValueError, match=r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer'\]"):
+            Template.parse("Rewrite:")
+
+    @pytest.mark.parametrize(
+        "template", ["{text} {0}", "{text.__class__}{text}", "{{text}}", "{text} }", "{text!r}{text}"]
+    )
+    def test_other_braces(self, template):
+        with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
+            Template.parse(template)
+
+    def test_a_template_of_megabytes(self):
+        for template in ("x" * 2_000_000 + "{text}", "{text}" * 300_000):
+            with pytest.raises(ValueError, match=r"characters of templates were given, and at most 65,536 are allowed"):
+                Template.parse(template)
+        assert Template.parse("x" * (MAX_TEMPLATE_LENGTH - 6) + "{text}").copies == 1
+
+    def test_not_a_string(self):
+        with pytest.raises(ValueError, match="template must be a string, but 3 was given"):
+            Template.parse(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestLayout:
+    @settings(deadline=None)
+    @given(
+        batch=st.lists(texts, min_size=1, max_size=4),
+        parts=st.lists(literals, min_size=2, max_size=4),
+        prompt=st.none() | literals,
+        limit=st.none() | st.integers(1, 8),
+    )
+    def test_everything_stands_where_it_should(self, kind, batch, parts, prompt, limit):
+        inner = TOKENIZERS[kind]
+
+        def ids(text):
+            return inner(text, add_special_tokens=False)["input_ids"] if text else []
+
+        builder = LayoutBuilder(Template(tuple(parts)), inner, tokenization="pieces")
+        layout = builder.build(batch, max_tokens=limit, prompt=prompt)
+        before, after = special_tokens(inner)
+        for row, text in enumerate(batch):
+            own = ids(text)[:limit]
+            expected = before + ids(prompt) + ids(parts[0])
+            copies = [-1] * len(expected)
+            for copy, literal in enumerate(parts[1:]):
+                expected = expected + own + ids(literal)
+                copies += [copy] * len(own) + [-1] * len(ids(literal))
+            expected = expected + after
+            copies += [-1] * len(after)
+            length = len(expected)
+            assert layout.input_ids[row, :length].tolist() == expected
+            assert layout.copy_index[row, :length].tolist() == copies
+            assert layout.attention_mask[row].tolist() == [1] * length + [0] * (layout.input_ids.shape[1] - length)
+            assert (layout.copy_index[row, length:] == -1).all()
+            assert layout.text_length[row] == len(own)
+
+    @settings(deadline=None)
+    @given(
+        batch=st.lists(st.tuples(texts, literals), min_size=1, max_size=4),
+        template=st.lists(literals, min_size=2, max_size=4),
+    )
+    def test_layouts_with_prompts_of_their_own(self, kind, batch, template):
+        """Each row is what it is alone."""
+        builder = LayoutBuilder(Template(tuple(template)), TOKENIZERS[kind])
+        alone = [builder.build([text], max_tokens=None, prompt=prompt) for text, prompt in batch]
+        whole = Layout.joined(alone)
+        for row, layout in enumerate(alone):
+            mine = whole.rows(slice(row, row + 1))
+            assert all(torch.equal(a, b) for a, b in zip(vars(mine).values(), vars(layout).values(), strict=True))
+            assert whole.text_starts[row] == layout.text_start
+
+    def test_rows_drop_the_columns_nobody_needs(self, kind):
+        builder = LayoutBuilder(Template.repeat(2), TOKENIZERS[kind])
+        batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]
+        whole = builder.build(batch, max_tokens=None)
+        for part in (slice(0, 1), slice(1, 3), slice(2, 3)):
+            alone = builder.build(batch[part], max_tokens=None)
+            assert all(
+                torch.equal(mine, other)
+                for mine, other in zip(vars(whole.rows(part)).values(), vars(alone).values(), strict=True)
+            )
+
+    def test_room(self, kind):
+        builder = LayoutBuilder(Template.parse("x {text} y {text}"), TOKENIZERS[kind])
+        overhead = builder.overhead("prompt")
+        room = builder.room(40, "prompt")
+        assert 2 * room + overhead <= 40 < 2 * (room + 1) + overhead
+        layout = builder.build(["the quick brown fox " * 20], max_tokens=room, prompt="prompt")
+        assert 39 <= layout.input_ids.shape[1] <= 40
+
+
+def test_truncation_side_is_the_tokenizers(monkeypatch):
+    inner = tokenizer("bytes", truncation_side="left")
+    layout = LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=2)
+    last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
+    assert layout.input_ids.tolist() == [last + last]
+
+
+@pytest.mark.parametrize("max_tokens", [2, None])
+def test_the_tokenizer_is_left_as_it_is(max_tokens):
+    """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
+    inner = tokenizer("bytes")
+    LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=max_tokens)
+    assert inner.backend_tokenizer.truncation is None
+
+
+def test_texts_with_braces_are_texts():
+    builder = LayoutBuilder(Template.repeat(2), TOKENIZERS["bytes"])
+    text = "{text} {0} {text.__class__}"
+    own = TOKENIZERS["bytes"](text)["input_ids"]
+    assert builder.build([text], max_tokens=None).input_ids.tolist() == [own + own]

@@ -1,0 +1,354 @@
+"""Ids and extents as tokenizers of several builds give them, against what their tokens spell."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import sentencepiece
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+from st_reba.text.layout import NOT_TEXT, PREPENDED, TEMPLATES, LayoutBuilder, Template, lay_out
+from st_reba.text.tokens import cut, separator, special_tokens, tokenized
+
+from ..backbones import TEXTS, tokenizer
+
+_SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]
+_LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _byte_level(pre_tokenizer, post_processor=None, **names):
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizer
+    inner.decoder = decoders.ByteLevel()
+    specials = ["<|end|>", "<|begin|>"]
+    inner.train_from_iterator(_SAMPLE, trainers.BpeTrainer(
+        vocab_size=600, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    ))  # fmt: skip
+    if post_processor is not None:
+        inner.post_processor = post_processor
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **names)
+
+
+def _byte_fallback():
+    """Vocabulary and merges of a BPE of blanks and ASCII, with a token for every byte."""
+    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    ascii_only = ["".join(c for c in text if c.isascii()) for text in _SAMPLE]
+    inner.train_from_iterator(ascii_only, trainers.BpeTrainer(vocab_size=600, special_tokens=specials,
+                                                              show_progress=False))  # fmt: skip
+    model = json.loads(inner.to_str())["model"]
+    return model["vocab"], [tuple(pair) for pair in model["merges"]]
+
+
+def _legacy(vocab, merges):
+    """Llama 2's as older releases wrote it: a mark is put before every stretch between special tokens."""
+    inner = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def _slow(tmp_path_factory):
+    """SentencePiece itself, which does not say where its tokens lie."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter("".join(c for c in text if c.isascii()) for text in _SAMPLE), model_writer=written,
+        vocab_size=400, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("slow") / "tokenizer.model"
+    path.write_bytes(written.getvalue())
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return SentencePieceBackend(vocab_file=str(path), special_tokens_pattern="bos", **names)
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory):
+    vocab, merges = _byte_fallback()
+    llama = LlamaTokenizer(vocab=vocab, merges=merges)
+    llama.add_bos_token = True
+    begin = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
+    return {
+        "gpt-2": _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), processors.ByteLevel(trim_offsets=True)),
+        "llama-3": _byte_level(
+            pre_tokenizers.Sequence([
+                pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]),
+            processors.Sequence([processors.ByteLevel(trim_offsets=True), begin]),
+            bos_token="<|begin|>",
+        ),
+        "greedy": tokenizer("greedy"),
+        "llama-2": llama,
+        "llama-2 legacy": _legacy(vocab, merges),
+        "sentencepiece": _slow(tmp_path_factory),
+    }  # fmt: skip
+
+
+KINDS = ("gpt-2", "llama-3", "greedy", "llama-2", "llama-2 legacy", "sentencepiece")
+
+PARTS = ["I", "love", " ", '"', "。", "自然语言", "é", "🥊", "\n", "dog", ".", ","]
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.lists(st.sampled_from(PARTS), max_size=8).map("".join),
+    st.sampled_from(TEXTS),
+)
+fronts = st.sampled_from(["", "query: ", "文本：", "x"])
+PRESETS = ("prompteol", "representative-word", "compress")
+templates = st.sampled_from(["{text}", "sentence {text}", "a{text}b", *(TEMPLATES[name] for name in PRESETS)])
+
+
+def _letters_to_bytes():
+    """Byte-level tokenizers' letters: printable bytes stand for themselves, the others for letters from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {**{chr(byte): byte for byte in plain}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
+
+
+LETTERS = _letters_to_bytes()
+
+
+def spelled(tokenizer, kind, ids):
+    """The bytes of each token."""
+    for piece in tokenizer.convert_ids_to_tokens(ids):
+        if kind in ("gpt-2", "llama-3", "greedy"):
+            yield bytes(LETTERS[letter] for letter in piece)
+        elif piece.startswith("<0x"):
+            yield bytes.fromhex(piece[3:5])
+        else:
+            yield piece.replace("▁", " ").encode()
+
+
+def expected(tokenizer, kind, front, text, behind):
+    """The whole string's ids, as the tokenizer gives them, and which of them hold any byte of the text."""
+    plain = tokenizer(front + text + behind, add_special_tokens=False)["input_ids"]
+    before, after = len(front.encode()), len((front + text).encode())
+    whole = b"".join(spelled(tokenizer, kind, plain))
+    position = len((front + text + behind).encode()) - len(whole)
+    assert position in (0, -1)
+    assert whole[-position:] == (front + text + behind).encode()
+    marks = []
+    for part in spelled(tokenizer, kind, plain):
+        start, stop = position, position + len(part)
+        position = stop
+        # A byte of a character is its whole character, for text never ends within one.
+        marks.append(start < after and (stop > before or (not front and stop <= 0)))
+    return plain, marks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestWholes:
+    @settings(deadline=None, max_examples=25)
+    @given(text=texts, prompt=fronts, template=templates)
+    @example(text="I love dogs", prompt="", template=TEMPLATES["prompteol"])
+    @example(text=" a ", prompt="", template="a{text} means")
+    def test_the_whole_strings_ids(self, kind, tokenizers, text, prompt, template):
+        own = tokenizers[kind]
+        assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
+        lead, behind = template.split("{text}")
+        plain, marks = expected(own, kind, prompt + lead, text, behind)
+        layout = LayoutBuilder(Template.parse(template), own).build([text], max_tokens=None, prompt=prompt)
+        full = own(prompt + template.replace("{text}", text))["input_ids"]
+        assert layout.input_ids[0].tolist() == full
+        specials = len(full) - len(plain)
+        assert (layout.copy_index[0, specials:] == 0).tolist() == marks
+        assert (layout.copy_index[0, :specials] == NOT_TEXT).all()
+
+    @settings(deadline=None, max_examples=25)
+    @given(
+        text=texts, prompt=fronts, template=templates, max_tokens=st.integers(1, 9), spare=st.integers(0, 2),
+        side=st.sampled_from(["left", "right"]),
+    )  # fmt: skip
+    def test_a_text_is_cut_and_nothing_else(self, kind, tokenizers, text, prompt, template, max_tokens, spare, side):
+        own = tokenizers[kind]
+        ids = own(text, add_special_tokens=False)["input_ids"]
+        assume(ids and not set(text) & set("▁<"))
+        builder = LayoutBuilder(Template.parse(template), own)
+        positions = builder.overhead(prompt) + max_tokens
+        own.truncation_side = side
+        try:
+            layout = builder.build([text], max_tokens=max_tokens, positions=positions, prompt=prompt)
+        finally:
+            own.truncation_side = "right"
+        found = layout.input_ids[0].tolist()
+        assert len(found) <= positions
+        assert 1 <= layout.text_length[0] <= max_tokens
+        lead, behind = template.split("{text}")
+        parts = [text[start:] if side == "left" else text[: len(text) - start] for start in range(len(text))]
+        wholes = [own(prompt + lead + part + behind)["input_ids"] for part in parts]
+        first = ids[-max_tokens:] if side == "left" else ids[:max_tokens]
+        before, leading, following = (
+            own(string, add_special_tokens=False)["input_ids"] if string else [] for string in (prompt, lead, behind)
+        )
+        in_pieces = [*builder.specials_before, *before, *leading, *first, *following]
+        assert found in [*wholes, in_pieces]
+
+    @settings(deadline=None, max_examples=15)
+    @given(text=texts, prompt=fronts)
+    def test_a_slot_splits_the_string(self, kind, tokenizers, text, prompt):
+        own = tokenizers[kind]
+        assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
+        template = Template.parse('This sentence : {prepend} "{text}" means', prepends=True)
+        layout = LayoutBuilder(template, own).build([text], max_tokens=None, prompt=prompt)
+        slot = layout.copy_index[0].tolist().index(PREPENDED)
+        ids = layout.input_ids[0].tolist()
+        assert ids[:slot] == own(f"{prompt}This sentence : ")["input_ids"]
+        if own.is_fast:
+            # What stands behind an entry that is added to the vocabulary, as the authors' code has one.
+            entry = "</s>" if "llama-2" in kind else "<|end|>"
+            whole = own(f'{prompt}This sentence : {entry} "{text}" means')["input_ids"]
+            assert ids[slot + 1 :] == whole[slot + 1 :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_alike_in_several_layouts(kind, tokenizers):
+    own = tokenizers[kind]
+    builders = [LayoutBuilder(Template.parse(template), own) for template in ('"{text}"', "{text}", "Of {text}, a")]
+    batch = ["I love natural language processing.", "我爱自然语言处理。", "", '"I love', "dogs"]
+    for max_tokens in (1, 4, 7, 40):
+        rows = lay_out(builders, batch, max_tokens=max_tokens, positions=max_tokens + 12, prompt=None)
+        for number, text in enumerate(batch):
+            ends = {(row[number].extents[0][0], row[number].extents[-1][1]) for row in rows if row[number].extents}
+            assert len(ends) == (text != "")
+            alone = lay_out(builders, [text], max_tokens=max_tokens, positions=max_tokens + 12, prompt=None)
+            assert [row[number] for row in rows] == [row[0] for row in alone]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extents(kind, tokenizers):
+    text = ' The "cat" 自🥊  é\n'
+    [tokens] = tokenized(tokenizers[kind], [text])
+    assert tokens.extents is not None
+    spelled_out = list(spelled(tokenizers[kind], kind, tokens.ids))
+    position = len(text.encode()) - sum(map(len, spelled_out))
+    for (first, last), part in zip(tokens.extents, spelled_out, strict=True):
+        begin, position = max(position, 0), position + len(part)
+        assert len(text[:first].encode()) <= begin
+        assert len(text[:last].encode()) >= position
+        assert (
+            text[first:last].encode().endswith(part) or len(part) < len(text[first:last].encode()) or part[:1] == b" "
+        )
+    assert tokens.extents[-1][1] == len(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_character_is_cut_through(kind, tokenizers):
+    text = "自然 🥊"
+    [tokens] = tokenized(tokenizers[kind], [text])
+    for count in range(len(tokens.ids) + 1):
+        # Tokens that are not kept hold nothing of the characters that are, and one character more would be too many.
+        start, stop = cut(text, tokens, count, "right")
+        assert start == 0
+        assert all(first >= stop for first, _ in tokens.extents[count:])
+        assert stop == len(text) or any(first <= stop < last for first, last in tokens.extents[count:])
+        start, stop = cut(text, tokens, count, "left")
+        assert stop == (len(text) if count else 0)
+        assert not count or all(last <= start for _, last in tokens.extents[:-count])
+
+
+def test_tokens_that_do_not_spell_the_text(tokenizers):
+    """A slow tokenizer that reads an unknown character, or a special token within the text: in pieces."""
+    own = tokenizers["sentencepiece"]
+    builder, text = LayoutBuilder(Template.parse("sentence {text}"), own), "x</s>a"
+    assert tokenized(own, [text])[0].extents is None
+    layout = builder.build([text, "dog"], max_tokens=None)
+    parts = [own(part, add_special_tokens=False)["input_ids"] for part in ("sentence ", text)]
+    length = 1 + len(parts[0]) + len(parts[1])
+    assert layout.input_ids[0, :length].tolist() == [1, *parts[0], *parts[1]]
+    assert layout.input_ids[1, layout.attention_mask[1] == 1].tolist() == own("sentence dog")["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS[:5])
+def test_a_text_that_looks_like_the_separator(kind, tokenizers):
+    own = tokenizers[kind]
+    entry = separator(own)
+    template = Template.parse("{prepend}{text}", prepends=True)
+    layout = LayoutBuilder(template, own).build([f"a{entry}b"], max_tokens=None, prompt=f"{entry}:")
+    assert (layout.copy_index[0] == PREPENDED).sum() == 1
+    assert layout.copy_index[0].tolist().index(PREPENDED) == len(own(f"{entry}:")["input_ids"])
+
+
+def test_pieces_are_as_they_were(tokenizers):
+    own = tokenizers["gpt-2"]
+    builder = LayoutBuilder(Template.parse('sentence "{text}" is'), own, tokenization="pieces")
+    ids = [own(part)["input_ids"] for part in ("query: ", 'sentence "', "我爱 dogs", '" is')]
+    layout = builder.build(["我爱 dogs"], max_tokens=None, prompt="query: ")
+    assert layout.input_ids[0].tolist() == [token for part in ids for token in part]
+    layout = builder.build(["我爱 dogs"], max_tokens=2, prompt="query: ")
+    assert layout.input_ids[0].tolist() == [*ids[0], *ids[1], *ids[2][:2], *ids[3]]
+
+
+class _Wrapped:
+    """A tokenizer whose ids another function makes."""
+
+    def __init__(self, plain, full):
+        self.plain, self.full, self.all_special_ids, self.size = plain, full, [9], 20
+
+    def __len__(self):
+        return self.size
+
+    def decode(self, ids):
+        return f"word{ids[0]}"
+
+    def __call__(self, text, add_special_tokens=True):
+        ids = self.plain(text)
+        return {"input_ids": self.full(ids) if add_special_tokens else ids}
+
+
+class TestSpecialTokens:
+    @pytest.mark.parametrize(
+        ("kind", "before", "after"),
+        [("bytes", [], []), ("bert", [2], [3]), ("sentencepiece", [1], [])],
+    )
+    def test_of_tokenizers(self, kind, before, after):
+        assert special_tokens(tokenizer(kind)) == (before, after)
+
+    @pytest.mark.parametrize(("kind", "before"), [("llama-2", [1]), ("sentencepiece", [1]), ("gpt-2", [])])
+    def test_of_both_classes(self, kind, before, tokenizers):
+        assert special_tokens(tokenizers[kind]) == (before, [])
+
+    def test_where_a_letter_has_no_tokens(self):
+        """A BOS stands before the text, whatever the tokenizer makes of the letter a."""
+        inner = Tokenizer(models.BPE({"<s>": 0, "x": 1, "y": 2}, []))
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        own = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+        assert own("a")["input_ids"] == [0]
+        assert special_tokens(own) == ([0], [])
+        layout = LayoutBuilder(Template.repeat(1), own).build(["yax"], max_tokens=None)
+        assert layout.input_ids.tolist() == [[0, 2, 1]]
+
+    def test_where_a_letter_is_the_special_token(self):
+        """The letter a is BOS's id, too: another text tells on which side BOS stands."""
+        own = _Wrapped(lambda text: [5] if text == "a" else [5, 6], lambda ids: [5, *ids])
+        assert special_tokens(own) == ([5], [])
+        own = _Wrapped(lambda text: [5] if text == "a" else [6, 5], lambda ids: [*ids, 5])
+        assert special_tokens(own) == ([], [5])
+
+    def test_where_they_cannot_be_told(self):
+        own = _Wrapped(lambda text: [5] * (1 + len(text) % 3), lambda ids: [5, *ids])
+        with pytest.raises(ValueError, match=r"\[\] before and \[5\] behind and \[5\] before and \[\] behind are"):
+            special_tokens(own)
+
+    def test_that_change_the_text(self):
+        own = _Wrapped(lambda text: [5], lambda ids: [9, 9])
+        with pytest.raises(ValueError, match=r"reads 'a' as \[9, 9\] with special tokens and as \[5\] without"):
+            special_tokens(own)
+
+    def test_others_around_other_texts(self):
+        own = _Wrapped(lambda text: [len(text)], lambda ids: [ids[0] + 10, *ids])
+        with pytest.raises(ValueError, match=r"or are others than around other texts. Use a tokenizer that only adds"):
+            special_tokens(own)
+
+    def test_no_tokens_at_all(self):
+        own = _Wrapped(lambda text: [], lambda ids: [9, *ids])
+        with pytest.raises(ValueError, match="gives no tokens for any text that was tried"):
+            special_tokens(own)
