@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
 
 from st_reba import CausalTransformer
-from st_reba.lm import lm_head
+from st_reba.modules import lm_head
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
