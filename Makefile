@@ -12,9 +12,9 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
-test test-%: export OMP_NUM_THREADS := 1
+test test-% coverage: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-lowest test-5.7 test-clients lint tables docs real bench clean
+.PHONY: demo test test-lowest test-5.7 test-clients coverage typed lint tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -36,6 +36,16 @@ test: $(INSTALLED)
 # The same suite on other versions of what st_reba plugs into: the lowest that it allows, and the last before 6.
 test-lowest test-5.7: test-%: .venv-%/.installed
 	.venv-$*/bin/python -m pytest --numprocesses auto --dist loadfile
+
+# Which lines and branches the suite leaves out; the pages are in build/coverage.
+coverage: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+
+# How two type checkers see the package where it is installed: its sources are out of their sight.
+typed: .venv-typed/.installed
+	.venv-typed/bin/python -m pip install --quiet --no-deps --force-reinstall .
+	cd tests/consumer && ../../.venv-typed/bin/mypy typed.py
+	.venv-typed/bin/pyright --project tests/consumer --pythonpath .venv-typed/bin/python
 
 # Programs that embed with sentence-transformers, each the real one; a Ray cluster; quantised weights.
 test-clients: .venv-clients/.installed .venv-langchain/.installed
