@@ -1,0 +1,108 @@
+"""What the repository's own pages and settings say of each other."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+VERSION = runpy.run_path(str(ROOT / "st_reba" / "version.py"))["__version__"]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").glob("*.md")])
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def settings(name: str):
+    return yaml.safe_load(text(name))
+
+
+def named_in_make(page: str) -> list[str]:
+    """The targets of each ``make`` in a page's code."""
+    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    commands = [*re.findall(r"^make\b([^#\n]*)", blocks, re.MULTILINE), *re.findall(r"`make\b([^`]*)`", page)]
+    return [word for command in commands for word in command.split() if "=" not in word]
+
+
+TARGETS = set(re.search(r"^\.PHONY:(.*)$", text("Makefile"), re.MULTILINE)[1].split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_names_targets_that_are_there(page):
+    assert set(named_in_make(page.read_text(encoding="utf-8"))) <= TARGETS
+
+
+def test_contributing_names_all_that_a_contributor_runs():
+    assert TARGETS - set(named_in_make(text("CONTRIBUTING.md"))) == {"bench", "clean", "real"}
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"])
+def test_what_a_page_names_lies_there(name):
+    page = text(name)
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page)
+    paths = re.findall(r"`((?:st_reba|tests|docs|benchmarks|\.ci)/[\w./-]*\w)/?`", page)
+    assert [path for path in [*links, *paths] if not (ROOT / path).exists()] == []
+
+
+def test_the_floors_are_those_that_lint_checks():
+    layers = re.search(r"^layers = \[\n(.*?)^\]", text("pyproject.toml"), re.DOTALL | re.MULTILINE)[1]
+    table = text("CONTRIBUTING.md").partition("| floor |")[2].partition("\n\n")[0]
+    floors = [set(re.findall(r"`(\w+)", row.split("|")[1])) for row in table.splitlines()[2:]]
+    assert floors == [set(re.findall(r"st_reba\.(\w+)", line)) for line in layers.splitlines()]
+
+
+def test_releases_are_in_order_and_this_version_is_the_last():
+    heads = re.findall(r"^## (.+)$", text("CHANGELOG.md"), re.MULTILINE)
+    assert heads[0] == "Unreleased"
+    releases = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+) - (\d{4}-\d\d-\d\d)", head) for head in heads[1:]]
+    numbers = [tuple(map(int, release.groups()[:3])) for release in releases]
+    dates = [release[4] for release in releases]
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert dates == sorted(dates, reverse=True)
+    assert ".".join(map(str, numbers[0])) == VERSION
+    citation = settings("CITATION.cff")
+    assert (citation["version"], str(citation["date-released"])) == (VERSION, dates[0])
+
+
+def test_pre_commit_runs_what_lint_runs():
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
+    lint = [line.strip().replace("$(BIN)", ".venv/bin").replace(" --check", "") for line in recipe.splitlines()]
+    (local,) = settings(".pre-commit-config.yaml")["repos"]
+    assert [hook["entry"] for hook in local["hooks"]] == lint
+
+
+def test_every_python_that_is_named_is_one_that_is_allowed():
+    project = text("pyproject.toml")
+    named = re.findall(r"Programming Language :: Python :: 3\.(\d+)", project)
+    (least,) = re.findall(r'^requires-python = ">=3\.(\d+)"$', project, re.MULTILINE)
+    assert named == [str(minor) for minor in range(int(least), int(named[-1]) + 1)]
+
+
+class TestWorkflows:
+    """A source distribution has none."""
+
+    pytestmark = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="not a clone of the repository")
+
+    def jobs(self, name: str):
+        return settings(f".github/workflows/{name}.yml")["jobs"]
+
+    def test_ci_runs_what_is_there(self):
+        jobs = self.jobs("ci")
+        assert any(step.get("run") == "bash .ci/run" for step in jobs["all"]["steps"])
+        assert {row["target"] for row in jobs["make"]["strategy"]["matrix"]["include"]} <= TARGETS
+        paths = [path for row in jobs["paths"]["strategy"]["matrix"]["include"] for path in row["tests"].split()]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+
+    def test_every_python_that_is_named_is_tried(self):
+        used = [row["python"] for row in self.jobs("ci")["make"]["strategy"]["matrix"]["include"]]
+        assert {f"3.{minor}" for minor in re.findall(r"Python :: 3\.(\d+)", text("pyproject.toml"))} == set(used)
+
+    def test_only_what_publishes_may_ask_for_an_identity(self):
+        jobs = self.jobs("release")
+        assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+        assert jobs["publish"]["needs"] == "build"
