@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-% coverage: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-lowest test-5.7 test-clients coverage typed lint tables docs real bench clean
+.PHONY: demo test test-long test-lowest test-5.7 test-clients typed coverage lint tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -32,6 +32,10 @@ $(SMOLLM2):
 # One worker a core; a file stays with one, because what its tests share takes time to make.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# All of it: many examples, and every architecture and setting.
+test-long: $(INSTALLED)
+	ST_REBA_TESTS=long $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not ray"
 
 # The same suite on other versions of what st_reba plugs into: the lowest that it allows, and the last before 6.
 test-lowest test-5.7: test-%: .venv-%/.installed

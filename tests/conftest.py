@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,6 +16,23 @@ from transformers import AutoModel, AutoTokenizer
 import st_reba
 
 from . import backbones
+
+T = TypeVar("T")
+
+#: Whether all is to be tried: ``make test-long``.
+LONG = os.environ.get("ST_REBA_TESTS") == "long"
+
+
+def examples(many: int) -> int:
+    """How many examples hypothesis draws: a few by default, all in ``make test-long``."""
+    return many if LONG else max(3, many // 10)
+
+
+def first(values: Iterable[T], number: int) -> list[Any]:
+    """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
+    return [
+        value if index < number else pytest.param(value, marks=pytest.mark.long) for index, value in enumerate(values)
+    ]
 
 
 @pytest.fixture(scope="session")

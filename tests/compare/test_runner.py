@@ -19,7 +19,7 @@ from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.readers.store import EmbeddingStore
 
 from ..backbones import TEXTS
-from ..conftest import relative_error
+from ..conftest import examples, relative_error
 
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
@@ -128,7 +128,7 @@ def test_the_sample_is_drawn_evenly(backbone):
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=400), st.integers(1, 64))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_timed_batches(texts, batch_size):
     batches = timed_batches(texts, batch_size)
     assert len(batches) <= TIMED_BATCHES

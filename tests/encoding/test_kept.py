@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from st_reba.encoding import encode_file
 from st_reba.encoding.kept import MAX_DEPTH, MAX_KEYS, Place
 
+from ..conftest import examples
+
 #: Rows of a chunk: every file here has more.
 CHUNK = 2
 
@@ -68,7 +70,7 @@ KINDS = st.recursive(
 COLUMNS = KINDS.flatmap(lambda kind: st.lists(st.none() | kind, min_size=CHUNK + 1, max_size=4 * CHUNK))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(values=COLUMNS)
 def test_every_value_comes_back_or_none_is_encoded(values, ones):
     with tempfile.TemporaryDirectory() as name:

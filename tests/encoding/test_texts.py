@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from st_reba.encoding.texts import Index, open_texts
 
+from ..conftest import examples
+
 LINES = ["one", "", "  zwei ", "三\u2028\x85", "last\r"]
 
 
@@ -77,7 +79,7 @@ class TestLines:
             open_texts(path).index(2)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1),
     size=st.integers(1, 5),

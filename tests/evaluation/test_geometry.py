@@ -14,7 +14,7 @@ from st_reba.evaluation.bootstrap import estimate, mean
 from st_reba.evaluation.geometry import alignment, anisotropy, perturb, uniformity
 
 from ..backbones import TEXTS
-from ..conftest import pipeline
+from ..conftest import examples, pipeline
 
 SENTENCES = [text for text in TEXTS if len(text) > 1]
 
@@ -96,7 +96,7 @@ def test_perturbations(text, expected):
     assert perturb(text) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(min_size=2).filter(lambda text: len(text.strip()) > 1))
 def test_any_text_loses_a_little(text):
     cut = perturb(text)

@@ -14,7 +14,7 @@ from st_reba.data.tables import read_pairs
 from st_reba.evaluation import intrinsic_dimension
 from st_reba.evaluation.intrinsic_dimension import layer_dimensions, select_layers, two_nn
 
-from ..conftest import relative_error
+from ..conftest import examples, relative_error
 
 WORDS = "the a cat dog mouse fox bank river money quick brown lazy chased loves sees 我 爱 语言"
 TEXTS = [" ".join(np.random.default_rng(seed).choice(WORDS.split(), 6)) for seed in range(40)]
@@ -38,7 +38,7 @@ def test_a_curved_line_is_a_line():
     assert two_nn(torch.stack([t.cos(), t.sin(), t], dim=1)) == pytest.approx(1, abs=0.2)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 99))
 def test_units_do_not_matter(scale, shift, seed):
     points = cloud(3, points=60, seed=seed).double()

@@ -15,7 +15,7 @@ from st_reba import InputEmbeddings, ReBAModule, encode_words
 from st_reba.evaluation import MissingWordError, OddOneOutEvaluator, Question
 from st_reba.evaluation.odd_one_out import summed_distances
 
-from ..conftest import pipeline
+from ..conftest import examples, pipeline
 
 HEADER = "问题,选项1,选项2,选项3,选项4,答案\n"
 ROW = "以下哪句话中“打”的意思(或用法)与其他句子不同。,他打球,他打人,她打我,买一打笔,{}\n"
@@ -169,7 +169,7 @@ def test_equals_share(center):
     assert asking([3], center=center).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(np.array([[[-1.0, 1], [-1, -2], [0, 0], [0, -1]]] * 3), [0, 1, 3, 2])
 @given(arrays(np.float64, (3, 4, 2), elements=st.integers(-3, 3)), st.permutations(range(4)))
 def test_the_order_of_the_sentences_does_not_matter(vectors, order):

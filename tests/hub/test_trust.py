@@ -19,7 +19,7 @@ from st_reba import CausalTransformer, EmbeddingFilter, LayerwiseAutoencoder, Re
 from st_reba.modules.lm_head import head_blocks
 
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import examples, pipeline, relative_error
 
 SETTINGS = "sentence_bert_config.json"
 
@@ -221,7 +221,7 @@ def test_settings_that_a_file_may_not_make(module_class, key, value, model_of):
         SentenceTransformer(str(model), device="cpu")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(["model_kwargs", "tokenizer_args", "config_kwargs"]), key=st.text(min_size=1, max_size=9))
 def test_any_other_argument(kind, key, originals, tmp_path):
     """What nobody has thought of is refused, too."""

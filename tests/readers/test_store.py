@@ -9,6 +9,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.readers.store import EmbeddingStore, stand_in
 
+from ..conftest import examples
+
 WIDTHS = {"narrow": 3, "wide": 12}
 
 
@@ -29,7 +31,7 @@ class Embedder:
         }
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(

@@ -18,7 +18,7 @@ from st_reba.readers.sweep import RecipeSweep
 
 from .. import backbones
 from ..backbones import ARCHITECTURES, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import examples, pipeline, relative_error
 
 POOLINGS = tuple(Pooling.POOLING_MODES)
 LONG = ["word " * 70, "the cat " * 30, "a fox " * 300, "the quick brown fox jumps", "x " * 85]
@@ -126,7 +126,7 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
         assert relative_error(found, everything[key]) < 1e-5
 
 
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*TEXTS, *LONG, "", " "])), min_size=1, max_size=7),
     batch_size=st.integers(1, 7),

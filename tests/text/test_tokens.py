@@ -17,6 +17,7 @@ from st_reba.text.layout import NOT_TEXT, PREPENDED, TEMPLATES, LayoutBuilder, T
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer
+from ..conftest import examples
 
 _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]
 _LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -147,7 +148,7 @@ def expected(tokenizer, kind, front, text, behind):
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestWholes:
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(text=texts, prompt=fronts, template=templates)
     @example(text="I love dogs", prompt="", template=TEMPLATES["prompteol"])
     @example(text=" a ", prompt="", template="a{text} means")
@@ -163,7 +164,7 @@ class TestWholes:
         assert (layout.copy_index[0, specials:] == 0).tolist() == marks
         assert (layout.copy_index[0, :specials] == NOT_TEXT).all()
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(
         text=texts, prompt=fronts, template=templates, max_tokens=st.integers(1, 9), spare=st.integers(0, 2),
         side=st.sampled_from(["left", "right"]),
@@ -192,7 +193,7 @@ class TestWholes:
         in_pieces = [*builder.specials_before, *before, *leading, *first, *following]
         assert found in [*wholes, in_pieces]
 
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=examples(15))
     @given(text=texts, prompt=fronts)
     def test_a_slot_splits_the_string(self, kind, tokenizers, text, prompt):
         own = tokenizers[kind]

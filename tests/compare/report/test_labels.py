@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from st_reba.compare.report.labels import Label, place
 
+from ...conftest import examples
+
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8)
 
 
@@ -26,7 +28,7 @@ def placed(points):
 
 
 @given(POINTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_labels_cover_neither_each_other_nor_a_point(points):
     boxes, pixels, room = placed(points)
     for first, second in itertools.combinations(boxes.values(), 2):

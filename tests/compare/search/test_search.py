@@ -27,6 +27,8 @@ from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.modules.after_pooling.choices import FILTERS
 
+from ...conftest import examples
+
 METHODS = ("Classical", "Echo-2", "ReBA-1")
 
 
@@ -53,7 +55,7 @@ def found(backbone, pairs):
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=2 * LEAST_PAIRS, max_size=200),
     st.integers(0, 5),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_halves_share_no_text_and_lose_no_pair(drawn, seed):
     rows = [(f"a{first}", f"a{second}", float(index)) for index, (first, second) in enumerate(drawn)]
     pairs = Pairs(*(list(column) for column in zip(*rows, strict=True)))

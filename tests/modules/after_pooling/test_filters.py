@@ -33,7 +33,7 @@ from st_reba.version import REQUIREMENT
 
 from ... import oracles
 from ...backbones import TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import examples, pipeline, relative_error
 
 #: More texts than dimensions.
 CORPUS = [f"{number}: {text}" for number in range(12) for text in TEXTS]
@@ -146,7 +146,7 @@ class TestWhitening:
         seed=st.integers(0, 2**32 - 1),
         shrinkage=st.sampled_from([1e-3, SHRINKAGE, 1.0, 5]),
     )
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     def test_shrinkage(self, texts, size, seed, shrinkage):
         """With any number of texts, also fewer than dimensions: distances are those of the oracle, signs apart."""
         draw = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from st_reba.version import REQUIREMENT
 
 from ... import oracles
 from ...backbones import TEXTS, VOCABULARY
+from ...conftest import examples
 
 FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
 
@@ -34,7 +35,7 @@ def model(backbone_path):
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_document_frequencies(texts, split):
     """Of any texts, in two batches: each token once a text, and texts without tokens do not count."""
     found = DocumentFrequencies(12)

@@ -16,7 +16,7 @@ from st_reba import CausalTransformer, LayerStates
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import examples, pipeline, relative_error
 
 
 def states(module, texts, **kwargs):
@@ -70,7 +70,7 @@ def test_which_token_is_the_last(pool_over, backbone_path, eager):
     assert relative_error(states(module, ["the cat"], prompt="q:")[0], expected) < 1e-5
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(st.sampled_from([*TEXTS, ""]), min_size=1, max_size=6), tokens=st.sampled_from([1, 40, 4096]))
 def test_a_batch_is_its_texts(batch, tokens, backbone_path):
     module = LayerStates(backbone_path("mistral_window")).eval()
