@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...lm import backbone
 from ...lm.all_layers import beside
-from ...lm.attention.masks import AfterPrefix, masked_by
+from ...lm.attention.masks import AfterPrefix
+from ...lm.context import entered
 from ...lm.prefixes import Prefixes
 from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ...text.templates import PRESET_SETS, Preset, agreed, preset
@@ -136,7 +137,7 @@ class MetaEOLModule(CausalModule):
         lengths = prefixes.lengths[prompts]
         new = layout.input_ids.shape[1]
         spare = contextlib.nullcontext() if self._last_layer_parts is None else self._last_layer_parts.at(last)
-        with spare, masked_by(AfterPrefix(lengths, new)):
+        with spare, entered(masking=AfterPrefix(lengths, new)):
             run = self.model(
                 input_ids=layout.input_ids,
                 position_ids=lengths[:, None] + torch.arange(new, device=lengths.device),

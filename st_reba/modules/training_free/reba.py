@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...lm import backbone
 from ...lm.all_layers import beside
-from ...lm.attention.observers import InChunks, Probe, RunningMaximum, watching
+from ...lm.attention.observers import InChunks, Observer, RunningMaximum, watching
 from ...lm.attention.weights import split
 from ...lm.precision import summing_dtype, weighted_sum
 from ...text.chunks import chunk_sizes, repeated_chunks
@@ -354,11 +354,11 @@ class ReBAModule(CausalModule):
         watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
         return RunningMaximum(watched, queries, self._watched)
 
-    def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
+    def _watch(self, layout: Layout, observer: Observer, read: Tensor, **kwargs: Any) -> Tensor:
         """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
         if not self._route.through_function:
-            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs))
-        with watching(probe):
+            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs))
+        with watching(observer):
             return self._hidden_states(layout, read, **kwargs)
 
 

@@ -17,8 +17,9 @@ from transformers.cache_utils import DynamicLayer
 
 from ...lm import backbone
 from ...lm.all_layers import beside, last_layer
-from ...lm.attention.masks import AfterPrefix, attending_both_ways, masked_by
+from ...lm.attention.masks import AfterPrefix, attending_both_ways
 from ...lm.attention.observers import MeanWeights, watching
+from ...lm.context import entered
 from ...lm.precision import weighted_sum, widened
 from ...text.layout import Layout, LayoutBuilder, Template
 from ..base import CausalModule, PoolOver, Reading, compact, even_slices
@@ -211,7 +212,7 @@ class RefinedThoughtModule(CausalModule):
         position_ids = torch.stack([last, last + 1], dim=1)
         while thought.passes_taken < iterations and thought.active.any():
             probe = MeanWeights(torch.ones_like(last), self._last_layer)
-            with watching(probe), masked_by(AfterPrefix(last, new=2)):
+            with watching(probe), entered(masking=AfterPrefix(last, new=2)):
                 step = self._run(
                     kwargs,
                     inputs_embeds=torch.stack([memory.to(eos.dtype), eos], dim=1),
