@@ -38,7 +38,8 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.modules.base import CausalModule, Reading
+from st_reba.modules.base import CausalModule
+from st_reba.modules.readout import Reading
 from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.layout import Layout
 

@@ -51,10 +51,13 @@ def both_ways(model, count):
 
 
 def run(model, ids):
-    """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence."""
+    """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence.
+
+    What attention goes to a re-routed key, the first column, is no part of the maps.
+    """
     with torch.no_grad():
         output = model(input_ids=torch.tensor([ids]), output_attentions=True)
-    return output.last_hidden_state[0], [weights[0] for weights in output.attentions]
+    return output.last_hidden_state[0], [weights[0, ..., -len(ids) :] for weights in output.attentions]
 
 
 def refined_thought(model, ids, passes, before=()):
@@ -67,7 +70,7 @@ def refined_thought(model, ids, passes, before=()):
             parts = [text, eos] if memory is None else [text, memory, eos]
             output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
             states = output.last_hidden_state[0]
-            weights = output.attentions[-1][0, :, -1].mean(dim=0)
+            weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
             memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
     return torch.cat([states[len(before) : text.shape[1]], states[-1:]])
 
@@ -319,6 +322,37 @@ def token_prepending(model, architecture, ids, takes, layers, output_layer):
         for layer in range(1, layers):
             stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
         return seen(model, layer_name(architecture, output_layer - 1), ids, "after")
+
+
+@contextlib.contextmanager
+def prepended(model, architecture, slot, layers):
+    """TP as a change of any method: before layers 1 .. ``layers`` - 1, the state of the token ``slot``, an id, becomes
+    that of the last one."""
+    place = []
+
+    def find(ids):
+        place.extend((ids[0] == slot).nonzero().flatten().tolist())
+        return ids
+
+    def renew(states):
+        states = states.clone()
+        states[0, place[-1]] = states[0, -1]
+        return states
+
+    embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(changed(model, embeddings, before=find))
+        for layer in range(1, layers):
+            stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
+        yield
+
+
+def shortened(model, layers):
+    """A copy of a Llama, or its like, that ends in its norm after so many layers."""
+    model = copy.deepcopy(model)
+    model.layers = model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    return model
 
 
 def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False):

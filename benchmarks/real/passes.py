@@ -68,7 +68,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
         whole = Layout(**batch_to_device(module.preprocess(list(texts)), module.model.device))
         parts = []
         for part in module.parts(whole):
-            layout = whole.rows(part)
+            layout = whole.part(part)
             own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
             found: dict[str, list[Tensor]] = {}
             with recording(module.model, places, norm) as record:

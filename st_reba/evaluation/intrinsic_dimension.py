@@ -13,7 +13,7 @@ from ..lm import backbone
 from ..lm.decoder import inspect
 from ..lm.hooks import Tap, listen, tapping
 from ..modules import CausalTransformer
-from ..modules.training_free.kv_rerouting import middle_third
+from ..modules.changes.reroute import middle_third
 from ..text.layout import Layout
 
 #: Fewer points say nothing about a dimension.

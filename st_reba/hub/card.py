@@ -92,7 +92,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
         if self.model is None or not _is_ours(self.model):
             return metadata
         module: Any = self.model[0]
-        shown = [key for key in module.config_keys if key not in Transformer.config_keys]
+        # As they are saved: what is at its default and not written is not shown.
+        shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),

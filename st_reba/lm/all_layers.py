@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .context import current, entered
 from .hooks import Places, Tap, tapping
 
 
@@ -59,9 +59,6 @@ class AllLayers:
         return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
 
 
-_recording: ContextVar[AllLayers | None] = ContextVar("st_reba_all_layers", default=None)
-
-
 @contextlib.contextmanager
 def recording(
     model: PreTrainedModel, layers: Places, norm: Callable[[Tensor], Tensor] = lambda states: states
@@ -78,21 +75,17 @@ def recording(
     taps = {
         module: Tap(before=None if index else record.enter, after=record.leave) for index, module in enumerate(modules)
     }
-    token = _recording.set(record)
-    try:
-        with tapping(taps):
-            yield record
-    finally:
-        _recording.reset(token)
+    with entered(record=record), tapping(taps):
+        yield record
 
 
 def beside(last: Tensor) -> Tensor:
     """What a backbone gives, (B, N, D), with what its earlier layers gave before it where they are recorded."""
-    record = _recording.get()
+    record = current().record
     return last if record is None else record.beside(last)
 
 
 def last_layer(states: Tensor) -> Tensor:
     """The last layer's states, (..., D), of what :func:`beside` gave."""
-    record = _recording.get()
+    record = current().record
     return states if record is None else record.last(states)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .attention.function import NAME
 from .attention.masks import attending_both_ways
-from .attention.observers import LayerCensus, Probe, watching
+from .attention.observers import LayerCensus, Observer, watching
 from .attention.rerouting import Rerouting, rerouted
 from .attention.weights import MapSource
 from .precision import without_autocast
@@ -245,13 +245,13 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
         )
 
 
-def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe, **kwargs: Any) -> Tensor:
-    """Run a backbone that hands out its maps, and show them to a probe.
+def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Observer, **kwargs: Any) -> Tensor:
+    """Run a backbone that hands out its maps, and show them to an observer.
 
     Args:
         model: A backbone whose route is not ``through_function``.
         input_ids: (B, N), no more texts than :func:`micro_batch` says.
-        probe: Shown each layer's map that it wants.
+        observer: Shown each layer's map that it wants.
         **kwargs: For the backbone's forward.
 
     Returns:
@@ -260,8 +260,8 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, probe: Probe, *
     given = {**kwargs, **without_hidden_states(model)}
     output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
     for layer, weights in enumerate(output.attentions):
-        if weights is not None and probe.wants(layer):
-            probe.observe(MapSource(layer, weights))
+        if weights is not None and observer.wants(layer):
+            observer.observe(MapSource(layer, weights))
     return output.last_hidden_state
 
 

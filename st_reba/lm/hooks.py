@@ -1,8 +1,7 @@
 """Reading and changing states between the modules of a language model, while it runs.
 
 A module that has been told to listen calls what :func:`tapping` names for it, in this thread and this block, and is
-otherwise as it was. Like the attention probe, what is asked for travels in a context variable, so two threads, or two
-models that share weights, do not meet.
+otherwise as it was. What is asked for travels in :mod:`st_reba.lm.context`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .context import current, entered
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,6 @@ class Tap:
     before: Callable[[Tensor], Tensor] | None = None
     after: Callable[[Tensor], Tensor] | None = None
 
-
-_taps: ContextVar[Mapping[int, tuple[Tap, ...]] | None] = ContextVar("st_reba_taps", default=None)
 
 _listening = threading.Lock()
 
@@ -81,15 +79,12 @@ class Places:
 @contextlib.contextmanager
 def tapping(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Tap modules that listen, in this block, in this thread; after the taps of a block around it."""
-    found = dict(_taps.get() or {})
+    found = dict(current().taps)
     for module, tap in taps.items():
         assert listens(module), "only a module that listens can be tapped"
         found[id(module)] = (*found.get(id(module), ()), tap)
-    token = _taps.set(found)
-    try:
+    with entered(taps=found):
         yield
-    finally:
-        _taps.reset(token)
 
 
 class Halt(Exception):  # noqa: N818 - nothing went wrong
@@ -106,7 +101,7 @@ def until_halted() -> Iterator[None]:
 # A graph would replay what it saw when it was traced, and never ask again who is listening.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    taps = [tap.before for tap in (_taps.get() or {}).get(id(module), ()) if tap.before is not None]
+    taps = [tap.before for tap in current().taps.get(id(module), ()) if tap.before is not None]
     if not taps:
         return None
     name = None if args else next(iter(kwargs))
@@ -118,7 +113,7 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    taps = [tap.after for tap in (_taps.get() or {}).get(id(module), ()) if tap.after is not None]
+    taps = [tap.after for tap in current().taps.get(id(module), ()) if tap.after is not None]
     if not taps:
         return None
     # Some architectures hand on more than the states, which then come first.

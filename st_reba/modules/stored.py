@@ -11,9 +11,10 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from .base import check_inside, note_requirement
+from .checks import check_inside
 from .published import Published
 from .saved_settings import check_settings
+from .saving import note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self

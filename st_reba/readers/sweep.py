@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..lm.backbone import device
 from ..modules import CausalModule, CausalTransformer, ReBAModule
-from ..modules.base import blank
+from ..modules.readout import blank
 from ..text.layout import Layout
 
 
-class Reading(NamedTuple):
+class RecipeVectors(NamedTuple):
     """The tokens of some texts, as one recipe reads them.
 
     Attributes:
@@ -159,7 +159,7 @@ class RecipeSweep:
                         words[order[index]][recipe] = states[row, :count]
             yield from words.values()
 
-    def _pooled(self, readings: Iterable[Reading]) -> Iterator[Tensor]:
+    def _pooled(self, readings: Iterable[RecipeVectors]) -> Iterator[Tensor]:
         """(B, D) for each recipe and, in it, each pooling."""
         for _, states, mask in readings:
             for pool in self._pools:
@@ -167,7 +167,7 @@ class RecipeSweep:
 
     def _passes(
         self, texts: Sequence[str], prompt: str | None, rows: Literal["all", "last"]
-    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
+    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
         """Run the backbone, part by part of a batch: which texts ran, and how each recipe reads them.
 
         A pass serves the recipes of at most as many copies. Where fewer copies have room for more of a text, their pass
@@ -184,10 +184,10 @@ class RecipeSweep:
             more = [row for row, length in enumerate(lengths) if length > shorter]
             if not more:
                 break
-            layout = Layout(**batch_to_device(dict(vars(layout.rows(torch.tensor(more)))), self.device))
+            layout = Layout(**batch_to_device(dict(vars(layout.part(torch.tensor(more)))), self.device))
             reader = module.varied(module.repetitions, rows)
             for part in reader.parts(layout):
-                yield [pending[row] for row in more[part]], _readings(reader, layout.rows(part))
+                yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
             pending = [pending[row] for row in more if lengths[row] == limit]
             if not pending or limit is None:
                 break
@@ -196,7 +196,7 @@ class RecipeSweep:
 
     def _classical_passes(
         self, texts: Sequence[str], prompt: str | None
-    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
+    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
         """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
         modules = (self._classical.eval(), self._modules[0])
         layouts = [module.lay_out(texts, prompt) for module in modules]
@@ -205,19 +205,19 @@ class RecipeSweep:
         chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
         if len(chosen) == 0:
             return
-        layout = Layout(**batch_to_device(dict(vars(layouts[0].rows(chosen))), self.device))
+        layout = Layout(**batch_to_device(dict(vars(layouts[0].part(chosen))), self.device))
         for part in self._classical.parts(layout):
-            features = self._classical(dict(vars(layout.rows(part))))
-            reading = Reading(_names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
+            features = self._classical(dict(vars(layout.part(part))))
+            reading = RecipeVectors(_names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
             yield chosen[part].tolist(), iter([reading])
 
 
-def _readings(module: ReBAModule, layout: Layout) -> Iterator[Reading]:
+def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
     """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
     empty = layout.text_length == 0
     for copies, reading in enumerate(module.copy_sums(layout), start=1):
         for recipe, states in zip(_names(copies), (reading.states, reading.sums.to(reading.states.dtype)), strict=True):
-            yield Reading(recipe, *blank(states, reading.mask, empty))
+            yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
 
 
 def _names(copies: int) -> tuple[str, str]:

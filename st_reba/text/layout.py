@@ -172,7 +172,7 @@ class Layout:
         """(B,) the position of each text's first token; 0 for an empty text."""
         return (self.copy_index >= 0).int().argmax(dim=1)
 
-    def rows(self, texts: slice | Tensor) -> Layout:
+    def part(self, texts: slice | Tensor) -> Layout:
         """The same layout for some of the texts, without the columns that only the others needed.
 
         ``texts`` are their indices, at least one.

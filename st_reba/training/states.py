@@ -191,5 +191,6 @@ def _key(module: LayerStates) -> str:
         module.normalize_text,
         module.tokenization,
         layout,
+        *module.get_config_dict().get("changes", []),
     ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

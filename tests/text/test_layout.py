@@ -73,8 +73,8 @@ def test_interleaved_layouts(kind, templates):
     woven = Layout.interleaved(layouts)
     for text in range(len(batch)):
         for number, layout in enumerate(layouts):
-            row = woven.rows(slice(text * len(layouts) + number, text * len(layouts) + number + 1))
-            alone = layout.rows(slice(text, text + 1))
+            row = woven.part(slice(text * len(layouts) + number, text * len(layouts) + number + 1))
+            alone = layout.part(slice(text, text + 1))
             assert all(torch.equal(*pair) for pair in zip(vars(row).values(), vars(alone).values(), strict=True))
 
 
@@ -163,7 +163,7 @@ class TestLayout:
         alone = [builder.build([text], max_tokens=None, prompt=prompt) for text, prompt in batch]
         whole = Layout.joined(alone)
         for row, layout in enumerate(alone):
-            mine = whole.rows(slice(row, row + 1))
+            mine = whole.part(slice(row, row + 1))
             assert all(torch.equal(a, b) for a, b in zip(vars(mine).values(), vars(layout).values(), strict=True))
             assert whole.text_starts[row] == layout.text_start
 
@@ -175,7 +175,7 @@ class TestLayout:
             alone = builder.build(batch[part], max_tokens=None)
             assert all(
                 torch.equal(mine, other)
-                for mine, other in zip(vars(whole.rows(part)).values(), vars(alone).values(), strict=True)
+                for mine, other in zip(vars(whole.part(part)).values(), vars(alone).values(), strict=True)
             )
 
     def test_room(self, kind):

@@ -2,10 +2,10 @@
 
 ``output_attentions=True`` keeps every map of every layer: 2 GiB for one text of 1,024 tokens in a 7B model. Instead, an
 attention function is registered with transformers under :data:`NAME`. It computes what the architecture asks for and
-shows each layer's queries, keys and log-sum-exp to the *probe* that is watching, if any; the weight with which query j
-attends to key i is then exp(q_j . k_i * scale - lse_j), and a probe forms as few of them as it needs.
+shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which query
+j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
 
-Nothing here knows a method. The probe travels in a context variable, so two threads, or two models, do not meet.
+Nothing here knows a method. The observer, and what changes attention, are those of :mod:`st_reba.lm.context`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ..context import current
 from ..precision import autocast_dtype, widened, without_autocast
 from .kernels import attention_with_lse
-from .masks import BothWays, _masking
-from .observers import LayerCensus, _probe
-from .rerouting import _rerouting
+from .masks import BothWays
+from .observers import LayerCensus
 from .weights import QueryKeySource, SymmetrizedSource
 
 NAME = "st_reba"
@@ -61,24 +61,23 @@ def observable_attention(
     ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
     neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
     """
-    probe = _probe.get()
-    masking = _masking.get()
+    context = current()
+    observer, masking, rerouting = context.observer, context.masking, context.rerouting
     if masking is not None and not masking.applies(_layer_index(module)):
         masking = None
     if masking is not None:
         window = kwargs.get("sliding_window")
         attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], window, key.device), False
-    rerouting = _rerouting.get()
     if rerouting is not None and _layer_index(module) not in rerouting.layers:
         rerouting = None
     explicit = softcap is not None or s_aux is not None
-    if isinstance(probe, LayerCensus):
-        probe.explicit |= explicit
-        probe.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
-    # From here on ``probe`` is the one that wants to see this layer.
-    if probe is not None and not probe.wants(layer := _layer_index(module)):
-        probe = None
-    if probe is None and rerouting is None and not explicit and position_bias is None:
+    if isinstance(observer, LayerCensus):
+        observer.explicit |= explicit
+        observer.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
+    # From here on ``observer`` is the one that wants to see this layer.
+    if observer is not None and not observer.wants(layer := _layer_index(module)):
+        observer = None
+    if observer is None and rerouting is None and not explicit and position_bias is None:
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
@@ -86,7 +85,7 @@ def observable_attention(
     if position_bias is not None:
         # The kernels round it so: the weights must know.
         position_bias = position_bias.to(query.dtype)
-    # Autocast would round the weights on their way to the probe, too.
+    # Autocast would round the weights on their way to the observer, too.
     with without_autocast(query.device):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         bias = _as_bias(attention_mask, position_bias, key.shape[2])
@@ -105,9 +104,9 @@ def observable_attention(
         if rerouting is not None:
             logits = rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
-        if probe is not None:
+        if observer is not None:
             source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
-            probe.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
+            observer.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from contextvars import ContextVar
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from ..context import entered
 
 
 class Masking(Protocol):
@@ -93,19 +94,6 @@ class AfterPrefix:
         return torch.cat([prefix, own], dim=-1)
 
 
-_masking: ContextVar[Masking | None] = ContextVar("st_reba_masking", default=None)
-
-
-@contextlib.contextmanager
-def masked_by(masking: Masking | None) -> Iterator[None]:
-    """In this block, in this thread, let ``masking`` replace the masks of the layers that it applies to."""
-    token = _masking.set(masking)
-    try:
-        yield
-    finally:
-        _masking.reset(token)
-
-
 def attending_both_ways(layers: Collection[int], real: Tensor) -> contextlib.AbstractContextManager[None]:
     """Let these layers attend both ways among the real tokens, (B, N)."""
-    return masked_by(BothWays(layers, real) if layers else None)
+    return entered(masking=BothWays(layers, real) if layers else None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from contextvars import ContextVar
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..context import entered
 from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
 
 # Bytes of scratch memory for the rectangle of one head: on a CPU what stays in a core's cache, on an accelerator enough
@@ -23,8 +23,8 @@ _SCRATCH_BYTES_ACCELERATOR = 2**28
 _KEY_BLOCK = 128
 
 
-class Probe(Protocol):
-    """What watches a forward pass."""
+class Observer(Protocol):
+    """What watches the attention of a forward pass."""
 
     def wants(self, layer: int) -> bool:
         """Whether this layer's weights are to be shown."""
@@ -35,17 +35,9 @@ class Probe(Protocol):
         ...
 
 
-_probe: ContextVar[Probe | None] = ContextVar("st_reba_probe", default=None)
-
-
-@contextlib.contextmanager
-def watching(probe: Probe) -> Iterator[None]:
-    """Show every attention layer that runs in this block, in this thread, to ``probe``."""
-    token = _probe.set(probe)
-    try:
-        yield
-    finally:
-        _probe.reset(token)
+def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
+    """Show every attention layer that runs in this block, in this thread, to ``observer``."""
+    return entered(observer=observer)
 
 
 class RunningMaximum:
@@ -113,31 +105,31 @@ class RunningMaximum:
 
 
 class InChunks:
-    """Shows another probe what each text attends to within its own chunks, as if a chunk were a text.
+    """Shows another observer what each text attends to within its own chunks, as if a chunk were a text.
 
     Only these blocks on the diagonal are ever formed: (B * count, length, length) instead of (B, N, N). The attention
     itself is that of the whole texts.
 
     Args:
-        probe: Shown B * count texts of ``length`` tokens.
+        observer: Shown B * count texts of ``length`` tokens.
         start: Where the first chunk begins.
         length: Tokens of a chunk.
         count: Chunks of each text.
     """
 
-    def __init__(self, probe: Probe, start: int, length: int, count: int) -> None:
-        self.probe = probe
+    def __init__(self, observer: Observer, start: int, length: int, count: int) -> None:
+        self.observer = observer
         self.start = start
         self.length = length
         self.count = count
 
     def wants(self, layer: int) -> bool:
-        return self.probe.wants(layer)
+        return self.observer.wants(layer)
 
     def observe(self, source: WeightSource) -> None:
         # A layer that attends both ways has no look back within a chunk that the rest of the text would not change.
         assert isinstance(source, (QueryKeySource, MapSource))
-        self.probe.observe(source.in_chunks(self.start, self.length, self.count))
+        self.observer.observe(source.in_chunks(self.start, self.length, self.count))
 
 
 class MeanWeights:
@@ -176,7 +168,7 @@ class MeanWeights:
 
 
 class LayerCensus:
-    """A probe that only notes which layers have attention, and what their attention is like.
+    """An observer that only notes which layers have attention, and what their attention is like.
 
     Attributes:
         layers: Indices of the layers that ran.

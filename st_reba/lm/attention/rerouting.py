@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from contextvars import ContextVar
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..context import entered
 from ..precision import widened
 
 
@@ -54,14 +54,6 @@ class Rerouting:
         return states.gather(2, index.expand(-1, states.shape[1], 1, states.shape[3]))
 
 
-_rerouting: ContextVar[Rerouting | None] = ContextVar("st_reba_rerouting", default=None)
-
-
-@contextlib.contextmanager
-def rerouted(rerouting: Rerouting) -> Iterator[None]:
+def rerouted(rerouting: Rerouting) -> contextlib.AbstractContextManager[None]:
     """Re-route in this block, in this thread."""
-    token = _rerouting.set(rerouting)
-    try:
-        yield
-    finally:
-        _rerouting.reset(token)
+    return entered(rerouting=rerouting)

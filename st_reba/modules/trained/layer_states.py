@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
-from ...lm.hooks import Tap, tapping
+from ...lm.states import StatesAt
 from ...text.layout import Layout
-from ..base import PoolOver, Reading, compact, last_of
+from ..base import PoolOver
+from ..readout import Reading, compact, last_of
 from ..training_free.causal import CausalTransformer
 
 
@@ -56,7 +56,7 @@ class LayerStates(CausalTransformer):
     ) -> None:
         super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
         #: L, the number of layers.
-        self.depth = len(self._layer_places().paths)
+        self.depth = len(self.layer_places().paths)
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -65,23 +65,11 @@ class LayerStates(CausalTransformer):
         return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        # A layer that runs a second time, for its gradients, would not be read again.
-        self._refuse_checkpointing()
         selected = self._select(layout, 0, 0)
         last = (selected * torch.arange(selected.shape[1], device=selected.device)).argmax(dim=1)
-        read: dict[int, Tensor] = {}
-
-        def reads(layer: int) -> Tap:
-            def after(states: Tensor) -> Tensor:
-                token = last.to(states.device)
-                read[layer] = states[torch.arange(len(token), device=states.device), token]
-                return states
-
-            return Tap(after=after)
-
-        with tapping({self._layer_places().at(self.model, layer): reads(layer) for layer in range(self.depth)}):
-            states = self._hidden_states(layout, **kwargs)
-        layers = torch.stack([read[layer].to(states.device) for layer in range(self.depth)], dim=1)
+        tokens = StatesAt([self.layer_places().at(self.model, layer) for layer in range(self.depth)], "after", last)
+        states = self.run(layout, observe=tokens, **kwargs)
+        layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
         layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
         reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
         return reading._replace(extra={"layer_states": layers})

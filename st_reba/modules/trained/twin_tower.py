@@ -20,10 +20,12 @@ from transformers import (
 
 from ...hub import card, compat
 from ...lm import encoders, gguf
-from ..base import check_inside, check_length, initialise, note_requirement
+from ..checks import check_inside, check_length
+from ..language_model import initialise
 from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
 from ..published import Published
 from ..saved_settings import check_model
+from ..saving import note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self

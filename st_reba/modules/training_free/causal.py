@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ...lm.all_layers import beside
 from ...text.layout import Layout, Template
 from ...text.templates import preset
-from ..base import CausalModule, PoolOver, Reading, Rows, check_rows, chosen
+from ..base import CausalModule, PoolOver, Rows
+from ..changes import AttendBothWays, Change, EarlyExit
+from ..checks import check_rows, chosen
+from ..readout import Reading
 
 
 class CausalTransformer(CausalModule):
@@ -80,9 +83,19 @@ class InputEmbeddings(CausalTransformer):
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
 
+    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
+        super().__init__(model_name_or_path, unfit_changes=_without_layers, **transformer_kwargs)
+
     @property
     def cost(self) -> str:
         return "One look-up per token: next to nothing beside the classical embedding."
 
-    def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
-        return beside(self.model.get_input_embeddings()(layout.input_ids))
+    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
+        return cast(Tensor, self.model.get_input_embeddings()(inputs["input_ids"]))
+
+
+def _without_layers(change: Change) -> str | None:
+    # Version 0.1 let these stand, without effect.
+    if isinstance(change, (AttendBothWays, EarlyExit)):
+        return None
+    return f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."

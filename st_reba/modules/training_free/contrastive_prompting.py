@@ -12,12 +12,15 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm import backbone
-from ...lm.hooks import Halt, Tap, tapping, until_halted
+from ...lm.hooks import Tap, until_halted
 from ...lm.precision import widened
 from ...lm.projections import output_projections
+from ...lm.run import Effect
+from ...lm.states import StatesAt, at, put
 from ...text.layout import Layout, LayoutBuilder, Template, lay_out
 from ...text.templates import USUAL_CONTRAST, Contrast, preset
-from ..base import PoolOver, Reading, at, put
+from ..base import PoolOver
+from ..readout import Reading
 from .causal import check_one_copy
 from .early_exit import EarlyExitModule
 
@@ -40,8 +43,8 @@ class TwoLayouts(Layout):
 
     auxiliary: Layout
 
-    def rows(self, texts: slice | Tensor) -> TwoLayouts:
-        return TwoLayouts(**vars(super().rows(texts)), auxiliary=self.auxiliary.rows(texts))
+    def part(self, texts: slice | Tensor) -> TwoLayouts:
+        return TwoLayouts(**vars(super().part(texts)), auxiliary=self.auxiliary.part(texts))
 
 
 class ContrastivePromptingModule(EarlyExitModule):
@@ -112,8 +115,7 @@ class ContrastivePromptingModule(EarlyExitModule):
             raise ValueError(f'scale={scale!r}: give a number above 0, or "norm" for the length before.')
         if pool_over != "all":
             raise ValueError(f'pool_over={pool_over!r}: the last token answers the prompt, behind the text; use "all".')
-        # Set first, because the room for text is what both leave.
-        self._auxiliary = check_one_copy(Template.parse(auxiliary_template), type(self))
+        auxiliary = check_one_copy(Template.parse(auxiliary_template), type(self))
         super().__init__(
             model_name_or_path,
             template=parsed,
@@ -123,7 +125,8 @@ class ContrastivePromptingModule(EarlyExitModule):
             final_norm=final_norm,
             **transformer_kwargs,
         )
-        self.auxiliary_template = str(self._auxiliary)
+        self.auxiliary_template = str(auxiliary)
+        self._auxiliary = self._laid_out(auxiliary)
         self.scale = scale
         self.contrast_layer = self._resolve(contrast_layer, contrast)
         self._projections = output_projections(self.model)
@@ -189,21 +192,16 @@ class ContrastivePromptingModule(EarlyExitModule):
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._contrast(at(states, position), irrelevant.to(states.device)))
 
-        with tapping({self._projections.at(self.model, self.contrast_layer): Tap(before=steer)}):
-            return self._read_tokens(layout, 0, 0, **kwargs)
+        projection = self._projections.at(self.model, self.contrast_layer)
+        return self._read_tokens(layout, 0, 0, change=[Effect(taps={projection: Tap(before=steer)})], **kwargs)
 
     def _last_values(self, layout: Layout, **kwargs: Any) -> Tensor:
         """(B, H d): what the last token hands to the output projection of the contrast layer."""
-        position = _end(layout)
-        found: list[Tensor] = []
-
-        def take(states: Tensor) -> Tensor:
-            found.append(at(states, position))
-            raise Halt
-
-        with until_halted(), tapping({self._projections.at(self.model, self.contrast_layer): Tap(before=take)}):
-            self._hidden_states(layout, **kwargs)
-        return found[0]
+        projection = self._projections.at(self.model, self.contrast_layer)
+        values = StatesAt([projection], "before", _end(layout), halts=True)
+        with until_halted():
+            self.run(layout, observe=values, **kwargs)
+        return values.states()[0]
 
     def _contrast(self, values: Tensor, irrelevant: Tensor) -> Tensor:
         difference = widened(values) - widened(irrelevant)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
-from ...lm import backbone
-from ...text.layout import Layout, Template
+from ...text.layout import Template
 from ...text.templates import Preset
 from ..base import CausalModule, PoolOver
 from .causal import check_one_copy
@@ -35,8 +33,7 @@ class EarlyExitModule(CausalModule):
     POOL_OVER: ClassVar[PoolOver] = "all"
     FINAL_NORM: ClassVar[bool] = False
 
-    #: The share of a model's layers that is run where ``output_layer`` is None.
-    SHARE = 27 / 32
+    SHARE: ClassVar[float | None] = 27 / 32
 
     def __init__(
         self,
@@ -61,14 +58,6 @@ class EarlyExitModule(CausalModule):
         )
         self.template = str(parsed)
 
-    def _output_layer(self, preset: Preset) -> int:
-        layer = super()._output_layer(preset)
-        return max(1, round(self.SHARE * backbone.depth(self.model))) if layer is None else layer
-
     @property
     def cost(self) -> str:
         return "One pass over the text, up to the output layer: no more than the classical embedding."
-
-    def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
-        self._refuse_checkpointing()
-        return super()._hidden_states(layout, read, **kwargs)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor
 
 from ...lm import backbone, decoder
-from ...lm.hooks import Tap, tapping
+from ...lm.states import StatesAt, at
 from ...text.layout import Layout, Template
 from ...text.templates import preset
-from ..base import CausalModule, PoolOver, Reading, at, compact, last_of, last_position
+from ..base import CausalModule, PoolOver
+from ..readout import Reading, compact, last_of, last_position
 from .causal import check_one_copy
 
 #: After which share of the layers the tokens are read.
@@ -96,7 +96,7 @@ class EarlyLateModule(CausalModule):
 
     def _check_widths(self) -> None:
         """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
-        layer = self._layer_places().at(self.model, self.early_layer - 1)
+        layer = self.layer_places().at(self.model, self.early_layer - 1)
         output, calls = decoder.trial(self.model)
         early = next(decoder.states_of(call.gave) for call in calls if call.module is layer).shape[-1]
         late = output.last_hidden_state.shape[-1]
@@ -142,19 +142,11 @@ class EarlyLateModule(CausalModule):
         )
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        # A layer that runs a second time, for its gradients, would not be read again.
-        self._refuse_checkpointing()
         real = layout.attention_mask.bool()
-        early: list[Tensor] = []
-
-        def take(states: Tensor) -> Tensor:
-            early.append(states)
-            return states
-
-        layer = self._layer_places().at(self.model, self.early_layer - 1)
-        with tapping({layer: Tap(after=take)}):
-            states = self._hidden_states(layout, last_of(real), **kwargs)
+        early = StatesAt([self.layer_places().at(self.model, self.early_layer - 1)], "after")
+        states = self.run(layout, observe=early, read=last_of(real), **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
-        words, mask, ids, _ = compact(early[0].to(states), layout.input_ids, self._select(layout, 0, 0))
+        [words] = early.states()
+        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(layout, 0, 0))
         late = at(states, last_position(real))[:, None].expand_as(words)
         return Reading(torch.cat([words, late], dim=-1), mask, ids)

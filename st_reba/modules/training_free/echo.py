@@ -7,7 +7,9 @@ from typing import Any, Literal
 from sentence_transformers.base.modules import Transformer
 
 from ...text.layout import Layout, Template
-from ..base import CausalModule, PoolOver, Reading, Rows, check_repetitions, check_rows
+from ..base import CausalModule, PoolOver, Rows
+from ..checks import check_repetitions, check_rows
+from ..readout import Reading
 
 PoolCopies = Literal["last", "repeated"]
 

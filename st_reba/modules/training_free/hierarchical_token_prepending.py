@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
 from ...text.blocks import BlockLayoutBuilder
-from ...text.layout import PREPENDED, Layout
 from ..base import PoolOver, Rows
+from ..changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
 
 
@@ -46,6 +44,7 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
 
     config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
     POOL_OVER: ClassVar[PoolOver] = "text"
+    PREPENDING: ClassVar[type[Prepend]] = PrependBlocks
     method = "Hierarchical token prepending"
     equation = (
         r"e_i = h_i, \quad \text{where layer } l < p \text{ is given } "
@@ -76,9 +75,6 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             raise ValueError(f"block_length={block_length!r}: give the tokens of a block, 1 or more.")
         if not isinstance(whole_sentences, bool):
             raise ValueError(f"whole_sentences={whole_sentences!r}: use True or False.")
-        # Set first, because the room for text is what the slots leave.
-        self.block_length = block_length
-        self.whole_sentences = whole_sentences
         super().__init__(
             model_name_or_path,
             prepend_layers=prepend_layers,
@@ -90,6 +86,8 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             rows=rows,
             **transformer_kwargs,
         )
+        self.block_length = block_length
+        self.whole_sentences = whole_sentences
 
     @property
     def cost(self) -> str:
@@ -106,15 +104,3 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             whole_sentences=self.whole_sentences,
             tokenization=self.tokenization,
         )
-
-    def _sources(self, layout: Layout) -> Tensor:
-        """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""
-        copy_index = layout.copy_index
-        position = torch.arange(copy_index.shape[1], device=copy_index.device).expand_as(copy_index)
-        is_text = copy_index >= 0
-        # A block ends where something else follows: the next block's slot, or what comes after the text.
-        ends = is_text & ~torch.cat([is_text[:, 1:], torch.zeros_like(is_text[:, :1])], dim=1)
-        block = (ends.cumsum(dim=1) - 1).masked_fill(~ends, copy_index.shape[1])
-        table = torch.zeros_like(copy_index[:, :1]).expand(-1, copy_index.shape[1] + 1).scatter(1, block, position)
-        slots = copy_index <= PREPENDED
-        return torch.where(slots, table.gather(1, (PREPENDED - copy_index).clamp(min=0)), position)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
-from ...lm import backbone
-from ...lm.attention.rerouting import Rerouting, rerouted
 from ...lm.precision import widened
 from ...text.layout import Layout
-from ..base import PoolOver, Reading, Rows
+from ..base import PoolOver, Rows
+from ..changes import Change, Reroute
+from ..readout import Reading
 from .causal import CausalTransformer
 
 
@@ -53,6 +51,7 @@ class KVReroutingModule(CausalTransformer):
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
     POOL_OVER: ClassVar[PoolOver] = "all"
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*CausalTransformer.NAMED_CHANGES, Reroute)
     method = "KV re-routing"
     equation = (
         r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
@@ -73,10 +72,10 @@ class KVReroutingModule(CausalTransformer):
         pool_over: PoolOver | None = None,
         hybrid: bool = True,
         rows: Rows | None = None,
+        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
-        if isinstance(prefix_bias, bool) or not isinstance(prefix_bias, (int, float)) or not math.isfinite(prefix_bias):
-            raise ValueError(f"prefix_bias={prefix_bias!r}: give a finite number; 0 changes no logit.")
+        rerouting = Reroute(layers, prefix_bias)
         if not isinstance(hybrid, bool):
             raise ValueError(f"hybrid={hybrid!r}: use True or False.")
         if hybrid and rows == "last":
@@ -86,11 +85,18 @@ class KVReroutingModule(CausalTransformer):
             )
         # The mean needs them all, however the template's authors read it.
         rows = "all" if hybrid else rows
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **transformer_kwargs)
-        self.layers = _resolved(layers, backbone.depth(self.model))
-        self.prefix_bias = float(prefix_bias)
+        super().__init__(
+            model_name_or_path,
+            template=template,
+            pool_over=pool_over,
+            rows=rows,
+            changes=[rerouting, *changes],
+            **transformer_kwargs,
+        )
+        made, _ = self._fitted_as(Reroute)
+        self.layers = list(made.layers)
+        self.prefix_bias = made.prefix_bias
         self.hybrid = hybrid
-        backbone.make_rerouted(self.model, self.layers)
 
     @property
     def cost(self) -> str:
@@ -98,12 +104,6 @@ class KVReroutingModule(CausalTransformer):
         return (
             "One pass over the text and the template; one more key a layer: little more than the classical embedding."
         )
-
-    def _hidden_states(self, layout: Layout, read: Tensor | None = None, **kwargs: Any) -> Tensor:
-        self._refuse_checkpointing()
-        last = (layout.attention_mask.sum(dim=1) - 1).clamp(min=0)
-        with rerouted(Rerouting(self.layers, last, self.prefix_bias)):
-            return super()._hidden_states(layout, read, **kwargs)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         tokens = super()._read(layout, **kwargs)
@@ -119,21 +119,3 @@ def _mean_and_last(tokens: Reading) -> Reading:
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)
     return Reading(states, tokens.mask[:, :1].expand(-1, 2), tokens.ids[text, count - 1][:, None].expand(-1, 2))
-
-
-def middle_third(depth: int) -> range:
-    """The layers that are neither among the first nor among the last third."""
-    return range(depth // 3, depth - depth // 3)
-
-
-def _resolved(layers: Sequence[int] | None, depth: int) -> list[int]:
-    if layers is None:
-        return list(middle_third(depth))
-    listed = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else []
-    whole = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in listed)
-    if not listed or not whole or not all(-depth <= layer < depth for layer in listed):
-        raise ValueError(
-            f"layers={layers!r}: the model has {depth} layers; give a list of one or more of their indices, {-depth} "
-            f"to {depth - 1}, or None for the middle third."
-        )
-    return sorted({layer % depth for layer in listed})

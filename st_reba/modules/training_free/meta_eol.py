@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,12 +10,13 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm import backbone
-from ...lm.all_layers import beside
-from ...lm.attention.masks import AfterPrefix, masked_by
+from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
+from ...lm.run import Effect
 from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ...text.templates import PRESET_SETS, Preset, agreed, preset
-from ..base import CausalModule, PoolOver, Reading, compact, last_of
+from ..base import CausalModule, PoolOver
+from ..readout import Reading, compact, last_of
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -65,17 +65,13 @@ class MetaEOLModule(CausalModule):
             raise ValueError(
                 f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
             )
-        # Set first, because they are asked for when the room for text is checked.
         presets = _presets(templates)
-        self._parsed = [_checked(preset.template) for preset in presets]
-        self.templates = [str(template) for template in self._parsed]
+        parsed = [_checked(preset.template) for preset in presets]
         super().__init__(
-            model_name_or_path,
-            template=self._parsed[0],
-            preset=agreed(presets),
-            pool_over=pool_over,
-            **transformer_kwargs,
+            model_name_or_path, template=parsed[0], preset=agreed(presets), pool_over=pool_over, **transformer_kwargs
         )
+        self.templates = [str(template) for template in parsed]
+        self._parsed = [self._laid_out(template) for template in parsed]
         self._set_rows("last")
         self._shares_prefixes = self._prefixes_are_sound()
 
@@ -119,7 +115,7 @@ class MetaEOLModule(CausalModule):
         rest = prefixes.rest_of(layout)
         rows = torch.arange(len(rest.input_ids))
         return [
-            self._read_behind(prefixes, rows[part] % len(self.templates), rest.rows(part), **kwargs)
+            self._read_behind(prefixes, rows[part] % len(self.templates), rest.part(part), **kwargs)
             for part in self.parts(rest)
         ]
 
@@ -135,21 +131,20 @@ class MetaEOLModule(CausalModule):
         last = last_of(layout.attention_mask.bool())
         lengths = prefixes.lengths[prompts]
         new = layout.input_ids.shape[1]
-        spare = contextlib.nullcontext() if self._last_layer_parts is None else self._last_layer_parts.at(last)
-        with spare, masked_by(AfterPrefix(lengths, new)):
-            run = self.model(
-                input_ids=layout.input_ids,
-                position_ids=lengths[:, None] + torch.arange(new, device=lengths.device),
-                past_key_values=prefixes.cache(prompts),
-                use_cache=True,
-                **{**kwargs, **backbone.without_hidden_states(self.model)},
-            )
-        return compact(beside(run.last_hidden_state), layout.input_ids, last)
+        inputs = {
+            "input_ids": layout.input_ids,
+            "position_ids": lengths[:, None] + torch.arange(new, device=lengths.device),
+            "past_key_values": prefixes.cache(prompts),
+            "use_cache": True,
+        }
+        behind = [Effect(masking=AfterPrefix(lengths, new))]
+        states = self.run(layout, inputs=lambda: inputs, change=behind, read=last, **kwargs)
+        return compact(states, layout.input_ids, last)
 
     def _prefixes_are_sound(self) -> bool:
         """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
-        if self.bidirectional_layers or not backbone.make_maskable(self.model):
-            # Where layers attend both ways, what stands before a text changes with it.
+        if self.looks_ahead or not backbone.make_maskable(self.model):
+            # Where tokens see what follows, what stands before a text changes with it.
             return False
         before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
         ids = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 1, 0, 2, 1, 0]]).repeat(2, 1)
@@ -168,7 +163,7 @@ class MetaEOLModule(CausalModule):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.attention_mask.bool())
-        return compact(self._hidden_states(layout, last, **kwargs), layout.input_ids, last)
+        return compact(self.run(layout, read=last, **kwargs), layout.input_ids, last)
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).

@@ -6,7 +6,8 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -14,55 +15,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...lm import backbone
-from ...lm.all_layers import beside
-from ...lm.attention.observers import InChunks, Probe, RunningMaximum, watching
+from ...lm.attention.observers import InChunks, RunningMaximum
 from ...lm.attention.weights import split
 from ...lm.precision import summing_dtype, weighted_sum
 from ...text.chunks import chunk_sizes, repeated_chunks
 from ...text.layout import Layout, Template
-from ..base import (
-    CausalModule,
-    PoolOver,
-    Reading,
-    Rows,
-    check_layers,
-    check_repetitions,
-    check_rows,
-    even_slices,
-    resolve_layers,
-)
-
-
-class CopySums(NamedTuple):
-    """What the tokens of a text, or its last alone, are up to the end of its copy c.
-
-    Attributes:
-        states: (B, rows, D), the last hidden states of the rows' tokens in copy c: Echo-c, or Classical for c = 1.
-        sums: (B, rows, D), float32 or float64, the sums of a_ij v_j up to copy c: ReBA-c.
-        totals: (B, rows, 1), the sums of a_ij.
-        mask: (B, rows), which rows are real.
-        ids: (B, rows), the tokens they belong to.
-    """
-
-    states: Tensor
-    sums: Tensor
-    totals: Tensor
-    mask: Tensor
-    ids: Tensor
-
-
-class Sums(NamedTuple):
-    """What the tokens of some texts look back to.
-
-    Attributes:
-        sums: (..., D), float32 or float64, the sums of a_ij v_j.
-        totals: (..., 1), the sums of a_ij.
-        dtype: That of the v_j.
-    """
-
-    sums: Tensor
-    totals: Tensor
-    dtype: torch.dtype
+from ..base import CausalModule, PoolOver, Rows
+from ..changes import Change
+from ..checks import check_layers, check_repetitions, check_rows, resolve_layers
+from ..look_back import CopySums, Sums, backward_weights, take
+from ..readout import Reading, even_slices
 
 
 class ReBAModule(CausalModule):
@@ -144,23 +106,33 @@ class ReBAModule(CausalModule):
         if not isinstance(normalize_weights, bool):
             raise ValueError(f"normalize_weights={normalize_weights!r}: use True or False.")
         checked_layers = check_layers(layers)
-        _check_chunk_length(chunk_length, transformer_kwargs.get("bidirectional_layers", 0))
-        template = Template.repeat(repetitions if chunk_length is None else 1)
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
+        _check_chunk_length(chunk_length)
+        super().__init__(
+            model_name_or_path,
+            template=Template.repeat(repetitions if chunk_length is None else 1),
+            pool_over=pool_over,
+            unfit_changes=partial(_unfit_for_chunks, chunk_length),
+            **transformer_kwargs,
+        )
         self.repetitions = repetitions
         self.layers = checked_layers
         self._set_rows(rows)
         self.chunk_length = chunk_length
-        self._check_chunks_fit()
         self.normalize_weights = normalize_weights
         self._route = backbone.attention_route(self.model)
+        self._through_function = self._route.through_function
         self._watched = resolve_layers(self.layers, self.model, self._route.layers)
-        if not self._route.through_function:
+        if not self._through_function:
             warnings.warn(
                 f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
                 stacklevel=2,
             )
+
+    def check(self) -> None:
+        """Refuse, besides, chunks whose copies do not fit."""
+        super().check()
+        self._check_chunks_fit()
 
     @property
     def copies(self) -> int:
@@ -207,7 +179,6 @@ class ReBAModule(CausalModule):
             )
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        self._refuse_checkpointing()
         if self.chunk_length is None:
             sums, totals, dtype = self._sums(layout, range(self.copies), **kwargs)
         else:
@@ -235,7 +206,7 @@ class ReBAModule(CausalModule):
     def _fitting(self, layout: Layout, weights: int | None = None) -> int:
         """How many of these rows may run at a time, by the weights of each; None: those of the rows read whole."""
         size = super()._part_size(layout)
-        if not self._route.through_function:
+        if not self._through_function:
             return min(size, backbone.micro_batch(self.model, layout.input_ids.shape[1]))
         if weights is None:
             longest = max(1, int(layout.text_length.max()))
@@ -258,7 +229,7 @@ class ReBAModule(CausalModule):
         rows, mask = self._rows(layout)
         ids = layout.input_ids.gather(1, layout.text_start + rows)
         for values, so_far in self._look_back(layout, range(self.copies), **kwargs):
-            states = _take(values, rows) if self.rows == "last" else values
+            states = take(values, rows) if self.rows == "last" else values
             yield CopySums(states, so_far.sums, so_far.totals, mask, ids)
 
     def _sums(self, layout: Layout, copies: range, **kwargs: Any) -> Sums:
@@ -299,7 +270,8 @@ class ReBAModule(CausalModule):
         assert self.chunk_length is not None
         start, length, (texts, count) = layout.text_start, self.chunk_length, sizes.shape
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
-        states = self._watch(layout, InChunks(maximum, start, length, count), layout.copy_index >= 0, **kwargs)
+        chunks = InChunks(maximum, start, length, count)
+        states = self.run(layout, observe=chunks, read=layout.copy_index >= 0, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
         offset = torch.arange(length, device=states.device).expand(texts * count, -1)
         weights = backward_weights(maximum.result().to(states.device), offset, offset, offset < sizes.view(-1, 1))
@@ -309,7 +281,7 @@ class ReBAModule(CausalModule):
         """What the rows' tokens of R chunks look back to in these copies, (R, rows, ...), a few chunks at a time."""
         rows = self._rows(chunks)[0].shape[1]
         parts = even_slices(len(chunks.input_ids), self._fitting(chunks))
-        found = [self._sums(chunks.rows(part), copies, **kwargs) for part in parts]
+        found = [self._sums(chunks.part(part), copies, **kwargs) for part in parts]
         sums, totals = (
             torch.cat([pad(values, (0, 0, 0, rows - values.shape[1])) for values in several])
             for several in zip(*((part.sums, part.totals) for part in found), strict=True)
@@ -335,13 +307,13 @@ class ReBAModule(CausalModule):
         maximum = self._maximum(keys, slice(first, layout.input_ids.shape[1]))
         position = torch.arange(layout.input_ids.shape[1], device=keys.device)
         counted = (layout.copy_index >= copies.start) & (position >= keys[:, :1])
-        states = self._watch(layout, maximum, counted, **kwargs)
+        states = self.run(layout, observe=maximum, read=counted, **kwargs)
         log_weights = maximum.result().to(states.device)
         sums = torch.zeros(*keys.shape, states.shape[-1], dtype=summing_dtype(states.dtype), device=states.device)
         totals = sums.new_zeros(*keys.shape, 1)
         for number in copies:
             position = (start + number * length + offset).clamp(max=states.shape[1] - 1)
-            values = _take(states, position)
+            values = take(states, position)
             column = (position - first).clamp(min=0)[:, None].expand(-1, keys.shape[1], -1)
             weights = backward_weights(log_weights.gather(2, column), keys, position, offset < length)
             sums = sums + weighted_sum(weights, values)
@@ -354,49 +326,19 @@ class ReBAModule(CausalModule):
         watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
         return RunningMaximum(watched, queries, self._watched)
 
-    def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
-        """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
-        if not self._route.through_function:
-            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs))
-        with watching(probe):
-            return self._hidden_states(layout, read, **kwargs)
 
-
-def backward_weights(maximum: Tensor, key: Tensor, query: Tensor, is_text: Tensor) -> Tensor:
-    """a_ij from the maximum of log A_ji over layers and heads.
-
-    Symmetrising a lower triangular map halves what is off the diagonal and leaves the diagonal as it is; so does
-    symmetrising the maximum of such maps.
-
-    Args:
-        maximum: (B, rows, queries).
-        key: (B, rows) positions i.
-        query: (B, queries) positions j.
-        is_text: (B, queries) whether j is a token of a copy of the text: only those are summed over.
-
-    Returns:
-        (B, rows, queries); 0 where j < i.
-    """
-    key, query = key[..., None], query[:, None]
-    weights = torch.where((query >= key) & is_text[:, None], maximum, float("-inf")).exp()
-    return torch.where(query == key, weights, 0.5 * weights)
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """(B, n, D): of (B, N, D), the vectors at ``index`` (B, n)."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
-
-
-def _check_chunk_length(chunk_length: int | None, bidirectional_layers: int) -> None:
-    if chunk_length is None:
-        return
-    if isinstance(chunk_length, bool) or not isinstance(chunk_length, int) or chunk_length < 1:
+def _check_chunk_length(chunk_length: int | None) -> None:
+    if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
         raise ValueError(
             f"chunk_length={chunk_length!r}: give the tokens of a chunk, 1 or more (128 is a good start), or None to "
             "read texts in one piece."
         )
-    if bidirectional_layers:
-        raise ValueError(
-            f"chunk_length={chunk_length} with bidirectional_layers={bidirectional_layers}: where tokens see what "
-            "follows, a chunk on its own is not what it is in its text. Leave one of the two out."
-        )
+
+
+def _unfit_for_chunks(chunk_length: int | None, change: Change) -> str | None:
+    if chunk_length is None or not change.looks_ahead:
+        return None
+    return (
+        f"chunk_length={chunk_length} with {change}: where tokens see what follows, a chunk on its own is not what it "
+        "is in its text. Leave one of the two out."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,12 +17,15 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from ...lm import backbone
-from ...lm.all_layers import beside, last_layer
-from ...lm.attention.masks import AfterPrefix, attending_both_ways, masked_by
-from ...lm.attention.observers import MeanWeights, watching
+from ...lm.all_layers import last_layer
+from ...lm.attention.masks import AfterPrefix
+from ...lm.attention.observers import MeanWeights
 from ...lm.precision import weighted_sum, widened
-from ...text.layout import Layout, LayoutBuilder, Template
-from ..base import CausalModule, PoolOver, Reading, compact, even_slices
+from ...lm.run import Effect
+from ...lm.states import at, put
+from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template
+from ..base import CausalModule, PoolOver
+from ..readout import Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_ITERATIONS = 1024
@@ -95,9 +99,8 @@ class RefinedThoughtModule(CausalModule):
             )
         if pool_over != "all":
             raise ValueError(f'pool_over={pool_over!r}: refined thought is in EOS, behind the text; use "all".')
-        # Set first, because it is asked for when the room for text is checked: a memory takes a position too.
-        self.iterations = iterations
         super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
+        self.iterations = iterations
         self.tolerance = tolerance
         self._last_layer = 0
         self._reuses_cache = False
@@ -126,15 +129,15 @@ class RefinedThoughtModule(CausalModule):
         return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
-        route = backbone.attention_route(self.model)
+        self._route = backbone.attention_route(self.model)
         name = type(self.model).__name__
         self._last_layer = backbone.depth(self.model) - 1
-        if not route.through_function or self._last_layer not in route.layers:
+        if not self._route.through_function or self._last_layer not in self._route.layers:
             raise ValueError(
                 f"The attention of {name}'s last layer cannot be watched, because it does not call transformers' "
                 "attention interface. Use iterations=1, or an architecture that does, such as Llama, Qwen or GPT-2."
             )
-        if self.bidirectional_layers:
+        if self.looks_ahead:
             # Then the text's own states change with what follows them.
             return
         self._reuses_cache = self._cache_is_sound()
@@ -173,10 +176,9 @@ class RefinedThoughtModule(CausalModule):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.iterations == 1:
-            states = self._hidden_states(layout, **kwargs)
+            states = self.run(layout, **kwargs)
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
         else:
-            self._refuse_checkpointing()
             self._refuse_what_is_for_one_pass(kwargs)
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
             states, passes = take_passes(layout, self.iterations, **kwargs)
@@ -191,77 +193,77 @@ class RefinedThoughtModule(CausalModule):
                 "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
             )
 
-    def _run(self, given: Mapping[str, Any], **inputs: Any) -> Tensor:
-        """A pass of the backbone over these inputs, with what forward was given: its last hidden states.
-
-        Those of all layers stand beside them if they are wanted.
-        """
-        quiet = backbone.without_hidden_states(self.model)
-        output = Transformer.forward(self, {**inputs, "modality": "text"}, **{**given, **quiet})
-        return beside(output[self.module_output_name])
-
     def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
-        text = torch.arange(len(ids), device=ids.device)
         cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
         states, memory = self._first_pass(layout, last, cache, **kwargs)
-        thought = _Thought(states[text, last], self.tolerance)
-        eos = self.model.get_input_embeddings()(ids[text, last])
+        thought = _Thought(at(states, last), self.tolerance)
+        eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
+        behind = [Effect(masking=AfterPrefix(last, new=2))]
         while thought.passes_taken < iterations and thought.active.any():
-            probe = MeanWeights(torch.ones_like(last), self._last_layer)
-            with watching(probe), masked_by(AfterPrefix(last, new=2)):
-                step = self._run(
-                    kwargs,
-                    inputs_embeds=torch.stack([memory.to(eos.dtype), eos], dim=1),
-                    past_key_values=cache,
-                    position_ids=position_ids,
-                    use_cache=True,
-                )
+            weights = MeanWeights(torch.ones_like(last), self._last_layer)
+            inputs = {
+                "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
+                "past_key_values": cache,
+                "position_ids": position_ids,
+                "use_cache": True,
+            }
+            step = self.run(layout, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
             # Behind a text's own prefix the weights are 0.
-            weights = probe.result()
-            memory = _weighted(weights[:, :-2], states) + _weighted(weights[:, -2:], step)
+            found = weights.result()
+            memory = _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
             thought.refine(step[:, 1])
-        states = states.index_put((text, last), thought.embedding)
-        return states, thought.passes
+        return put(states, last, thought.embedding), thought.passes
 
     def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The base model's states (B, N, D) and memory (B, D), in parts of the size that runs best; fills the cache."""
         states, memories = [], []
         for rows in even_slices(len(last), super()._part_size(layout)):
-            part = layout.rows(rows)
+            part = layout.part(rows)
             length = part.input_ids.shape[1]
-            probe = MeanWeights(last[rows], self._last_layer)
-            with watching(probe), cache.filling(rows):
-                found = self._run(kwargs, input_ids=part.input_ids, past_key_values=cache, use_cache=True)
-            memories.append(_weighted(probe.result() * part.attention_mask, found))
+            weights = MeanWeights(last[rows], self._last_layer)
+            inputs = {"input_ids": part.input_ids, "past_key_values": cache, "use_cache": True}
+            with cache.filling(rows):
+                found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
+            memories.append(_weighted(weights.result() * part.attention_mask, found))
             states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
         return torch.cat(states), torch.cat(memories)
 
     def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
-        ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
-        text = torch.arange(len(ids), device=ids.device)
-        embeddings = self.model.get_input_embeddings()(ids)
-        eos = embeddings[text, last]
-        states, memory = self._whole_pass(embeddings, last, **kwargs)
-        thought = _Thought(states[text, last], self.tolerance)
-        longer = torch.cat([embeddings, torch.zeros_like(embeddings[:, :1])], dim=1)
+        last = layout.attention_mask.sum(dim=1) - 1
+        states, memory = self._whole_pass(layout, **kwargs)
+        thought = _Thought(at(states, last), self.tolerance)
+        longer = _with_room_for_memory(layout, last)
         while thought.passes_taken < iterations and thought.active.any():
-            given = longer.index_put((text, last), memory.to(longer.dtype)).index_put((text, last + 1), eos)
-            refined, memory = self._whole_pass(given, last + 1, **kwargs)
-            # The text's own states change only where layers attend both ways, and only while it is thought about.
+            refined, memory = self._whole_pass(longer, memory, **kwargs)
+            # The text's own states change only where tokens see what follows, and only while it is thought about.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
-            thought.refine(refined[text, last + 1])
-        return states.index_put((text, last), thought.embedding), thought.passes
+            thought.refine(at(refined, last + 1))
+        return put(states, last, thought.embedding), thought.passes
 
-    def _whole_pass(self, embeddings: Tensor, last: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        real = torch.arange(embeddings.shape[1], device=last.device) <= last[:, None]
-        probe = MeanWeights(last, self._last_layer)
-        with watching(probe), attending_both_ways(self._both_ways, real):
-            states = self._run(kwargs, inputs_embeds=embeddings)
-        return states, _weighted(probe.result() * real, states)
+    def _whole_pass(self, layout: Layout, memory: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """States (B, N, D) and memory (B, D) of a pass that reads a memory, if there is one, right before EOS."""
+        last = layout.attention_mask.sum(dim=1) - 1
+
+        def inputs() -> dict[str, Tensor]:
+            embeddings = self.model.get_input_embeddings()(layout.input_ids)
+            return {"inputs_embeds": embeddings if memory is None else put(embeddings, last - 1, memory)}
+
+        weights = MeanWeights(last, self._last_layer)
+        states = self.run(layout, inputs=inputs, observe=weights, **kwargs)
+        return states, _weighted(weights.result() * layout.attention_mask, states)
+
+
+def _with_room_for_memory(layout: Layout, last: Tensor) -> Layout:
+    """The layout with one more token, whose id means nothing, right before the ``last`` of each row, (B,)."""
+    ids = pad(layout.input_ids, (0, 1))
+    eos = ids.gather(1, last[:, None])
+    ids = ids.scatter(1, last[:, None] + 1, eos)
+    mask = pad(layout.attention_mask, (0, 1)).scatter(1, last[:, None] + 1, 1)
+    return Layout(ids, mask, pad(layout.copy_index, (0, 1), value=NOT_TEXT))
 
 
 class _PrefixLayer(DynamicLayer):

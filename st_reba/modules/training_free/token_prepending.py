@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
-import torch
-from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...lm import backbone
-from ...lm.decoder import layer_places
-from ...lm.hooks import Tap, listen, tapping
-from ...text.layout import NOT_TEXT, PREPENDED, Layout, Template
+from ...text.layout import Layout, Template
 from ...text.templates import PREPENDED_ONE_WORD, Preset
-from ..base import PoolOver, Reading, Rows, check_rows, chosen
-from ..stored import check_magnitudes
+from ..base import PoolOver, Rows
+from ..changes import Change, Prepend
+from ..changes.prepend import Slots
+from ..checks import check_rows, chosen
+from ..readout import Reading
 from .early_exit import EarlyExitModule
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-#: The file beside the configuration that the slot's first vector is saved in, and its name there.
-STATE_FILE = "token_prepending.safetensors"
-_STATE = "initial_state"
 
 
 class TokenPrependingModule(EarlyExitModule):
@@ -67,8 +58,9 @@ class TokenPrependingModule(EarlyExitModule):
         "Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL 2025."
     )
 
-    #: (E,): what enters the slot, before the architecture scales it or adds positions; saved with the model.
-    initial_state: Tensor
+    #: What is changed.
+    PREPENDING: ClassVar[type[Prepend]] = Prepend
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Prepend)
 
     def __init__(
         self,
@@ -81,15 +73,13 @@ class TokenPrependingModule(EarlyExitModule):
         seed: int = 0,
         pool_over: PoolOver | None = None,
         rows: Rows | None = None,
+        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
         handed_on: Rows = chosen(rows, known.rows, "all")
         check_rows(handed_on)
-        if type(seed) is not int or not 0 <= seed < 2**63:
-            raise ValueError(f"seed={seed!r}: give a whole number, 0 or more, below 2**63.")
-        if prepend_layers is not None and type(prepend_layers) is not int:
-            raise ValueError(f"prepend_layers={prepend_layers!r}: give a number of layers, or None for three in ten.")
+        prepending = self.PREPENDING(prepend_layers, seed)
         super().__init__(
             model_name_or_path,
             template=Template.parse(known.template, prepends=True),
@@ -97,115 +87,18 @@ class TokenPrependingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
+            changes=[prepending, *changes],
             **transformer_kwargs,
         )
-        self._layers = layer_places(self.model)
-        self.prepend_layers = self._resolve(prepend_layers)
+        made, _ = self._fitted_as(Prepend)
+        self.prepend_layers = made.prepend_layers
         self.seed = seed
-        embeddings = self.model.get_input_embeddings()
-        self._embedding_scale = _scale(embeddings)
-        table = _table(embeddings)
-        drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-        self.register_buffer(_STATE, drawn.to(table.device))
         self._set_rows(handed_on)
 
-    def _resolve(self, prepend_layers: int | None) -> int:
-        depth = backbone.depth(self.model)
-        if prepend_layers is None:
-            return min(depth, max(2, round(0.3 * depth)))
-        if not 1 <= prepend_layers <= depth:
-            raise ValueError(
-                f"prepend_layers={prepend_layers}: {depth} layers of {type(self.model).__name__} are run; use 1 to "
-                f"{depth}."
-            )
-        return prepend_layers
+    @property
+    def initial_state(self) -> Tensor:
+        """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
+        return cast(Slots, self._fitted_as(Prepend)[1]).initial_state
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        with tapping(self._prepending(layout)):
-            return self._read_tokens(layout, 0, 0, **kwargs)
-
-    def _prepending(self, layout: Layout) -> dict[nn.Module, Tap]:
-        slots = layout.copy_index <= PREPENDED
-        source = self._sources(layout)
-
-        def enter(states: Tensor) -> Tensor:
-            vector = (self.initial_state * self._embedding_scale).to(states)
-            return torch.where(slots.to(states.device)[..., None], vector, states)
-
-        def renew(states: Tensor) -> Tensor:
-            index = source.to(states.device)[..., None].expand_as(states)
-            return states.gather(1, index)
-
-        embeddings = self.model.get_input_embeddings()
-        listen([embeddings])
-        layers = [self._layer_places().at(self.model, layer) for layer in range(1, self.prepend_layers)]
-        return {embeddings: Tap(after=enter), **dict.fromkeys(layers, Tap(before=renew))}
-
-    def _sources(self, layout: Layout) -> Tensor:
-        """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""
-        position = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
-        last = layout.attention_mask.sum(dim=1, keepdim=True) - 1
-        return torch.where(layout.copy_index <= PREPENDED, last, position)
-
-    def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
-        return super()._select(layout, first_copy, last_copy) & (layout.copy_index >= NOT_TEXT)
-
-    # On disk
-
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save backbone, tokenizer and settings, and the vector that enters the slot."""
-        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
-        state = self.initial_state.detach().cpu().contiguous()
-        save_file({_STATE: state}, str(Path(output_path) / STATE_FILE), metadata={"format": "pt"})
-
-    @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        """Load a saved module; of a backbone alone, whose slot has no vector yet, it is drawn.
-
-        Raises:
-            ValueError: If a setting is out of range, or the vector is not one of this model's.
-        """
-        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = dict(zip(("token", "cache_folder", "revision", "local_files_only"), args, strict=False))
-        where |= {name: kwargs[name] for name in kwargs.keys() & _WHERE}
-        path = cls.load_file_path(model_name_or_path, STATE_FILE, subfolder=subfolder, **where)
-        if path is not None:
-            module._take_state(load_file(path).get(_STATE), path)
-        return module
-
-    def _take_state(self, state: Tensor | None, path: str) -> None:
-        if state is None or state.shape != self.initial_state.shape:
-            given = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
-            raise ValueError(
-                f'{path} has {given} under "{_STATE}", and the model\'s input embeddings have '
-                f"{len(self.initial_state)} values. They are of two models; save the model again."
-            )
-        check_magnitudes({_STATE: state}, type(self).__name__)
-        self.initial_state = state.to(self.initial_state.device)
-
-
-_WHERE = {"token", "cache_folder", "revision", "local_files_only"}
-
-
-def _table(embeddings: nn.Module) -> Tensor:
-    return cast(Tensor, embeddings.weight)
-
-
-def _scale(embeddings: nn.Module) -> float:
-    """What an architecture multiplies the entries of its table of input embeddings with, within that module.
-
-    Raises:
-        ValueError: If the table cannot be read, or more is done to it.
-    """
-    table = _table(embeddings)
-    ids = torch.arange(min(8, len(table)), device=table.device)
-    if table.device.type != "meta":
-        with torch.inference_mode():
-            rows, gave = table[ids].double(), embeddings(ids)
-        scale = float((rows * gave.double()).sum() / rows.square().sum().clamp(min=torch.finfo(rows.dtype).tiny))
-        if backbone.close(gave, (rows * scale).to(gave.dtype)):
-            return scale
-    raise ValueError(
-        f"What {type(embeddings).__name__} makes of the table of input embeddings could not be found out, so no vector "
-        "can be entered beside them. Load the model without device_map, or use another model."
-    )
+        return self._read_tokens(layout, 0, 0, **kwargs)

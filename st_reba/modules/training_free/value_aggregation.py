@@ -7,13 +7,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
-from ...lm.hooks import Halt, Tap, tapping, until_halted
+from ...lm.hooks import until_halted
 from ...lm.projections import output_projections
+from ...lm.states import StatesAt
 from ...text.layout import Layout, Template
 from ...text.templates import preset
-from ..base import CausalModule, PoolOver, Reading, at, check_layers, last_position, resolve_layers
+from ..base import CausalModule, PoolOver
+from ..checks import check_layers, resolve_layers
+from ..readout import Reading, last_position
 from .causal import check_one_copy
 
 
@@ -79,19 +81,11 @@ class ValueAggregationModule(CausalModule):
         return "One pass over the text, up to the last layer that counts: no more than the classical embedding."
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        self._refuse_checkpointing()
         position = last_position(self._select(layout, 0, 0))
-        outputs: list[Tensor] = []
-
-        def take(states: Tensor) -> Tensor:
-            outputs.append(at(states, position).to(position.device))
-            if len(outputs) == len(self._aggregated):
-                raise Halt
-            return states
-
-        taps = {self._projections.at(self.model, layer): Tap(after=take) for layer in self._aggregated}
-        with until_halted(), tapping(taps):
-            self._hidden_states(layout, **kwargs)
-        states = torch.stack(outputs, dim=1).mean(dim=1, keepdim=True)
+        projections = [self._projections.at(self.model, layer) for layer in sorted(self._aggregated)]
+        outputs = StatesAt(projections, "after", position, halts=True)
+        with until_halted():
+            self.run(layout, observe=outputs, **kwargs)
+        states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None])
         return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)

@@ -47,7 +47,7 @@ def naive(query, key, value, mask=None, softcap=None, sinks=None, bias=None):
 
 
 class Maps:
-    """A probe that keeps everything, for comparison."""
+    """An observer that keeps everything, for comparison."""
 
     def __init__(self):
         self.seen = {}
@@ -86,12 +86,12 @@ def test_output_and_weights(case, watched, differentiable):
         "position_bias": extras.get("bias"),
     }
     expected, weights = naive(*tensors, **extras)
-    probe = Maps()
+    observer = Maps()
     if watched:
-        with watching(probe):
+        with watching(observer):
             output, _ = observable_attention(layer(), *tensors, **kwargs)
         visible = weights > 0
-        torch.testing.assert_close(probe.seen[0][visible], weights[visible])
+        torch.testing.assert_close(observer.seen[0][visible], weights[visible])
     else:
         output, _ = observable_attention(layer(), *tensors, **kwargs)
     torch.testing.assert_close(output, expected)
@@ -100,13 +100,13 @@ def test_output_and_weights(case, watched, differentiable):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("differentiable", [False, True])
 class TestPrecision:
-    """Of what a probe is shown, and of the output."""
+    """Of what an observer is shown, and of the output."""
 
     def run(self, tensors, case):
         extras = CASES[case]
         mask = extras.get("mask")
-        probe = Maps()
-        with watching(probe):
+        observer = Maps()
+        with watching(observer):
             output, _ = observable_attention(
                 layer(),
                 *tensors,
@@ -115,7 +115,7 @@ class TestPrecision:
                 s_aux=extras.get("sinks"),
                 position_bias=extras.get("bias"),
             )
-        return output, probe.seen[0]
+        return output, observer.seen[0]
 
     def test_float64_stays_float64(self, case, differentiable):
         tensors = problem(requires_grad=differentiable, dtype=torch.float64)
@@ -185,27 +185,27 @@ class TestRunningMaximum:
     def expected(self, layers):
         return torch.stack([sources()[index][1].weights for index in layers]).amax(dim=(0, 2))
 
-    def run(self, probe, kind, block, scratch, gradients, monkeypatch):
+    def run(self, observer, kind, block, scratch, gradients, monkeypatch):
         monkeypatch.setattr(observers, "_KEY_BLOCK", block)
         monkeypatch.setattr(observers, "_SCRATCH_BYTES", {"cpu": scratch})
         with torch.set_grad_enabled(gradients):
             for pair in sources():
-                if probe.wants(pair[kind].layer):
-                    probe.observe(pair[kind])
-        return probe.result().exp()
+                if observer.wants(pair[kind].layer):
+                    observer.observe(pair[kind])
+        return observer.result().exp()
 
     @pytest.mark.parametrize("layers", [None, {1}])
     def test_rectangle(self, kind, block, scratch, gradients, layers, monkeypatch):
-        probe = RunningMaximum(slice(3, 20), slice(3, 40), layers)
-        result = self.run(probe, kind, block, scratch, gradients, monkeypatch)
+        observer = RunningMaximum(slice(3, 20), slice(3, 40), layers)
+        result = self.run(observer, kind, block, scratch, gradients, monkeypatch)
         expected = self.expected(layers or range(3))[:, 3:40, 3:20].mT
         meaningful = torch.ones(17, 37).triu().bool()
         torch.testing.assert_close(result[:, meaningful], expected[:, meaningful])
 
     def test_one_key_a_text(self, kind, block, scratch, gradients, monkeypatch):
         keys = torch.tensor([5, 19, 7])
-        probe = RunningMaximum(keys, slice(5, 40))
-        result = self.run(probe, kind, block, scratch, gradients, monkeypatch)
+        observer = RunningMaximum(keys, slice(5, 40))
+        result = self.run(observer, kind, block, scratch, gradients, monkeypatch)
         for text, key in enumerate(keys):
             expected = self.expected(range(3))[text, key:40, key]
             torch.testing.assert_close(result[text, 0, key - 5 :], expected)
@@ -215,11 +215,11 @@ class TestRunningMaximum:
 @pytest.mark.parametrize(("length", "count"), [(10, 3), (10, 4), (37, 1), (50, 1), (1, 37)])
 def test_a_maximum_in_chunks(kind, length, count):
     """Of the third token on, where the last chunk may reach beyond the end."""
-    probe = RunningMaximum(slice(0, length), slice(0, length), {0, 2})
+    observer = RunningMaximum(slice(0, length), slice(0, length), {0, 2})
     for pair in sources():
-        if (chunks := InChunks(probe, 3, length, count)).wants(pair[kind].layer):
+        if (chunks := InChunks(observer, 3, length, count)).wants(pair[kind].layer):
             chunks.observe(pair[kind])
-    result = probe.result().exp().unflatten(0, (3, count))
+    result = observer.result().exp().unflatten(0, (3, count))
     expected = torch.stack([sources()[index][1].weights for index in (0, 2)]).amax(dim=(0, 2))
     for chunk in range(count):
         first, last = 3 + chunk * length, min(3 + (chunk + 1) * length, 40)
@@ -234,8 +234,8 @@ def test_chunks_of_every_kind_of_attention(case):
     extras = CASES[case]
     mask = extras.get("mask")
     _, weights = naive(*problem(), **extras)
-    probe = RunningMaximum(slice(0, 4), slice(0, 4))
-    with watching(InChunks(probe, 1, 4, 2)), torch.no_grad():
+    observer = RunningMaximum(slice(0, 4), slice(0, 4))
+    with watching(InChunks(observer, 1, 4, 2)), torch.no_grad():
         observable_attention(
             layer(),
             *problem(),
@@ -244,7 +244,7 @@ def test_chunks_of_every_kind_of_attention(case):
             s_aux=extras.get("sinks"),
             position_bias=extras.get("bias"),
         )
-    result = probe.result().exp().unflatten(0, (3, 2))
+    result = observer.result().exp().unflatten(0, (3, 2))
     meaningful = torch.ones(4, 4).triu().bool()
     for chunk, first in enumerate((1, 5)):
         block = weights[:, :, first : first + 4, first : first + 4].amax(dim=1).mT
@@ -271,17 +271,17 @@ def test_a_layer_without_a_number_cannot_be_watched():
         observable_attention(module, *problem(), None)
 
 
-def test_probes_of_two_threads_do_not_meet():
+def test_observers_of_two_threads_do_not_meet():
     barrier = threading.Barrier(2)
     seen = {}
 
     def work(name):
-        probe = Maps()
-        with watching(probe):
+        observer = Maps()
+        with watching(observer):
             barrier.wait()
             observable_attention(layer(name), *problem(), None)
             barrier.wait()
-        seen[name] = list(probe.seen)
+        seen[name] = list(observer.seen)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in (1, 2)]
     for thread in threads:
@@ -291,12 +291,12 @@ def test_probes_of_two_threads_do_not_meet():
     assert seen == {1: [1], 2: [2]}
 
 
-def test_a_probe_is_gone_when_its_block_ends():
-    probe = Maps()
-    with pytest.raises(KeyError), watching(probe):
+def test_an_observer_is_gone_when_its_block_ends():
+    observer = Maps()
+    with pytest.raises(KeyError), watching(observer):
         raise KeyError
     observable_attention(layer(), *problem(), None)
-    assert probe.seen == {}
+    assert observer.seen == {}
 
 
 class TestRerouting:
@@ -304,10 +304,13 @@ class TestRerouting:
 
     POSITIONS = torch.tensor([8, 3, 5])
 
-    def run(self, tensors, case, dropout=0.0, probe=None, bias=0.7):
+    def run(self, tensors, case, dropout=0.0, observer=None, bias=0.7):
         extras = CASES[case]
         mask = extras.get("mask")
-        with rerouted(Rerouting([0], self.POSITIONS, bias)), watching(probe) if probe else contextlib.nullcontext():
+        with (
+            rerouted(Rerouting([0], self.POSITIONS, bias)),
+            watching(observer) if observer else contextlib.nullcontext(),
+        ):
             output, _ = observable_attention(
                 layer(),
                 *tensors,
@@ -349,10 +352,10 @@ class TestRerouting:
         tensors = problem(requires_grad=differentiable)
         expected, weights = self.longer(tensors, case)
         torch.testing.assert_close(self.run(tensors, case), expected)
-        probe = Maps()
-        torch.testing.assert_close(self.run(tensors, case, probe=probe), expected)
+        observer = Maps()
+        torch.testing.assert_close(self.run(tensors, case, observer=observer), expected)
         visible = weights > 0
-        torch.testing.assert_close(probe.seen[0][visible], weights[visible])
+        torch.testing.assert_close(observer.seen[0][visible], weights[visible])
 
     def test_gradients(self):
         ours, theirs = problem(requires_grad=True), problem(requires_grad=True)

@@ -46,12 +46,13 @@ class TestOracle:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_causality_probe(architecture, count, backbone_path):
+def test_causality(architecture, count, backbone_path):
     """The last token reaches the first token's state in the last layer if and only if that layer attends both ways,
     and never before the first layer that does."""
     module = CausalTransformer(backbone_path(architecture), bidirectional_layers=count)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 8, 10]])
-    with torch.no_grad(), attending_both_ways(module._both_ways, torch.ones(2, 5, dtype=torch.bool)):
+    turned = range(3 - count, 3)
+    with torch.no_grad(), attending_both_ways(turned, torch.ones(2, 5, dtype=torch.bool)):
         states = module.model(input_ids=ids, output_hidden_states=True).hidden_states
     changed = [not torch.allclose(layer[0, 0], layer[1, 0], atol=1e-5) for layer in states]
     assert changed == [False] * (4 - count) + [True] * count

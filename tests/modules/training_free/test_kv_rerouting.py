@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from st_reba import CausalTransformer, KVReroutingModule
-from st_reba.modules.training_free.kv_rerouting import middle_third
+from st_reba.modules.changes.reroute import middle_third
 from st_reba.readers.layers import LayerReader
 
 from ... import oracles

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import GPT2Config, GPT2Model
 
 from st_reba import CausalTransformer, TokenPrependingModule
-from st_reba.modules.training_free.token_prepending import STATE_FILE
+from st_reba.modules.changes.prepend import Slots
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, TEXTS
@@ -107,7 +107,7 @@ class TestOnDisk:
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
-        assert list(load_file(tmp_path / STATE_FILE)) == ["initial_state"]
+        assert list(load_file(tmp_path / Slots.FILE)) == ["initial_state"]
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert torch.equal(loaded[0].initial_state, model[0].initial_state)
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
@@ -115,7 +115,7 @@ class TestOnDisk:
     @pytest.mark.parametrize("state", [{"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}])
     def test_a_vector_of_another_model(self, state, backbone_path, tmp_path):
         pipeline(TokenPrependingModule(backbone_path())).save_pretrained(str(tmp_path))
-        save_file(state, str(tmp_path / STATE_FILE))
+        save_file(state, str(tmp_path / Slots.FILE))
         with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 values'):
             SentenceTransformer(str(tmp_path), device="cpu")
 

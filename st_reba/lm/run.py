@@ -1,0 +1,107 @@
+"""The one door to a language model: a pass, what is changed in it, who looks on, and which states are wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .all_layers import beside
+from .attention.masks import Masking
+from .attention.observers import Observer
+from .attention.rerouting import Rerouting
+from .backbone import is_checkpointing
+from .context import entered
+from .decoder import PositionWise
+from .hooks import Tap, tapping
+from .states import StatesAt
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What is changed in one pass.
+
+    Attributes:
+        masking: Replaces masks.
+        rerouting: Puts one token's key and value before all others.
+        taps: What happens at single modules.
+    """
+
+    masking: Masking | None = None
+    rerouting: Rerouting | None = None
+    taps: Mapping[nn.Module, Tap] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything."""
+        return self.masking is not None or self.rerouting is not None or bool(self.taps)
+
+
+@contextlib.contextmanager
+def changed(effects: Iterable[Effect]) -> Iterator[None]:
+    """In this block, in this thread, let all of these hold; at most one replaces masks, and one re-routes."""
+    effects = list(effects)
+    parts: dict[str, Any] = {}
+    for effect in effects:
+        own = {"masking": effect.masking, "rerouting": effect.rerouting}
+        given = {name: part for name, part in own.items() if part is not None}
+        assert not given.keys() & parts.keys(), "what cannot be combined is refused when a module is made"
+        parts |= given
+    with entered(**parts), contextlib.ExitStack() as stack:
+        for effect in effects:
+            stack.enter_context(tapping(effect.taps))
+        yield
+
+
+def run(
+    model: PreTrainedModel,
+    forward: Callable[[], Tensor],
+    *,
+    show_maps: Callable[[Observer], Tensor] | None = None,
+    change: Sequence[Effect] = (),
+    observe: Observer | StatesAt | None = None,
+    read: Tensor | None = None,
+    last_layer: PositionWise | None = None,
+    reader: str,
+) -> Tensor:
+    """Run a language model once.
+
+    Args:
+        model: The model, which ends at the layer that is wanted.
+        forward: Runs it: its last hidden states, (B, N, D).
+        show_maps: The same where the architecture hands out its attention maps itself: shows them to the observer.
+            None: its attention calls our function, which does.
+        change: What is changed in this pass: see :func:`changed`.
+        observe: Who looks on. It sees what is changed as it is then.
+        read: (B, N), the only positions whose states will be looked at; None: any.
+        last_layer: The parts of the last layer that are run for these alone; None: they are run for all.
+        reader: Who asks, for the refusal.
+
+    Returns:
+        What ``forward`` gives; with the states of all layers side by side where they are recorded.
+
+    Raises:
+        ValueError: If the model is being trained with gradient checkpointing, and something is changed or looked at.
+        Halt: If the observer has seen all it wants.
+    """
+    if (change or observe is not None) and is_checkpointing(model):
+        raise ValueError(
+            f"Gradient checkpointing runs each layer a second time, when nothing of what {reader} changes is changed "
+            f"and nothing of what it watches is seen. Turn it off to train through {reader}."
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(changed(change))
+        if isinstance(observe, StatesAt):
+            stack.enter_context(tapping(observe.taps()))
+        elif observe is not None and show_maps is None:
+            stack.enter_context(entered(observer=observe))
+        # A second run of a layer, for its gradient, would not know which positions are read.
+        if last_layer is not None and read is not None and not is_checkpointing(model):
+            stack.enter_context(last_layer.at(read))
+        if show_maps is None or observe is None or isinstance(observe, StatesAt):
+            return beside(forward())
+        return beside(show_maps(observe))

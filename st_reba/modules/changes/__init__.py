@@ -1,0 +1,23 @@
+"""What can be changed while a language model reads: small frozen objects, which any module takes and saves."""
+
+from .attend_both_ways import AttendBothWays
+from .change import Change, Fitted, combined, from_settings, register
+from .early_exit import EarlyExit
+from .prepend import Prepend, PrependBlocks
+from .reroute import Reroute
+
+for kind in (AttendBothWays, EarlyExit, Prepend, PrependBlocks, Reroute):
+    register(kind)
+
+__all__ = [
+    "AttendBothWays",
+    "Change",
+    "EarlyExit",
+    "Fitted",
+    "Prepend",
+    "PrependBlocks",
+    "Reroute",
+    "combined",
+    "from_settings",
+    "register",
+]

@@ -1,0 +1,303 @@
+"""A causal language model inside an ST module: loaded or shared, changed, run, and saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor, nn
+
+from ..hub import compat
+from ..lm import backbone, decoder, gguf
+from ..lm.attention.observers import Observer
+from ..lm.hooks import Places
+from ..lm.run import Effect, run
+from ..lm.states import StatesAt
+from ..text.layout import Layout
+from .changes import AttendBothWays, Change, EarlyExit, Fitted, combined, from_settings
+from .checks import check_inside, check_length, check_transformer_kwargs
+from .loaded_weights import CheckedTransformer
+from .published import Published
+from .saving import note_requirement
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
+_WHERE = ("token", "cache_folder", "revision", "local_files_only")
+
+
+class Checked(Published):
+    """Classes whose modules are checked when they are whole, and not before."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - of a class
+        module = super().__call__(*args, **kwargs)
+        module.check()
+        return module
+
+    @property
+    def __signature__(cls) -> inspect.Signature:  # noqa: N805 - of a class
+        """What a class is called with, which ``__call__`` would hide."""
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+class LanguageModel(CheckedTransformer, metaclass=Checked):
+    """A causal language model that ends where it is told to, with what is changed while it reads.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
+            :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
+            shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
+            other stays as it is.
+        changes: What is changed while it reads: see :mod:`st_reba.modules.changes`.
+        bidirectional_layers: How many of the last layers attend to later tokens too; as :class:`AttendBothWays`.
+        output_layer: After which layer to stop; as :class:`EarlyExit`. None: ``usual_output_layer``.
+        usual_output_layer: The same where neither this nor ``changes`` says; below a model's first layer, that one.
+        final_norm: Whether the states that are read go through the model's final norm.
+        unfit_changes: Why the method does not go together with a change, in a sentence; None where it does.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the model is not causal, or its checkpoint lacks weights, or it cannot be changed so, or it
+            cannot stop after ``output_layer``, or before its final norm.
+    """
+
+    #: The share of the layers that is run where nothing says after which to stop; None: all of them.
+    SHARE: ClassVar[float | None] = None
+
+    #: The changes that settings of the class' own name, under which they are saved.
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, EarlyExit)
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        changes: Sequence[Change | Mapping[str, Any]],
+        bidirectional_layers: int,
+        output_layer: int | None,
+        usual_output_layer: int | None,
+        final_norm: bool,
+        unfit_changes: Callable[[Change], str | None],
+        transformer_kwargs: dict[str, Any],
+    ) -> None:
+        if type(bidirectional_layers) is not int or bidirectional_layers < 0:
+            raise ValueError(
+                f"bidirectional_layers={bidirectional_layers!r}: give the number of last layers that attend both ways, "
+                "0 or more."
+            )
+        named: list[Change] = [AttendBothWays(bidirectional_layers)] if bidirectional_layers else []
+        if output_layer is not None:
+            named.append(EarlyExit(output_layer))
+        wanted = combined(type(self).__name__, named, changes, unfit_changes)
+        check_transformer_kwargs(transformer_kwargs)
+        if isinstance(model_name_or_path, Transformer):
+            self._share(model_name_or_path, transformer_kwargs)
+        else:
+            path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
+            # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
+            initialise(self, path, {**transformer_kwargs, "unpad_inputs": False})
+        compat.check_placement(self.model)
+        # It may have to be told not to hand out its hidden states: see backbone.without_hidden_states.
+        compat.pass_on(self, "output_hidden_states", "output_attentions")
+        if self.tokenizer is None:
+            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
+        check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")
+        if hasattr(self.model.config, "use_cache"):
+            self.model.config.use_cache = False
+        # Of the whole model, of which the layers above the output layer are then not run.
+        self._whole_depth = backbone.depth(self.model)
+        leaving = self._exit(wanted, usual_output_layer)
+        self.output_layer = None if leaving is None else leaving.output_layer
+        if self.output_layer is not None:
+            self.model = decoder.shortened(self.model, self.output_layer)
+        # Of layers that are left out, none is needed.
+        self.check_weights()
+        self.final_norm = final_norm
+        self._norm = None if final_norm else decoder.FinalNorm(self.model)
+        self._places: Places | None = None
+        # Set where a module reads few positions, or watches attention: see run.
+        self._last_layer_parts: decoder.PositionWise | None = None
+        self._route: backbone.AttentionRoute | None = None
+        backbone.prepare(self.model)
+        others = [change.resolved(self.model) for change in wanted if not isinstance(change, EarlyExit)]
+        #: What is changed while it reads, what the class' own settings say included.
+        self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
+        self._fitted = nn.ModuleList(change.fitted(self.model) for change in self.changes)
+        self.bidirectional_layers = sum(
+            change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
+        )
+
+    def check(self) -> None:
+        """Called when the module is whole: refuse what its settings come to only together."""
+
+    def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
+        if kwargs:
+            raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
+        nn.Module.__init__(self)
+        own = set(self.__dict__)
+        self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
+        # What is set here, and by what follows, is not the other's to bear.
+        self.model = decoder.view(other.model)
+
+    def _exit(self, changes: Sequence[Change], usual: int | None) -> EarlyExit | None:
+        """Where the model ends, if not at its last layer."""
+        for change in changes:
+            if isinstance(change, EarlyExit):
+                return change.resolved(self.model)
+        depth = backbone.depth(self.model)
+        if usual is not None:
+            return EarlyExit(max(usual, -depth)).resolved(self.model)
+        return None if self.SHARE is None else EarlyExit(max(1, round(self.SHARE * depth)))
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what is changed lets a token's state depend on tokens that stand behind it."""
+        return any(change.looks_ahead for change in self.changes)
+
+    def _fitted_as(self, kind: type[Change]) -> tuple[Any, Any]:
+        """A change that is made, with the settings that it has on this model, and what it is there."""
+        return next(
+            (change, fitted)
+            for change, fitted in zip(self.changes, self._fitted, strict=True)
+            if isinstance(change, kind)
+        )
+
+    def layer_places(self) -> Places:
+        """The layers of the backbone, by their indices, found when they are first asked for."""
+        if self._places is None:
+            self._places = decoder.layer_places(self.model)
+        return self._places
+
+    # A pass
+
+    def run(
+        self,
+        layout: Layout,
+        *,
+        inputs: Callable[[], Mapping[str, Any]] | None = None,
+        change: Sequence[Effect] = (),
+        observe: Observer | StatesAt | None = None,
+        read: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
+
+        No mask is needed where attention is causal, since rows are padded on the right.
+
+        Args:
+            layout: B texts.
+            inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
+            change: What is changed besides the module's own ``changes``.
+            observe: Looks on: at attention, or at states.
+            read: (B, N), the only positions whose states will be looked at; None: any.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            Last hidden states (B, N, D).
+
+        Raises:
+            ValueError: If something is changed or looked at, and the backbone is trained with gradient checkpointing.
+        """
+
+        def forward() -> Tensor:
+            return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
+
+        def show_maps(observer: Observer) -> Tensor:
+            return backbone.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
+
+        effects = [cast(Fitted, fitted).effect(self.model, layout) for fitted in self._fitted]
+        hands_out_maps = self._route is not None and not self._route.through_function
+        return run(
+            self.model,
+            forward,
+            show_maps=show_maps if hands_out_maps else None,
+            change=[effect for effect in (*effects, *change) if effect.changes],
+            observe=observe,
+            read=read,
+            last_layer=self._last_layer_parts,
+            reader=self._reader,
+        )
+
+    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
+        quiet = backbone.without_hidden_states(self.model)
+        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, **quiet})
+        return cast(Tensor, output[self.module_output_name])
+
+    @property
+    def _reader(self) -> str:
+        """The class, and what is changed, for a refusal."""
+        changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
+        return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
+
+    # On disk
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module, as ST's ``Transformer.load`` does.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            *args: As for ST's ``Transformer.load``.
+            **kwargs: As for ST's ``Transformer.load``.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, a change is none that is registered, or weights are missing.
+        """
+        check_inside(subfolder)
+        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
+        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
+        for fitted in module._fitted:
+            cast(Fitted, fitted).load(
+                lambda file: cls.load_file_path(model_name_or_path, file, subfolder=subfolder, **where), cls.__name__
+            )
+        return module
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. What version 0.1 did not write is as it was then."""
+        config = super().load_config(*args, **kwargs)
+        saved = config.get("changes", [])
+        if not isinstance(saved, list) or not all(isinstance(settings, dict) for settings in saved):
+            raise ValueError(f"changes is {saved!r} in the saved settings: it is a list of objects, each with a key.")
+        if saved:
+            # Here, because nothing is loaded yet.
+            config["changes"] = [from_settings(settings) for settings in saved]
+        return config
+
+    def get_config_dict(self) -> dict[str, Any]:
+        # Padding is not a setting here, so it is not saved as one.
+        unsaved = ("unpad_inputs", "changes")
+        config = {key: value for key, value in super().get_config_dict().items() if key not in unsaved}
+        # What settings of the class' own say is among the changes, and not saved twice.
+        others = [change.settings() for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        return {**config, "changes": others} if others else config
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
+
+        Raises:
+            ValueError: If the backbone was quantised in a way that it cannot be saved in.
+        """
+        backbone.check_it_can_be_saved(self.model)
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        for fitted in self._fitted:
+            cast(Fitted, fitted).save(Path(output_path))
+        note_requirement(Path(output_path))
+
+
+def initialise(module: CheckedTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
+    """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
+    check_length(kwargs.get("max_seq_length"), "max_seq_length")
+    try:
+        CheckedTransformer.__init__(module, model_name_or_path, **kwargs)
+    except TypeError:
+        # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
+        limit = getattr(vars(module).get("processor"), "model_max_length", None)
+        check_length(limit, "the tokenizer's model_max_length")
+        raise

@@ -1,0 +1,159 @@
+"""A language model that reads layouts: states of a pass, chosen and handed on as the vectors of tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..lm import backbone, decoder
+from ..lm.all_layers import recording
+from ..text.layout import NOT_TEXT, Layout
+from ..text.templates import PoolOver, Rows
+from .language_model import LanguageModel
+from .readout import Reading, blank, compact, even_slices, joined, last_of
+
+
+class LayoutReader(LanguageModel):
+    """What becomes of a layout: a subclass overrides :meth:`_read`, or what it is made of."""
+
+    #: Tokens a thread runs at a time on a CPU.
+    CPU_TOKENS: ClassVar[int] = 1024
+
+    #: Whether what is read are states of the residual stream, so that those of each layer can be read alike.
+    READS_HIDDEN_STATES: ClassVar[bool] = True
+
+    #: Which tokens are handed on.
+    pool_over: PoolOver
+
+    #: Whether every token that is read is handed on, or the last alone.
+    rows: Rows
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Run the backbone over layouts and hand on the states that the method reads.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
+            A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
+            as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
+        """
+        if not backbone.hidden_states_are_asked_for(self.model):
+            return self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+        found = self.forward_all_layers(features, **kwargs)
+        # In place, as ST's Transformer does: what asks for the layers reads them there.
+        features.clear()
+        features.update(found)
+        return features
+
+    def forward_all_layers(
+        self, features: dict[str, Any], *, norm: Callable[[Tensor], Tensor] = lambda states: states, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As :meth:`forward`, with the same reading of every layer's states.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            norm: What is done to the states of every layer but the last before they are read.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            What :meth:`forward` does, and ``all_layer_embeddings``: L + 1 times (B, n, D), first what enters the first
+            layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or the layers are not found, or would
+                run a second time for their gradients.
+        """
+        self._refuse_all_layers()
+        with recording(self.model, self.layer_places(), norm) as record:
+            found = self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+        layers = record.split(found["token_embeddings"])
+        return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
+
+    def _refuse_all_layers(self) -> None:
+        if not self.READS_HIDDEN_STATES:
+            raise ValueError(
+                f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
+                "states of one layer alone, so it has none of each to hand on. Set "
+                "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
+            )
+        if backbone.is_checkpointing(self.model):
+            raise ValueError(
+                "Gradient checkpointing runs each layer a second time, where its states are not recorded. Turn it off, "
+                "or the configuration's output_hidden_states."
+            )
+
+    def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        """What the method reads, part by part, of states that went through the final norm, or did not."""
+        with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
+            return self._readings(layout, **kwargs)
+
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        """The features with what was read of a batch, part by part."""
+        states, mask, ids, extra = joined(readings)
+        states, mask = blank(states, mask, self._layout(features).text_length == 0)
+        rest = {name: value for name, value in features.items() if name != "copy_index"}
+        return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+
+    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        """What the method reads, part by part."""
+        return [self._read(layout.part(part), **kwargs) for part in self.parts(layout)]
+
+    def _layout(self, features: dict[str, Any]) -> Layout:
+        return Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
+
+    def parts(self, layout: Layout) -> list[slice]:
+        """The texts of a batch that run together; the result does not depend on it."""
+        return even_slices(len(layout.input_ids), self._part_size(layout))
+
+    def _part_size(self, layout: Layout) -> int:
+        """How many texts of a batch may run at a time.
+
+        On an accelerator, the batch that was asked for. On a CPU, about as many tokens as its caches hold the
+        activations of: larger batches are slower, and padded further.
+        """
+        batch, length = layout.input_ids.shape
+        if layout.input_ids.device.type != "cpu":
+            return batch
+        return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        """The method."""
+        raise NotImplementedError
+
+    def _leading(self) -> int:
+        """How many special tokens stand before everything else in a layout."""
+        raise NotImplementedError
+
+    def _set_rows(self, rows: Rows) -> None:
+        """Which of the tokens that ``pool_over`` names are handed on: all of them, or the last."""
+        self.rows = rows
+        if rows == "last":
+            self._last_layer_parts = decoder.PositionWise(self.model)
+
+    def _read_tokens(self, layout: Layout, first_copy: int, last_copy: int, **kwargs: Any) -> Reading:
+        """The last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
+        selected = self._select(layout, first_copy, last_copy)
+        if self.rows == "last":
+            selected = last_of(selected)
+        states = self.run(layout, read=selected, **kwargs)
+        return compact(states, layout.input_ids, selected)
+
+    def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:
+        """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
+        if self.pool_over == "whole":
+            # The slots of token prepending hold no token.
+            return layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)
+        copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
+        if self.pool_over == "text":
+            return copies
+        reached = copies.cummax(dim=1).values
+        if first_copy == 0:
+            reached = reached | (layout.text_starts == self._leading())[:, None]
+        return reached & layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)

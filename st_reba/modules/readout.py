@@ -1,0 +1,95 @@
+"""What a method reads off a batch, and what all readouts are made of."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Reading(NamedTuple):
+    """What a method reads off a batch.
+
+    Attributes:
+        states: (B, n, D).
+        mask: (B, n), which of them are real.
+        ids: (B, n), the tokens they belong to.
+        extra: More features to hand on, each (B, ...).
+    """
+
+    states: Tensor
+    mask: Tensor
+    ids: Tensor
+    extra: dict[str, Tensor] = {}
+
+
+def joined(parts: list[Reading]) -> Reading:
+    """What several parts of a batch gave, as one, padded to the longest n."""
+    if len(parts) == 1:
+        return parts[0]
+    length = max(part.mask.shape[1] for part in parts)
+    return Reading(
+        torch.cat([pad(part.states, (0, 0, 0, length - part.states.shape[1])) for part in parts]),
+        torch.cat([pad(part.mask, (0, length - part.mask.shape[1])) for part in parts]),
+        torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts]),
+        {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
+    )
+
+
+def even_slices(batch: int, size: int) -> list[slice]:
+    """A batch in parts of at most ``size`` texts.
+
+    All are of one size, near enough: a last part of a text or two would waste what the others gain.
+    """
+    size = ceil(batch / ceil(batch / size))
+    return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
+
+
+def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
+    """Move the selected tokens of each row to its front and drop the columns that no row needs.
+
+    Args:
+        states: (B, N, D).
+        ids: (B, N).
+        selected: (B, N), boolean.
+
+    Returns:
+        A reading of n tokens; n is at least 1.
+    """
+    counts = selected.sum(dim=1)
+    length = max(1, int(counts.max()))
+    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
+    mask = torch.arange(length, device=states.device) < counts[:, None]
+    states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
+    return Reading(states, mask, ids.gather(1, order))
+
+
+def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros wherever nothing was read.
+
+    Args:
+        states: (B, n, D).
+        mask: (B, n), boolean: which of them are real.
+        empty: (B,), boolean: which texts have no tokens.
+
+    Returns:
+        The states and the mask, in which a text without tokens has one vector of zeros.
+    """
+    states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
+    mask = mask & ~empty[:, None]
+    mask[:, 0] |= empty
+    return states, mask
+
+
+def last_of(selected: Tensor) -> Tensor:
+    """(B, N): of the tokens selected in each row, (B, N) booleans, the last; none where there are none."""
+    later = selected.flip(1).cumsum(dim=1).flip(1)
+    return selected & (later == 1)
+
+
+def last_position(selected: Tensor) -> Tensor:
+    """(B,): where the last of the tokens selected in each row, (B, N) booleans, stands; 0 where there are none."""
+    return last_of(selected).int().argmax(dim=1)

@@ -1,0 +1,367 @@
+"""Any module takes changes: whatever goes together equals a naive composition, alone or in a batch, saved or not."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from st_reba import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    LayerStates,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Prepend, Reroute, register
+
+from .. import oracles
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+TOLERANCE = 1e-5
+
+TURN, EXIT, PREPEND, REROUTE = (
+    AttendBothWays(1), EarlyExit(2), Prepend(2, seed=3), Reroute([1], prefix_bias=0.5),
+)  # fmt: skip
+
+#: Each alone, each pair of those that let a token know what follows it, and all at once.
+SETS = [[TURN], [EXIT], [PREPEND], [REROUTE], *map(list, itertools.combinations([TURN, PREPEND, REROUTE], 2)),
+        [TURN, EXIT, PREPEND, REROUTE]]  # fmt: skip
+
+
+@dataclass
+class Naive:
+    """A plain eager model, changed; the id of the slot before a text, if there is one; and a tokenizer."""
+
+    model: object
+    slot: list[int]
+    token_ids: object
+    architecture: str
+
+    def whole(self, head: str, text: str, tail: str) -> list[int]:
+        """The ids of a template of one copy: a slot splits the string."""
+        if not self.slot:
+            return self.token_ids(head + text + tail)
+        return [*(self.token_ids(head) if head else []), *self.slot, *self.token_ids(text + tail)]
+
+    @property
+    def depth(self) -> int:
+        return self.model.config.num_hidden_layers
+
+
+def classical(naive, text):
+    return oracles.classical(naive.model, naive.token_ids(text), before=naive.slot)
+
+
+def prompt(naive, text):
+    return oracles.run(naive.model, naive.whole('This: "', text, '" means:'))[0][-1:]
+
+
+def echo(naive, text):
+    return oracles.echo(naive.model, naive.token_ids(text), 3, before=naive.slot, first_copy=1)
+
+
+def reba(naive, text):
+    return oracles.algorithm_2(naive.model, naive.token_ids(text), 2, before=naive.slot)
+
+
+def reba_last(naive, text):
+    return reba(naive, text)[-1:]
+
+
+def chunks(naive, text):
+    return oracles.chunked(naive.model, naive.token_ids(text), 2, 5)
+
+
+def thought(naive, text):
+    return oracles.refined_thought(naive.model, [*naive.token_ids(text), 0], 3, before=naive.slot)
+
+
+TASKS = ['This: "{text}" means:', "So {text} is"]
+
+
+def meta_eol(naive, text):
+    return oracles.meta_eol(naive.model, [naive.whole(*task.split("{text}")[:1], text, task.split("{text}")[1])
+                                          for task in TASKS])  # fmt: skip
+
+
+def values(naive, text):
+    ids = naive.whole('This: "', text, '" means:')
+    return oracles.value_aggregation(naive.model, naive.architecture, ids, range(naive.depth))[None]
+
+
+def early_late(naive, text):
+    ids, first = naive.whole("", text, " means:"), len(naive.slot)
+    found = slice(first, first + len(naive.token_ids(text)))
+    return oracles.early_and_late(naive.model, ids, found, 1)
+
+
+def layer_states(naive, text):
+    return oracles.layer_states(naive.model, [*naive.slot, *naive.token_ids(text)])
+
+
+def contrasted(naive, text):
+    both = [naive.whole(head, text, '":"') for head in ('This: "', 'Not this: "')]
+    return oracles.contrastive_prompting(naive.model, naive.architecture, *both, 1, naive.depth, 2)[None]
+
+
+def hybrid(naive, text):
+    with oracles.rerouted(naive.model, [1], 0.5):
+        states = oracles.run(naive.model, naive.whole("", text, " means:"))[0][len(naive.slot) :]
+    return torch.stack([states.mean(dim=0), states[-1]])
+
+
+WORDS = {"template": 'This: "{text}" means:'}
+#: Module, settings, what it comes to. The layouts: one copy, a prompt, several copies, chunks, EOS, several prompts.
+METHODS = {
+    "classical": (CausalTransformer, {}, classical),
+    "prompt": (CausalTransformer, {**WORDS, "pool_over": "all", "rows": "last"}, prompt),
+    "echo": (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, echo),
+    "reba": (ReBAModule, {}, reba),
+    "reba, last": (ReBAModule, {"rows": "last"}, reba_last),
+    "reba in chunks": (ReBAModule, {"chunk_length": 5}, chunks),
+    "thought": (RefinedThoughtModule, {"iterations": 3}, thought),
+    "meta eol": (MetaEOLModule, {"templates": TASKS}, meta_eol),
+    "values": (ValueAggregationModule, WORDS, values),
+    "early and late": (EarlyLateModule, {"template": "{text} means:", "early_layer": 1}, early_late),
+    "layer states": (LayerStates, {}, layer_states),
+    "contrasted": (
+        ContrastivePromptingModule,
+        {"template": 'This: "{text}":"', "auxiliary_template": 'Not this: "{text}":"', "contrast_layer": 1,
+         "output_layer": -1, "scale": 2},
+        contrasted,
+    ),
+    "re-routed": (KVReroutingModule, {"template": "{text} means:", "layers": [1], "prefix_bias": 0.5}, hybrid),
+}  # fmt: skip
+
+#: What does not go together, and what is said of it.
+REFUSED = {
+    ("reba in chunks", TURN): "chunk_length=5 with bidirectional_layers=1: where tokens see what follows",
+    ("reba in chunks", PREPEND): "chunk_length=5 with prepend_layers=2, seed=3: where tokens see what follows",
+    ("reba in chunks", REROUTE): "chunk_length=5 with layers=.*: where tokens see what follows",
+    ("re-routed", REROUTE): "KVReroutingModule is given the change 'reroute' with .*, and makes it already",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(backbone_path):
+    return {name: CausalTransformer(backbone_path(name)) for name in ("llama", "gemma3")}
+
+
+@contextlib.contextmanager
+def changed(architecture, changes, eager, token_ids):
+    """A plain eager model with all of these changes, each written out."""
+    model = eager(architecture)
+    kinds = {type(change): change for change in changes}
+    with contextlib.ExitStack() as stack:
+        if EarlyExit in kinds:
+            model = oracles.shortened(model, kinds[EarlyExit].output_layer)
+        slot = []
+        if Prepend in kinds:
+            width = model.get_input_embeddings().weight.shape[1]
+            vector = torch.randn(width, generator=torch.Generator().manual_seed(kinds[Prepend].seed))
+            model, number = oracles.with_slot(model, vector)
+            slot = [number]
+            stack.enter_context(oracles.prepended(model, architecture, number, kinds[Prepend].prepend_layers))
+        if AttendBothWays in kinds:
+            stack.enter_context(oracles.both_ways(model, kinds[AttendBothWays].bidirectional_layers))
+        if Reroute in kinds:
+            stack.enter_context(oracles.rerouted(model, kinds[Reroute].layers, kinds[Reroute].prefix_bias))
+        yield Naive(model, slot, token_ids, architecture)
+
+
+def read(module, texts):
+    """What a module hands on of each text, one batch."""
+    with torch.no_grad():
+        features = module.eval()(module.preprocess(texts))
+    if isinstance(module, LayerStates):
+        return list(features["layer_states"])
+    return [states[mask.bool()] for states, mask in zip(features["token_embeddings"], features["attention_mask"],
+                                                        strict=True)]  # fmt: skip
+
+
+def settings_without(settings, changes):
+    """The settings of a method, without the argument that a change stands for."""
+    return {name: value for name, value in settings.items() if name != "output_layer" or EXIT not in changes}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [*(("llama", changes) for changes in SETS), ("gemma3", SETS[-1])],
+    ids=lambda given: given if isinstance(given, str) else " + ".join(change.key for change in given),
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_a_naive_composition(method, architecture, changes, loaded, eager, token_ids, tmp_path):
+    kind, settings, expected = METHODS[method]
+    for (name, change), why in REFUSED.items():
+        if name == method and change in changes:
+            with pytest.raises(ValueError, match=why):
+                kind(loaded[architecture], changes=changes, **settings)
+            return
+    module = kind(loaded[architecture], changes=changes, **settings_without(settings, changes))
+    together = read(module, [*TEXTS, ""])
+    assert not together[-1].any()
+    alone = [states for text in TEXTS for states in read(module, [text])]
+    with changed(architecture, changes, eager, token_ids) as naive:
+        for text, batched, single in zip(TEXTS, together, alone, strict=False):
+            wanted = expected(naive, text)
+            assert relative_error(batched, wanted) < TOLERANCE, text
+            assert relative_error(single, wanted) < TOLERANCE, text
+    module.save(str(tmp_path))
+    again = kind.load(str(tmp_path))
+    assert again.changes == module.changes
+    for states, same in zip(together, read(again, [*TEXTS, ""]), strict=True):
+        assert torch.equal(states, same)
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("kind", "settings", "message"),
+        [
+            (
+                EchoModule,
+                {"changes": [Reroute(), Reroute([0])]},
+                "EchoModule is given the change 'reroute' with layers=.0",
+            ),
+            (
+                CausalTransformer,
+                {"changes": [TURN], "bidirectional_layers": 2},
+                "makes it already, with bidirectional_l",
+            ),
+            (
+                CausalTransformer,
+                {"changes": [EXIT], "output_layer": 1},
+                "already, with output_layer=1. Leave one of the",
+            ),
+            (
+                BidirectionalLastLayer,
+                {"changes": [TURN]},
+                "BidirectionalLastLayer is given the change 'attend-both-ways'",
+            ),
+            (TokenPrependingModule, {"changes": [PREPEND]}, "TokenPrependingModule is given the change 'prepend'"),
+            (HierarchicalTokenPrependingModule, {"changes": [PREPEND]}, "makes it already, with prepend_layers=None"),
+            (InputEmbeddings, {"changes": [REROUTE]}, "InputEmbeddings with layers=.*: it runs no layer"),
+            (EchoModule, {"changes": ["reroute"]}, "changes has 'reroute': give changes, such as"),
+            (EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
+            (EchoModule, {"changes": [AttendBothWays(9)]}, "bidirectional_layers=9: LlamaModel has 3 layers"),
+            (EchoModule, {"changes": [Prepend(9)]}, "prepend_layers=9: 3 layers of LlamaModel are run"),
+            (EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
+            (EchoModule, {"changes": [Reroute([3])]}, "the model has 3 layers; give a list"),
+            (EchoModule, {"changes": [EarlyExit(0)]}, "output_layer=0"),
+        ],
+    )
+    def test_when_it_is_made(self, kind, settings, message, loaded):
+        with pytest.raises(ValueError, match=message):
+            kind(loaded["llama"], **settings)
+
+    @pytest.mark.parametrize("layers", [0, -1, True, 1.0])
+    def test_numbers_of_layers(self, layers):
+        with pytest.raises(ValueError, match="give the number of last layers"):
+            AttendBothWays(layers)
+
+    def test_an_architecture_whose_attention_is_its_own(self, backbone_path):
+        with pytest.raises(ValueError, match="cannot be re-routed"):
+            EchoModule(backbone_path("bloom"), changes=[REROUTE])
+
+    def test_gradient_checkpointing(self, backbone_path):
+        module = EchoModule(backbone_path(), changes=[PREPEND]).train()
+        module.model.gradient_checkpointing_enable()
+        message = "Gradient checkpointing .* to train through EchoModule with prepend_layers=2, seed=3\\."
+        with pytest.raises(ValueError, match=message):
+            module(module.preprocess(TEXTS))
+
+
+class TestSaved:
+    def saved(self, module, path):
+        pipeline(module).save_pretrained(str(path))
+        return path / "sentence_bert_config.json"
+
+    def test_by_its_key(self, loaded, tmp_path):
+        config = json.loads(self.saved(EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE]), tmp_path)
+                            .read_text())  # fmt: skip
+        assert (config["bidirectional_layers"], config["output_layer"]) == (1, 2)
+        assert config["changes"] == [
+            {"key": "prepend", "prepend_layers": 2, "seed": 3},
+            {"key": "reroute", "layers": [1], "prefix_bias": 0.5},
+        ]
+        loaded_again = SentenceTransformer(str(tmp_path), device="cpu")
+        assert loaded_again[0].changes == (EXIT, TURN, PREPEND, REROUTE)
+
+    def test_without_changes_nothing_is_said_of_them(self, loaded, tmp_path):
+        kinds = [EchoModule, KVReroutingModule, TokenPrependingModule, BidirectionalLastLayer]
+        for kind in kinds:
+            assert "changes" not in json.loads(self.saved(kind(loaded["llama"]), tmp_path / kind.__name__).read_text())
+
+    def test_the_vector_of_a_slot(self, loaded, tmp_path):
+        module = EchoModule(loaded["llama"], changes=[PREPEND])
+        [slots] = module._fitted
+        slots.initial_state += 1
+        self.saved(module, tmp_path)
+        assert torch.equal(EchoModule.load(str(tmp_path))._fitted[0].initial_state, slots.initial_state)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                [{"key": "os.system"}],
+                "'os.system' is not the key of a change that is registered; these are .*'reroute'",
+            ),
+            ([{"layers": [1]}], "None is not the key"),
+            ([{"key": ["reroute"]}], "is not the key of a change"),
+            ([{"key": "reroute", "layer": 1}], "'reroute' has no setting layer; it has layers, prefix_bias"),
+            (["reroute"], "it is a list of objects, each with a key"),
+            ({"key": "reroute"}, "it is a list of objects, each with a key"),
+            ([{"key": "prepend", "seed": "1"}], "seed='1': give a whole number"),
+        ],
+    )
+    def test_others_are_refused_before_anything_is_loaded(self, changes, message, loaded, tmp_path, monkeypatch):
+        file = self.saved(EchoModule(loaded["llama"]), tmp_path)
+        file.write_text(json.dumps({**json.loads(file.read_text()), "changes": changes}))
+
+        def load(*args, **kwargs):
+            raise AssertionError("the backbone is loaded")
+
+        monkeypatch.setattr(AutoModel, "from_pretrained", load)
+        with pytest.raises(ValueError, match=message):
+            SentenceTransformer(str(tmp_path), device="cpu")
+
+    def test_of_somebody_else(self, loaded, tmp_path):
+        @register
+        @dataclass(frozen=True)
+        class Nothing(Change):
+            key: ClassVar[str] = "nothing"
+            looks_ahead: ClassVar[bool] = False
+            much: int = 1
+
+        module = ReBAModule(loaded["llama"], chunk_length=5, changes=[Nothing(2)])
+        self.saved(module, tmp_path)
+        again = ReBAModule.load(str(tmp_path))
+        assert again.changes == (Nothing(2),)
+        assert all(map(torch.equal, read(again, TEXTS), read(ReBAModule(loaded["llama"], chunk_length=5), TEXTS)))
+        with pytest.raises(ValueError, match="Other has the key 'nothing', which is that of Nothing"):
+            register(type("Other", (Change,), {"key": "nothing"}))
+
+
+def test_a_shared_backbone_is_not_changed(loaded):
+    before = read(loaded["llama"], TEXTS)
+    EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE])
+    assert all(map(torch.equal, read(loaded["llama"], TEXTS), before))
