@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..hub import card, compat
 from ..lm import backbone, decoder, gguf
 from ..lm.all_layers import beside, recording
+from ..lm.attention import routes
 from ..lm.attention.masks import attending_both_ways
 from ..lm.hooks import Places
 from ..text.layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
@@ -202,9 +203,9 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         # Set where a module reads few positions: see _hidden_states.
         self._last_layer_parts: decoder.PositionWise | None = None
         self._room()
-        backbone.prepare(self.model)
+        routes.prepare(self.model)
         self.bidirectional_layers = bidirectional_layers
-        self._both_ways = backbone.make_bidirectional(self.model, bidirectional_layers)
+        self._both_ways = routes.make_bidirectional(self.model, bidirectional_layers)
 
     @staticmethod
     def _check_transformer_kwargs(kwargs: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm import backbone
+from ...lm.attention import routes
 from ...lm.attention.rerouting import Rerouting, rerouted
 from ...lm.precision import widened
 from ...text.layout import Layout
@@ -90,7 +91,7 @@ class KVReroutingModule(CausalTransformer):
         self.layers = _resolved(layers, backbone.depth(self.model))
         self.prefix_bias = float(prefix_bias)
         self.hybrid = hybrid
-        backbone.make_rerouted(self.model, self.layers)
+        routes.make_rerouted(self.model, self.layers)
 
     @property
     def cost(self) -> str:

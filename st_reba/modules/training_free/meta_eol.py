@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ...lm import backbone
 from ...lm.all_layers import beside
+from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix, masked_by
 from ...lm.prefixes import Prefixes
-from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
+from ...text.layout import Layout, LayoutBuilder, Template, check_template_length, lay_out
 from ...text.templates import PRESET_SETS, Preset, agreed, preset
 from ..base import CausalModule, PoolOver, Reading, compact, last_of
 
@@ -77,7 +78,8 @@ class MetaEOLModule(CausalModule):
             **transformer_kwargs,
         )
         self._set_rows("last")
-        self._shares_prefixes = self._prefixes_are_sound()
+        # Where layers attend both ways, what stands before a text changes with it.
+        self._shares_prefixes = not self.bidirectional_layers and routes.make_cacheable(self.model)
 
     @property
     def cost(self) -> str:
@@ -145,26 +147,6 @@ class MetaEOLModule(CausalModule):
                 **{**kwargs, **backbone.without_hidden_states(self.model)},
             )
         return compact(beside(run.last_hidden_state), layout.input_ids, last)
-
-    def _prefixes_are_sound(self) -> bool:
-        """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
-        if self.bidirectional_layers or not backbone.make_maskable(self.model):
-            # Where layers attend both ways, what stands before a text changes with it.
-            return False
-        before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
-        ids = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 1, 0, 2, 1, 0]]).repeat(2, 1)
-        place = torch.arange(6) - before.repeat(2)[:, None]
-        length = text.repeat_interleave(2)[:, None]
-        mask = (place <= length).long()
-        copy_index = torch.where((place >= 0) & (place < length), 0, NOT_TEXT)
-        trial = Layout(*(part.to(backbone.device(self.model)) for part in (ids * mask, mask, copy_index)))
-
-        def readings() -> tuple[Tensor, Tensor]:
-            prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
-            behind = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
-            return behind.states, self._read(trial).states
-
-        return backbone.gives_the_same(self.model, readings)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.attention_mask.bool())

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from ...lm import backbone
 from ...lm.all_layers import beside
+from ...lm.attention import routes
 from ...lm.attention.observers import InChunks, Probe, RunningMaximum, watching
 from ...lm.attention.weights import split
 from ...lm.precision import summing_dtype, weighted_sum
@@ -153,7 +154,7 @@ class ReBAModule(CausalModule):
         self.chunk_length = chunk_length
         self._check_chunks_fit()
         self.normalize_weights = normalize_weights
-        self._route = backbone.attention_route(self.model)
+        self._route = routes.attention_route(self.model)
         self._watched = resolve_layers(self.layers, self.model, self._route.layers)
         if not self._route.through_function:
             warnings.warn(
@@ -236,7 +237,7 @@ class ReBAModule(CausalModule):
         """How many of these rows may run at a time, by the weights of each; None: those of the rows read whole."""
         size = super()._part_size(layout)
         if not self._route.through_function:
-            return min(size, backbone.micro_batch(self.model, layout.input_ids.shape[1]))
+            return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
         if weights is None:
             longest = max(1, int(layout.text_length.max()))
             # The maxima of all copies, and of one copy at a time the maxima, the weights and two steps between them.
@@ -357,7 +358,7 @@ class ReBAModule(CausalModule):
     def _watch(self, layout: Layout, probe: Probe, read: Tensor, **kwargs: Any) -> Tensor:
         """Run the backbone, watched: its last hidden states (B, N, D), of which ``read``, (B, N), will be looked at."""
         if not self._route.through_function:
-            return beside(backbone.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs))
+            return beside(routes.run_and_show_maps(self.model, layout.input_ids, probe, **kwargs))
         with watching(probe):
             return self._hidden_states(layout, read, **kwargs)
 
