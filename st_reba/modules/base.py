@@ -24,9 +24,10 @@ from ..lm.all_layers import beside, recording
 from ..lm.attention import routes
 from ..lm.attention.masks import attending_both_ways
 from ..lm.hooks import Places
-from ..text.layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
+from ..text.builder import LayoutBuilder, Tokenization, lay_out
+from ..text.layout import Layout
 from ..text.templates import PoolOver as PoolOver
-from ..text.templates import Preset
+from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..version import REQUIREMENT
 from .loaded_weights import CheckedTransformer
@@ -87,7 +88,7 @@ class CausalModule(CheckedTransformer, metaclass=Published):
             come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
             projection, is left out with it. None: True.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
-            :func:`st_reba.text.layout.normalized`. None: False.
+            :func:`st_reba.text.templates.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
             characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
             version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.

@@ -9,7 +9,9 @@ from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from .layout import PREPENDED, LayoutBuilder, Marked, Row, Template, Tokenization
+from .builder import LayoutBuilder, Marked, Row, Tokenization
+from .layout import PREPENDED
+from .templates import Template
 from .tokens import Extent, Tokens
 
 # What closes a sentence may stand behind its end; of the Chinese marks no space need follow.

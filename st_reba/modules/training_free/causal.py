@@ -8,8 +8,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm.all_layers import beside
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver, Reading, Rows, check_rows, chosen
 
 

@@ -15,8 +15,9 @@ from ...lm import backbone
 from ...lm.hooks import Halt, Tap, tapping, until_halted
 from ...lm.precision import widened
 from ...lm.projections import output_projections
-from ...text.layout import Layout, LayoutBuilder, Template, lay_out
-from ...text.templates import USUAL_CONTRAST, Contrast, preset
+from ...text.builder import LayoutBuilder, lay_out
+from ...text.layout import Layout
+from ...text.templates import USUAL_CONTRAST, Contrast, Template, preset
 from ..base import PoolOver, Reading, at, put
 from .causal import check_one_copy
 from .early_exit import EarlyExitModule

@@ -8,8 +8,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm import backbone
-from ...text.layout import Layout, Template
-from ...text.templates import Preset
+from ...text.layout import Layout
+from ...text.templates import Preset, Template
 from ..base import CausalModule, PoolOver
 from .causal import check_one_copy
 

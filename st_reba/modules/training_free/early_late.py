@@ -13,8 +13,8 @@ from torch import Tensor
 from ...lm import backbone, decoder
 from ...lm.anatomy import Anatomy
 from ...lm.hooks import Tap, tapping
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver, Reading, at, compact, last_of, last_position
 from .causal import check_one_copy
 

@@ -15,8 +15,9 @@ from ...lm.all_layers import beside
 from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix, masked_by
 from ...lm.prefixes import Prefixes
-from ...text.layout import Layout, LayoutBuilder, Template, check_template_length, lay_out
-from ...text.templates import PRESET_SETS, Preset, agreed, preset
+from ...text.builder import LayoutBuilder, lay_out
+from ...text.layout import Layout
+from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver, Reading, compact, last_of
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.

@@ -20,7 +20,8 @@ from ...lm.attention.observers import InChunks, Probe, RunningMaximum, watching
 from ...lm.attention.weights import split
 from ...lm.precision import summing_dtype, weighted_sum
 from ...text.chunks import chunk_sizes, repeated_chunks
-from ...text.layout import Layout, Template
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..base import (
     CausalModule,
     PoolOver,

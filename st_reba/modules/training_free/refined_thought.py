@@ -21,7 +21,9 @@ from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix, attending_both_ways, masked_by
 from ...lm.attention.observers import MeanWeights, watching
 from ...lm.precision import weighted_sum, widened
-from ...text.layout import Layout, LayoutBuilder, Template
+from ...text.builder import LayoutBuilder
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..base import CausalModule, PoolOver, Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...lm.hooks import Halt, Tap, tapping, until_halted
 from ...lm.projections import output_projections
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver, Reading, at, check_layers, last_position, resolve_layers
 from .causal import check_one_copy
 
