@@ -24,11 +24,12 @@ from ..lm.all_layers import beside, recording
 from ..lm.attention import routes
 from ..lm.attention.masks import attending_both_ways
 from ..lm.hooks import Places
-from ..text.builder import LayoutBuilder, Tokenization, lay_out
+from ..text.builder import LayoutBuilder, Plan, Tokenization, lay_out
 from ..text.layout import Layout
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
+from ..text.tokens import traits
 from ..version import REQUIREMENT
 from .loaded_weights import CheckedTransformer
 from .published import Published
@@ -59,6 +60,14 @@ class Reading(NamedTuple):
     mask: Tensor
     ids: Tensor
     extra: dict[str, Tensor] = {}
+
+
+class _Builders(NamedTuple):
+    """What makes a module's layouts, and what that was made from."""
+
+    tokenizer: PreTrainedTokenizerBase
+    made_from: tuple[list[Plan], object]
+    builders: list[LayoutBuilder]
 
 
 class CausalModule(CheckedTransformer, metaclass=Published):
@@ -134,6 +143,8 @@ class CausalModule(CheckedTransformer, metaclass=Published):
 
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
     SHARES: ClassVar[tuple[float, ...]] = (1.0,)
+
+    _made: _Builders | None = None
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -293,12 +304,20 @@ class CausalModule(CheckedTransformer, metaclass=Published):
         limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, _NO_LIMIT) if limit is not None)
         return None if limit >= _NO_LIMIT else int(limit)
 
-    def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization)
+    def _plans(self) -> list[Plan]:
+        """One for each layout that a text is read in."""
+        return [Plan(self._template, self.tokenization)]
 
     def _builders(self) -> list[LayoutBuilder]:
-        """One for each layout that a text is read in."""
-        return [self._builder()]
+        """Those of the plans: made once, and again where plans or tokenizer have changed."""
+        tokenizer, made_from = self._tokenizer, (self._plans(), traits(self._tokenizer))
+        if self._made is None or self._made.tokenizer is not tokenizer or self._made.made_from != made_from:
+            self._made = _Builders(tokenizer, made_from, [plan.builder(tokenizer) for plan in made_from[0]])
+        return self._made.builders
+
+    def _builder(self) -> LayoutBuilder:
+        """The first of them."""
+        return self._builders()[0]
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,6 +17,9 @@ from .tokens import Extent, Tokens, cut, separator, special_tokens, tokenized
 
 #: How a template that has one slot becomes tokens: see :class:`LayoutBuilder`.
 Tokenization = Literal["whole", "pieces"]
+
+# How many prompts' ids are kept.
+_PROMPTS = 64
 
 #: A token's id and what :attr:`Layout.copy_index` says of it.
 Marked = tuple[int, int]
@@ -36,6 +41,25 @@ class Row(NamedTuple):
     def text_length(self) -> int:
         """Tokens of one copy."""
         return sum(mark == 0 for _, mark in self.marked)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How texts are laid out, whatever the tokenizer: what a :class:`LayoutBuilder` is made from. Plans compare.
+
+    Attributes:
+        template: As for :class:`LayoutBuilder`.
+        tokenization: Likewise.
+        end: Likewise.
+    """
+
+    template: Template
+    tokenization: Tokenization = "whole"
+    end: bool = False
+
+    def builder(self, tokenizer: PreTrainedTokenizerBase) -> LayoutBuilder:
+        """Ask a tokenizer what it takes."""
+        return LayoutBuilder(self.template, tokenizer, tokenization=self.tokenization, end=self.end)
 
 
 class LayoutBuilder:
@@ -78,6 +102,7 @@ class LayoutBuilder:
             raise ValueError(f"{type(tokenizer).__name__} has no end-of-sequence token: set tokenizer.eos_token.")
         if end and eos is not None and self.specials_after[-1:] != [eos]:
             self.specials_after = [*self.specials_after, eos]
+        self._prompts: dict[str, list[int]] = {}
 
     @cached_property
     def literals(self) -> list[list[Marked]]:
@@ -90,7 +115,7 @@ class LayoutBuilder:
         As a whole they may be a few more or less.
         """
         literals = sum(map(len, self.literals))
-        return len(self.specials_before) + len(self._ids(prompt or "")) + literals + len(self.specials_after)
+        return len(self.specials_before) + len(self.prompt_ids(prompt)) + literals + len(self.specials_after)
 
     def room(self, positions: int, prompt: str | None = None) -> int:
         """How many tokens one copy may have if the whole layout is to fit ``positions``; less than 1 if none."""
@@ -153,22 +178,31 @@ class LayoutBuilder:
             marked += [*((token, copy) for token in tokens.ids), *literal]
         return Row(marked, tokens.extents)
 
-    def as_wholes(
-        self, texts: Sequence[str], kept: Sequence[Extent], prompt: str, known: dict[str, Tokens]
-    ) -> list[Row | None]:
-        """The rows of texts that are tokenised with all that stands around them; None where that cannot be.
+    def whole_string(self, text: str, kept: Extent, prompt: str) -> str:
+        """What is tokenised of a text, of which these characters are laid out, with all that stands around it."""
+        return self._lead(prompt).text + text[slice(*kept)] + self.template.literals[1]
+
+    def as_whole(self, text: str, kept: Extent, prompt: str, tokens: Tokens) -> Row | None:
+        """A row of a text that was tokenised with all that stands around it; None where that cannot be.
 
         Args:
-            texts: B strings.
-            kept: For each, its characters that are laid out.
+            text: The text.
+            kept: Its characters that are laid out.
             prompt: Literal text at the front.
-            known: Strings whose tokens are known already.
+            tokens: Those of :meth:`whole_string`.
         """
-        lead, behind = self._lead(prompt), self.template.literals[1]
-        strings = [lead.text + text[slice(*part)] + behind for text, part in zip(texts, kept, strict=True)]
-        new = [string for string in dict.fromkeys(strings) if string not in known]
-        tokens = {**known, **dict(zip(new, tokenized(self.tokenizer, new), strict=True))}
-        return [_as_whole(tokens[string], lead, part, bool(behind)) for string, part in zip(strings, kept, strict=True)]
+        return _as_whole(tokens, self._lead(prompt), kept, bool(self.template.literals[1]))
+
+    def prompt_ids(self, prompt: str | None) -> list[int]:
+        """The ids of a prompt on its own, which is asked for once."""
+        if not prompt:
+            return []
+        if prompt not in self._prompts:
+            # Where each text has one of its own, none comes again.
+            if len(self._prompts) >= _PROMPTS:
+                self._prompts.clear()
+            self._prompts[prompt] = self._ids(prompt)
+        return self._prompts[prompt]
 
     def _lead(self, prompt: str) -> _Lead:
         """What stands before a text. A slot splits a string, as an entry added to the vocabulary does."""
@@ -176,7 +210,7 @@ class LayoutBuilder:
         if not after:
             return _Lead([], prompt + before, None)
         if self._separator is None:
-            return _Lead([*_not_text(self._ids(prompt + before)), (0, PREPENDED)], after[0], None)
+            return _Lead([*_not_text(self.prompt_ids(prompt + before)), (0, PREPENDED)], after[0], None)
         first = len(prompt + before)
         text = prompt + before + self._separator + after[0]
         return _Lead([], text, (first, first + len(self._separator)))
@@ -222,12 +256,18 @@ def lay_out(
     pending = [index for index, tokens in enumerate(own) if first.whole and tokens.ids and tokens.extents is not None]
     while pending:
         parts = {index: cut(texts[index], own[index], kept[index], side) for index in pending}
-        pending = [index for index, (start, stop) in parts.items() if start < stop]
-        given = [texts[index] for index in pending], [parts[index] for index in pending]
-        found = zip(*(builder.as_wholes(*given, prompt, known) for builder in builders), strict=True)
+        given = {index: (texts[index], part, prompt) for index, part in parts.items() if part[0] < part[1]}
+        strings = {index: [builder.whole_string(*of_text) for builder in builders] for index, of_text in given.items()}
+        # One call of the tokenizer for all layouts.
+        new = [string for string in dict.fromkeys(chain(*strings.values())) if string not in known]
+        known.update(zip(new, tokenized(first.tokenizer, new), strict=True))
         shorter = []
-        for index, of_text in zip(pending, found, strict=True):
-            wholes = [row for row in of_text if row is not None]
+        for index, of_text in given.items():
+            found = [
+                builder.as_whole(*of_text, known[string])
+                for builder, string in zip(builders, strings[index], strict=True)
+            ]
+            wholes = [row for row in found if row is not None]
             if len(wholes) < len(builders):
                 continue
             excess = max(
@@ -239,7 +279,7 @@ def lay_out(
             else:
                 rows[index] = wholes
         pending = shorter
-    front = first.tokenize([prompt])[0] if prompt and len(rows) < len(texts) else []
+    front = first.prompt_ids(prompt) if len(rows) < len(texts) else []
     for index in set(range(len(texts))) - rows.keys():
         tokens = own[index].truncated(max_tokens, side)
         rows[index] = [builder.in_pieces(texts[index], tokens, front) for builder in builders]

@@ -15,7 +15,7 @@ from ...lm import backbone
 from ...lm.hooks import Halt, Tap, tapping, until_halted
 from ...lm.precision import widened
 from ...lm.projections import output_projections
-from ...text.builder import LayoutBuilder, lay_out
+from ...text.builder import Plan, lay_out
 from ...text.layout import Layout
 from ...text.templates import USUAL_CONTRAST, Contrast, Template, preset
 from ..base import PoolOver, Reading, at, put
@@ -153,9 +153,8 @@ class ContrastivePromptingModule(EarlyExitModule):
             f"prompt, of {backbone.depth(self.model)} that are run."
         )
 
-    def _builders(self) -> list[LayoutBuilder]:
-        auxiliary = LayoutBuilder(self._auxiliary, self._tokenizer, tokenization=self.tokenization)
-        return [*super()._builders(), auxiliary]
+    def _plans(self) -> list[Plan]:
+        return [*super()._plans(), Plan(self._auxiliary, self.tokenization)]
 
     def preprocess(self, inputs: Any, prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any) -> Any:
         """Lay texts out under both prompts, truncated alike: see :meth:`CausalModule.preprocess`.

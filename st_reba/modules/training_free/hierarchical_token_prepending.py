@@ -8,7 +8,8 @@ import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ...text.blocks import BlockLayoutBuilder
+from ...text.blocks import BlockPlan
+from ...text.builder import Plan
 from ...text.layout import PREPENDED, Layout
 from ..base import PoolOver, Rows
 from .token_prepending import TokenPrependingModule
@@ -98,14 +99,15 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             "embedding."
         )
 
-    def _builder(self) -> BlockLayoutBuilder:
-        return BlockLayoutBuilder(
-            self._template,
-            self._tokenizer,
-            block_length=self.block_length,
-            whole_sentences=self.whole_sentences,
-            tokenization=self.tokenization,
-        )
+    def _plans(self) -> list[Plan]:
+        return [
+            BlockPlan(
+                self._template,
+                self.tokenization,
+                block_length=self.block_length,
+                whole_sentences=self.whole_sentences,
+            )
+        ]
 
     def _sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""

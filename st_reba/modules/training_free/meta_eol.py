@@ -15,7 +15,7 @@ from ...lm.all_layers import beside
 from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix, masked_by
 from ...lm.prefixes import Prefixes
-from ...text.builder import LayoutBuilder, lay_out
+from ...text.builder import Plan, lay_out
 from ...text.layout import Layout
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver, Reading, compact, last_of
@@ -107,8 +107,8 @@ class MetaEOLModule(CausalModule):
             "Use CausalTransformer, EchoModule or ReBAModule for words."
         )
 
-    def _builders(self) -> list[LayoutBuilder]:
-        return [LayoutBuilder(template, self._tokenizer, tokenization=self.tokenization) for template in self._parsed]
+    def _plans(self) -> list[Plan]:
+        return [Plan(template, self.tokenization) for template in self._parsed]
 
     def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
         builders = self._builders()

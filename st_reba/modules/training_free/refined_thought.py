@@ -21,7 +21,7 @@ from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix, attending_both_ways, masked_by
 from ...lm.attention.observers import MeanWeights, watching
 from ...lm.precision import weighted_sum, widened
-from ...text.builder import LayoutBuilder
+from ...text.builder import Plan
 from ...text.layout import Layout
 from ...text.templates import Template
 from ..base import CausalModule, PoolOver, Reading, compact, even_slices
@@ -148,8 +148,8 @@ class RefinedThoughtModule(CausalModule):
                 stacklevel=3,
             )
 
-    def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization, end=True)
+    def _plans(self) -> list[Plan]:
+        return [Plan(self._template, self.tokenization, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()
