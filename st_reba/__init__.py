@@ -31,8 +31,7 @@ from .modules import (
     registry,
 )
 from .readers.words import encode_words
-from .text.layout import in_context
-from .text.templates import META_TASKS, TEMPLATES
+from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
 
 function.register()

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,7 +12,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import st_reba
 
@@ -100,6 +101,22 @@ def token_ids(backbone_path):
 
 def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
+
+
+@contextlib.contextmanager
+def forward_passes() -> Iterator[list[PreTrainedModel]]:
+    """The language models that run in this block, one for each pass."""
+    passes: list[PreTrainedModel] = []
+
+    def note(module, args) -> None:
+        if isinstance(module, PreTrainedModel):
+            passes.append(module)
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield passes
+    finally:
+        hook.remove()
 
 
 def relative_error(value, expected) -> float:

@@ -22,7 +22,7 @@ from ..evaluation import DependencyEvaluator, TurningPointEvaluator
 from ..evaluation.drawing import require_matplotlib
 from ..files import whole_directory
 from ..modules import CausalTransformer, EchoModule
-from ..text.layout import Template
+from ..text.templates import Template
 from .common import (
     DeviceOption,
     Dtype,

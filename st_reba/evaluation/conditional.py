@@ -7,7 +7,7 @@ from typing import Any
 
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from ..text.layout import in_context
+from ..text.templates import in_context
 
 
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):

@@ -1,33 +1,21 @@
-"""Where a language model keeps its layers, and what it is without those above one of them.
-
-Nothing is known by name: a model is run on two tokens, and what its modules took and gave says what they are.
-"""
+"""A language model's layers, and what it is without those above one of them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType, NoneType
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbone import close, depth, device, dry_run, without_hidden_states
+from .anatomy import Anatomy, stops_after
+from .backbone import depth
 from .hooks import Places, Tap, listen, tapping
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module in a trial run: the first thing that it was given, and what it gave."""
-
-    module: nn.Module
-    given: Any
-    gave: Any
 
 
 @dataclass(frozen=True)
@@ -46,63 +34,19 @@ class Decoder:
 
 
 def inspect(model: PreTrainedModel) -> Decoder:
-    """Find the layers of a model and what stands behind them.
-
-    The final norm is those direct children whose outputs lead up to the last hidden state (in OPT two, a norm and a
-    projection; in a model without one, none).
+    """The layers of a model and what stands behind them.
 
     Raises:
         ValueError: If the model does more to its last layer's states than its children do.
     """
-    return _inspect(model, *trial(model))
-
-
-def _inspect(model: PreTrainedModel, output: Any, calls: Sequence[Call]) -> Decoder:
-    wanted = output.last_hidden_state
-    # Where the layers live: OPT and models that also see images wrap the decoder in a model of the same output.
-    owner: nn.Module = model
-    while inner := [
-        call.module
-        for call in calls
-        if call.module in owner.children() and _same(getattr(call.gave, "last_hidden_state", None), wanted)
-    ]:
-        owner = inner[0]
-    steps: list[nn.Module] = []
-    for call in reversed(calls):
-        if call.module in owner.children() and _same(call.gave, wanted):
-            steps.insert(0, call.module)
-            wanted = call.given
-    if not any(_same(states_of(call.gave), wanted) for call in calls):
+    sketch = Anatomy(model).sketch
+    if sketch.norm is None:
         raise ValueError(
             f"{type(model).__name__} changes its last layer's states in a way that could not be found, so those of "
             "earlier layers cannot be read alike. Use another model."
         )
-    lists = [child for child in owner.children() if isinstance(child, nn.ModuleList)]
-    layers = next((list(found) for found in lists if len(found) == depth(model)), [])
-    return Decoder(owner, layers, nn.Sequential(*steps))
-
-
-def trial(model: PreTrainedModel, input_ids: Sequence[Sequence[int]] = ((0, 1),)) -> tuple[Any, list[Call]]:
-    """Run a model on a few tokens, without dropout.
-
-    Hidden states are not asked for: transformers then leaves hooks on the model that cannot be pickled.
-
-    Returns:
-        Its output, and the calls of its modules, those that ended first first.
-    """
-    calls: list[Call] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(Call(module, next(iter((*args, *kwargs.values())), None), output))
-
-    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
-    try:
-        with dry_run(model):
-            ids = torch.tensor(input_ids, device=device(model))
-            return model(input_ids=ids, return_dict=True, **without_hidden_states(model)), calls
-    finally:
-        for hook in hooks:
-            hook.remove()
+    layers, norm = ([model.get_submodule(path) for path in paths] for paths in (sketch.layers, sketch.norm))
+    return Decoder(model.get_submodule(sketch.owner), layers, nn.Sequential(*norm))
 
 
 def resolve_layer(model: PreTrainedModel, layer: int) -> int:
@@ -137,8 +81,7 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because accelerate has placed it on its devices. Load it without device_map, or use "
             "output_layer=-1, all layers."
         )
-    output, calls = trial(model)
-    found = _inspect(model, output, calls)
+    found = inspect(model)
     if not found.layers:
         raise ValueError(f"{reason}, because its layers were not found. Use output_layer=-1, all layers.")
     config = _shortened_config(model, layers)
@@ -157,14 +100,8 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because its forward is not its class's own: torch.compile leaves it so. Compile the module's "
             "model after the module is made, or use output_layer=-1, all layers."
         ) from None
-    states = next(states_of(call.gave) for call in calls if call.module is found.layers[layers - 1])
-    with dry_run(short):
-        expected = found.norm(states)
-        ids = torch.tensor([[0, 1]], device=device(model))
-        if not close(
-            short(input_ids=ids, return_dict=True, **without_hidden_states(short)).last_hidden_state, expected
-        ):
-            raise ValueError(f"{reason}: it then computes something else. Use output_layer=-1, all layers.")
+    if not stops_after(short, layers, model):
+        raise ValueError(f"{reason}: it then computes something else. Use output_layer=-1, all layers.")
     return short
 
 
@@ -282,16 +219,16 @@ def _passing_on() -> Tap:
 class PositionWise:
     """The parts of a model's last layer that look at one position at a time, and so need only those that are read.
 
-    What they do is found by trial: a module whose output at a position is the same without the other positions. In most
-    architectures that is the feed-forward part, two thirds of a layer.
+    In most architectures that is the feed-forward part, two thirds of a layer.
 
     Args:
         model: The language model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        layers = inspect(model).layers
-        self.modules = _position_wise(model, layers[-1]) if layers else []
+        anatomy, last = Anatomy(model), len(inspect(model).layers) - 1
+        paths = anatomy.position_wise(last) if last >= 0 else ()
+        self.modules = [model.get_submodule(path) for path in paths]
         listen(self.modules)
 
     def at(self, read: Tensor) -> contextlib.AbstractContextManager[None]:
@@ -307,26 +244,6 @@ class PositionWise:
         return tapping(dict.fromkeys(self.modules, Tap(before, after)))
 
 
-def _position_wise(model: PreTrainedModel, layer: nn.Module) -> list[nn.Module]:
-    _, calls = trial(model, [[0, 1, 2]])
-    children = list(layer.children())
-    found = []
-    for call in calls:
-        # Norms are not worth the trouble, and what has no large weights is cheap.
-        if call.module not in children or not any(weight.dim() > 1 for weight in call.module.parameters()):
-            continue
-        if not isinstance(call.given, Tensor) or call.given.dim() != 3 or not isinstance(call.gave, Tensor):
-            continue
-        try:
-            with dry_run(model):
-                alone = call.module(call.given[:, 1:2])
-        except Exception:  # it takes more than states
-            continue
-        if isinstance(alone, Tensor) and alone.shape == (1, 1, call.given.shape[2]) and close(alone, call.gave[:, 1:2]):
-            found.append(call.module)
-    return found
-
-
 def layer_places(model: PreTrainedModel) -> Places:
     """The layers of a model, by their indices, to be tapped.
 
@@ -337,16 +254,3 @@ def layer_places(model: PreTrainedModel) -> Places:
     if not layers:
         raise ValueError(f"The layers of {type(model).__name__} were not found. Use another model.")
     return Places(model, dict(enumerate(layers)))
-
-
-def states_of(output: Any) -> Any:
-    """What a layer gives, of which some architectures make a tuple with the states first."""
-    return output[0] if isinstance(output, tuple) else output
-
-
-def _same(value: Any, wanted: Tensor) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and (value.shape, value.dtype, value.device) == (wanted.shape, wanted.dtype, wanted.device)
-        and torch.equal(value, wanted)
-    )

@@ -53,14 +53,20 @@ class Prefixes:
         longest = int(lengths.max())
         if longest == 0:
             return None
+        return cls.computed(model, ids[0, :, :longest], lengths, **kwargs)
+
+    @classmethod
+    def computed(cls, model: PreTrainedModel, input_ids: Tensor, lengths: Tensor, **kwargs: Any) -> Prefixes:
+        """Run a model over P prefixes.
+
+        Args:
+            model: Causal.
+            input_ids: (P, N). What is shorter ends in other tokens, which none of its own sees.
+            lengths: (P,) tokens of each.
+            **kwargs: For the model's forward.
+        """
         layers = [DynamicLayer() for _ in range(backbone.depth(model))]
-        # What is shorter ends in other tokens, which none of its own sees.
-        model(
-            input_ids=ids[0, :, :longest],
-            past_key_values=Cache(layers=list(layers)),
-            use_cache=True,
-            **kwargs,
-        )
+        model(input_ids=input_ids, past_key_values=Cache(layers=list(layers)), use_cache=True, **kwargs)
         return cls(
             lengths, [cast(Tensor, layer.keys) for layer in layers], [cast(Tensor, layer.values) for layer in layers]
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -17,14 +17,24 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub import card
 from ..lm import backbone
-from ..text.layout import Layout, LayoutBuilder, Template, Tokenization, lay_out, normalized
+from ..text.builder import LayoutBuilder, Plan, Tokenization, lay_out
+from ..text.layout import Layout
 from ..text.templates import PoolOver as PoolOver
-from ..text.templates import Preset
+from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
+from ..text.tokens import traits
 from .changes import Change
 from .checks import NO_LIMIT as _NO_LIMIT
 from .checks import check_length, chosen
 from .reader import LayoutReader
+
+
+class _Builders(NamedTuple):
+    """What makes a module's layouts, and what that was made from."""
+
+    tokenizer: PreTrainedTokenizerBase
+    made_from: tuple[list[Plan], object]
+    builders: list[LayoutBuilder]
 
 
 class CausalModule(LayoutReader):
@@ -54,7 +64,7 @@ class CausalModule(LayoutReader):
             come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
             projection, is left out with it. None: True.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
-            :func:`st_reba.text.layout.normalized`. None: False.
+            :func:`st_reba.text.templates.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
             characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
             version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
@@ -95,6 +105,8 @@ class CausalModule(LayoutReader):
 
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
     SHARES: ClassVar[tuple[float, ...]] = (1.0,)
+
+    _made: _Builders | None = None
 
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
@@ -226,12 +238,20 @@ class CausalModule(LayoutReader):
         limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, _NO_LIMIT) if limit is not None)
         return None if limit >= _NO_LIMIT else int(limit)
 
-    def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization)
+    def _plans(self) -> list[Plan]:
+        """One for each layout that a text is read in."""
+        return [Plan(self._template, self.tokenization)]
 
     def _builders(self) -> list[LayoutBuilder]:
-        """One for each layout that a text is read in."""
-        return [self._builder()]
+        """Those of the plans: made once, and again where plans or tokenizer have changed."""
+        tokenizer, made_from = self._tokenizer, (self._plans(), traits(self._tokenizer))
+        if self._made is None or self._made.tokenizer is not tokenizer or self._made.made_from != made_from:
+            self._made = _Builders(tokenizer, made_from, [plan.builder(tokenizer) for plan in made_from[0]])
+        return self._made.builders
+
+    def _builder(self) -> LayoutBuilder:
+        """The first of them."""
+        return self._builders()[0]
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..hub import compat
 from ..lm import backbone, decoder, gguf
+from ..lm.attention import routes
 from ..lm.attention.observers import Observer
 from ..lm.hooks import Places
 from ..lm.run import Effect, run
@@ -121,8 +122,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         self._places: Places | None = None
         # Set where a module reads few positions, or watches attention: see run.
         self._last_layer_parts: decoder.PositionWise | None = None
-        self._route: backbone.AttentionRoute | None = None
-        backbone.prepare(self.model)
+        self._route: routes.AttentionRoute | None = None
+        routes.prepare(self.model)
         others = [change.resolved(self.model) for change in wanted if not isinstance(change, EarlyExit)]
         #: What is changed while it reads, what the class' own settings say included.
         self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
@@ -207,7 +208,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
-            return backbone.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
+            return routes.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
 
         effects = [cast(Fitted, fitted).effect(self.model, layout) for fitted in self._fitted]
         hands_out_maps = self._route is not None and not self._route.through_function

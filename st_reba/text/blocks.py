@@ -5,15 +5,40 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from .layout import PREPENDED, LayoutBuilder, Marked, Row, Template, Tokenization
+from .builder import LayoutBuilder, Marked, Plan, Row, Tokenization
+from .layout import PREPENDED
+from .templates import Template
 from .tokens import Extent, Tokens
 
 # What closes a sentence may stand behind its end; of the Chinese marks no space need follow.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s|$)|[。！？]+[”’」』）]*|\n+""")
+
+
+@dataclass(frozen=True)
+class BlockPlan(Plan):
+    """What a :class:`BlockLayoutBuilder` is made from.
+
+    Attributes:
+        block_length: As for :class:`BlockLayoutBuilder`.
+        whole_sentences: Likewise.
+    """
+
+    block_length: int = 32
+    whole_sentences: bool = True
+
+    def builder(self, tokenizer: PreTrainedTokenizerBase) -> BlockLayoutBuilder:
+        return BlockLayoutBuilder(
+            self.template,
+            tokenizer,
+            block_length=self.block_length,
+            whole_sentences=self.whole_sentences,
+            tokenization=self.tokenization,
+        )
 
 
 class BlockLayoutBuilder(LayoutBuilder):
@@ -59,11 +84,9 @@ class BlockLayoutBuilder(LayoutBuilder):
     def in_pieces(self, text: str, tokens: Tokens, prompt: Sequence[int]) -> Row:
         return self._in_blocks(text, super().in_pieces(text, tokens, prompt))
 
-    def as_wholes(
-        self, texts: Sequence[str], kept: Sequence[Extent], prompt: str, known: dict[str, Tokens]
-    ) -> list[Row | None]:
-        rows = super().as_wholes(texts, kept, prompt, known)
-        return [row and self._in_blocks(text, row) for text, row in zip(texts, rows, strict=True)]
+    def as_whole(self, text: str, kept: Extent, prompt: str, tokens: Tokens) -> Row | None:
+        row = super().as_whole(text, kept, prompt, tokens)
+        return row and self._in_blocks(text, row)
 
     def _in_blocks(self, text: str, row: Row) -> Row:
         """The row with a slot a block where one slot stands, and one right before each block."""

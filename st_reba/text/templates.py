@@ -1,13 +1,29 @@
-"""The templates that have a name, and how their authors read them: data, which everything else asks.
+"""What stands around and between the copies of a text: templates, and how their authors read those that have a name.
 
 Nothing here knows a tokenizer or a model.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+SLOT = "{text}"
+
+#: What token prepending writes where a vector of its own enters.
+PREPEND = "{prepend}"
+
+#: Characters of all templates of a module together, far above what helps: a configuration that asks for more is a
+#: mistake or an attack.
+MAX_TEMPLATE_LENGTH = 2**16
+
+# A final mark that closes a sentence as the prompts expect it, and what stands in for the quotation marks that are the
+# template's own.
+_ENDS = ".?\"'。？”’"
+_QUOTES = str.maketrans('"“”', "'‘’")
+_QUESTIONS = {"?": ".", "？": "。"}
 
 #: Which tokens of a layout are handed on: see :class:`st_reba.modules.CausalModule`.
 PoolOver = Literal["text", "all", "whole"]
@@ -192,3 +208,100 @@ def agreed(presets: Sequence[Preset]) -> Preset:
     first = presets[0]
     alike = {name: getattr(first, name) for name in READING if len({getattr(each, name) for each in presets}) == 1}
     return Preset(first.template, **alike)
+
+
+def normalized(text: str) -> str:
+    """A text as the prompts of the PromptEOL family expect it, as their released code does.
+
+    A text whose last character is none of ``. ? ' "`` gets a final ``.``; every ``"`` becomes ``'``; a final ``?`` then
+    becomes ``.``. Chinese is treated alike: its full stop, question mark and quotation marks count as theirs do, and a
+    text that ends in an ideograph or a full-width mark gets its full stop. A text of nothing but blanks stays as it is.
+
+    Every replacement is one character for one, and what is added is at the end: a character keeps its place.
+    """
+    if not text.strip():
+        return text
+    if text[-1] not in _ENDS:
+        text += "。" if _is_chinese(text[-1]) else "."
+    text = text.translate(_QUOTES)
+    return text[:-1] + _QUESTIONS.get(text[-1], text[-1])
+
+
+def _is_chinese(character: str) -> bool:
+    """Whether it is an ideograph or a full-width mark."""
+    if unicodedata.category(character)[0] == "P":
+        return unicodedata.east_asian_width(character) in "WF"
+    return unicodedata.name(character, "").startswith("CJK ")
+
+
+def in_context(sentence: str, condition: str) -> dict[str, str]:
+    """A sentence and its condition as BeLLM words it for the template ``csts``: a prompt of the sentence's own.
+
+    The modules of this package embed such inputs, in one batch and whatever their prompts:
+    ``model.encode([in_context(sentence, condition), ...])``.
+
+    Returns:
+        ``{"prompt": "Given the context ..., ", "text": sentence}``.
+    """
+    return {"prompt": f"Given the context {condition}, ", "text": sentence}
+
+
+@dataclass(frozen=True)
+class Template:
+    """The literal parts around the slots: ``literals[i]`` stands before copy ``i``, the last one at the end."""
+
+    literals: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, template: str, *, prepends: bool = False) -> Template:
+        """Read a template string or the name of one in :data:`st_reba.TEMPLATES`.
+
+        ``{text}`` is the only thing that is not literal. ``str.format`` is never called, because a template may come
+        from a configuration file that somebody else wrote.
+
+        Args:
+            template: The string or name.
+            prepends: Whether there must be one ``{prepend}`` before the text too: it stays part of its literal.
+
+        Raises:
+            ValueError: If there is no ``{text}``, or any other brace, or it is longer than
+                :data:`MAX_TEMPLATE_LENGTH` characters.
+        """
+        if not isinstance(template, str):
+            raise ValueError(f"template must be a string, but {template!r} was given.")
+        check_template_length([template])
+        literals = TEMPLATES.get(template, template).split(SLOT)
+        allowed = f"A template is text with {SLOT} where the input goes, or one of {sorted(TEMPLATES)}."
+        if len(literals) == 1:
+            raise ValueError(f"The template {template!r} has no {SLOT}. {allowed}")
+        if prepends and (literals[0].count(PREPEND) != 1 or any(PREPEND in literal for literal in literals[1:])):
+            raise ValueError(
+                f"The template {template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot stands."
+            )
+        plain = [literals[0].replace(PREPEND, "") if prepends else literals[0], *literals[1:]]
+        if any(brace in literal for literal in plain for brace in "{}"):
+            raise ValueError(f"The template {template!r} has braces other than {SLOT}. {allowed} Remove the others.")
+        return cls(tuple(literals))
+
+    @classmethod
+    def repeat(cls, copies: int) -> Template:
+        """``copies`` copies of the text and nothing else."""
+        return cls(("",) * (copies + 1))
+
+    @property
+    def copies(self) -> int:
+        """How often the text stands in the layout."""
+        return len(self.literals) - 1
+
+    def __str__(self) -> str:
+        return SLOT.join(self.literals)
+
+
+def check_template_length(templates: Sequence[str]) -> None:
+    """Refuse templates that would take minutes to tokenise."""
+    length = sum(map(len, templates))
+    if length > MAX_TEMPLATE_LENGTH:
+        raise ValueError(
+            f"{length:,} characters of templates were given, and at most {MAX_TEMPLATE_LENGTH:,} are allowed: "
+            "shorten what stands around the text."
+        )

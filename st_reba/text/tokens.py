@@ -137,6 +137,13 @@ def cut(text: str, tokens: Tokens, count: int, side: str) -> Extent:
     return 0, min(last, behind)
 
 
+def traits(tokenizer: PreTrainedTokenizerBase) -> tuple[object, ...]:
+    """What can be set on a loaded tokenizer that decides about special tokens and literals; no text is tokenised."""
+    added = [getattr(tokenizer, name, None) for name in ("add_bos_token", "add_eos_token", "bos_token", "eos_token")]
+    post_processor = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
+    return len(tokenizer), *added, None if post_processor is None else post_processor.__getstate__()
+
+
 def separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A special token at which a tokenizer splits a string, as it does at any entry that is added to its vocabulary.
 

@@ -10,14 +10,18 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.catalogue import default_recipes, random_weights
 from st_reba.compare import runner
 from st_reba.compare.runner import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
+from st_reba.lm.dry_run import TOKENS
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.readers.store import EmbeddingStore
 
+from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import examples, relative_error
 
@@ -182,3 +186,25 @@ def test_a_backbone_without_attention(backbone_path, monkeypatch):
     for recipe in recipes:
         assert np.array_equal(found[recipe.key], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
     assert set(reader.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}
+
+
+def test_setting_up_every_recipe_tries_each_backbone_out_a_few_times(tmp_path):
+    """The language model, and the one of random weights beside it: once a fact, and once a depth that is read."""
+    config = backbones.config("llama")
+    config.max_position_embeddings, config.num_hidden_layers = 2048, 16
+    path = backbones.save(AutoModel.from_config(config).eval(), tmp_path, model_max_length=2048)
+    tries: Counter[nn.Embedding] = Counter()
+
+    def note(module, args) -> None:
+        if isinstance(module, nn.Embedding) and args[0].dim() == 2 and args[0].shape[1] <= len(TOKENS[0]):
+            tries[module] += 1
+
+    hook = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        # Too few for the filters, whose recipes are made all the same.
+        recipes = Recipes(CausalTransformer(path), default_recipes(fit_texts=["a cat ran home", "the dogs sat down"]))
+    finally:
+        hook.remove()
+    assert {recipe.name for recipe in recipes.all} >= {"ReBA-3", "RT-8", "Knowledge", "CK", "Token prepending"}
+    assert len(tries) == 2
+    assert max(tries.values()) <= 6

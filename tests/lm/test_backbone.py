@@ -1,142 +1,14 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-import transformers
 from transformers import AutoModel
 
-from st_reba import EchoModule, ReBAModule
+from st_reba import ReBAModule
 from st_reba.lm import backbone
-from st_reba.lm.attention import function
 
-from ..backbones import IDS, MLP, SIZE, TEXTS, config, randomize, save
+from ..backbones import config, randomize, save
 from ..conftest import pipeline, relative_error
-
-
-def build(kind, **settings):
-    torch.manual_seed(0)
-    return randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval().float())
-
-
-BERT = {**SIZE, **MLP}
-
-
-class TestPrepare:
-    def test_decoders(self):
-        backbone.prepare(AutoModel.from_config(config("llama")))
-        backbone.prepare(build("BertConfig", **BERT, is_decoder=True))
-
-    def test_an_encoder(self):
-        with pytest.raises(ValueError, match=r"In BertModel the first token.*it is an encoder\..*decoder-only"):
-            backbone.prepare(build("BertConfig", **BERT))
-
-    def test_a_decoder_made_bidirectional(self):
-        settings = {**config("llama").to_dict(), "is_causal": False}
-        with pytest.raises(ValueError, match="In LlamaModel the first token's state changes"):
-            backbone.prepare(build("LlamaConfig", **settings))
-
-    def test_an_encoder_decoder(self):
-        model = build("T5Config", vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
-        with pytest.raises(ValueError, match="T5Model is an encoder-decoder. st_reba needs a decoder-only"):
-            backbone.prepare(model)
-
-    @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.NAME)])
-    def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, expected):
-        model = AutoModel.from_config(config(architecture)).eval()
-        model.config._attn_implementation = "sdpa"
-        backbone.prepare(model)
-        assert model.config._attn_implementation == expected
-
-    @pytest.mark.parametrize("chosen", ["eager", "sdpa"])
-    def test_the_users_choice_of_attention_stands(self, chosen):
-        model = AutoModel.from_config(config("qwen3"), attn_implementation=chosen).eval()
-        backbone.prepare(model)
-        assert model.config._attn_implementation == chosen
-
-    def test_a_model_in_training_is_left_so(self):
-        model = AutoModel.from_config(config("gpt2")).train()
-        backbone.prepare(model)
-        assert model.training
-
-
-class TestAttentionRoute:
-    def test_through_the_function(self):
-        assert backbone.attention_route(AutoModel.from_config(config("qwen3"))) == backbone.AttentionRoute(
-            (0, 1, 2), True
-        )
-
-    def test_an_architecture_with_attention_of_its_own(self):
-        model = AutoModel.from_config(config("bloom")).eval()
-        assert backbone.attention_route(model) == backbone.AttentionRoute((0, 1, 2), False)
-
-    def test_no_attention(self):
-        model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
-        with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):
-            backbone.attention_route(model)
-
-    def test_maps_that_belong_to_other_states(self):
-        """Falcon with ALiBi adds the bias twice when it runs eagerly (seen in transformers 5.23)."""
-        model = build("FalconConfig", **SIZE, alibi=True, new_decoder_architecture=False)
-        eager = AutoModel.from_config(copy.deepcopy(model.config)).eval()
-        eager.load_state_dict(model.state_dict())
-        eager.config._attn_implementation = "eager"
-        ids = torch.tensor([[1, 2, 3]])
-        with torch.no_grad():
-            same = torch.allclose(model(ids).last_hidden_state, eager(ids).last_hidden_state, atol=1e-4)
-        if same:
-            assert not backbone.attention_route(model).through_function
-        else:
-            with pytest.raises(ValueError, match="the maps cannot be trusted"):
-                backbone.attention_route(model)
-
-    @pytest.mark.parametrize("harmless", [True, False])
-    def test_arguments_that_are_new_to_us(self, harmless, monkeypatch):
-        """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
-        model = build("LlamaConfig", **config("llama").to_dict())
-        original = model.layers[0].self_attn.forward
-
-        def forward(*args, **kwargs):
-            return original(*args, **kwargs, new_trick=1)
-
-        monkeypatch.setattr(model.layers[0].self_attn, "forward", forward)
-        if not harmless:
-            observable = function.observable_attention
-
-            def deaf(*args, **kwargs):
-                output, nothing = observable(*args, **kwargs)
-                return output * 1.5, nothing
-
-            monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.NAME, deaf)
-        assert backbone.attention_route(model).through_function == harmless
-
-
-def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
-    model = build(
-        "JambaConfig", **SIZE, **MLP, **IDS, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
-        mamba_d_state=4, mamba_d_conv=2, mamba_expand=1, use_mamba_kernels=False, num_experts=2,
-    )  # fmt: skip
-    path = save(model, tmp_path)
-    module = ReBAModule(path)
-    assert module._route.layers == (1,)
-    assert pipeline(module).encode(TEXTS).shape == (len(TEXTS), 32)
-    with pytest.raises(ValueError, match=r"layers=\[0\]: layers \[0\] of JambaModel have no attention; .* are \[1\]"):
-        ReBAModule(path, layers=[0])
-
-
-def test_echo_runs_without_attention(tmp_path):
-    model = build("MambaConfig", vocab_size=384, hidden_size=32, num_hidden_layers=2, **IDS)
-    vectors = pipeline(EchoModule(save(model, tmp_path))).encode(TEXTS)
-    assert torch.tensor(vectors).isfinite().all()
-
-
-def test_micro_batches_stay_within_the_budget(monkeypatch):
-    model = AutoModel.from_config(config("bloom"))
-    one = 3 * 4 * 10 * 10 * 4
-    for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
-        monkeypatch.setattr(backbone, "MAP_BUDGET", budget)
-        assert backbone.micro_batch(model, 10) == size
 
 
 @pytest.mark.parametrize(("name", "expected"), [("llama", 256), ("gpt2", 256), ("mpt", 256), ("bloom", None)])
@@ -163,14 +35,3 @@ def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
     assert module.max_seq_length == 16
     model = pipeline(module)
     assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_a_backbone_that_hands_out_its_maps_gets_what_forward_was_given(backbone_path, monkeypatch):
-    module = ReBAModule(backbone_path("bloom"))
-    seen = []
-    forward = module.model.forward
-    monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
-    module(module.preprocess(TEXTS), use_cache=False, output_attentions=False)
-    assert all(kwargs["use_cache"] is False and kwargs["output_attentions"] for kwargs in seen)
-    assert seen

@@ -27,8 +27,8 @@ from st_reba import (
 )
 from st_reba.hub import compat
 from st_reba.lm.attention import function
-from st_reba.lm.backbone import dry_run
 from st_reba.lm.decoder import view
+from st_reba.lm.dry_run import dry_run
 
 from ..backbones import ARCHITECTURES, TEXTS
 from ..conftest import pipeline

@@ -7,7 +7,7 @@ import torch
 from st_reba import CausalTransformer, EchoModule, ReBAModule, encode_words
 from st_reba.readers import words
 from st_reba.readers.words import WordTokens, find_words, pool_words
-from st_reba.text.layout import normalized
+from st_reba.text.templates import normalized
 
 from .. import oracles
 from ..conftest import pipeline, relative_error

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.lm.attention.weights import diagonal_blocks, split
+from st_reba.text.builder import LayoutBuilder
 from st_reba.text.chunks import chunk_sizes, repeated_chunks
-from st_reba.text.layout import Layout, LayoutBuilder, Template
+from st_reba.text.layout import Layout
+from st_reba.text.templates import Template
 
 from ..backbones import tokenizer
 

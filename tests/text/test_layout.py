@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_reba.text.layout import MAX_TEMPLATE_LENGTH, TEMPLATES, Layout, LayoutBuilder, Template, normalized
+from st_reba.text.builder import LayoutBuilder
+from st_reba.text.layout import Layout
+from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
 from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer

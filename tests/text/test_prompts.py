@@ -30,7 +30,7 @@ from st_reba import (
     encode_words,
 )
 from st_reba.readers.sweep import RecipeSweep
-from st_reba.text.layout import normalized
+from st_reba.text.templates import normalized
 
 from .. import oracles
 from ..backbones import ARCHITECTURES, TEXTS

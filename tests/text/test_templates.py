@@ -20,8 +20,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.text.layout import normalized
-from st_reba.text.templates import PRESETS
+from st_reba.text.templates import PRESETS, normalized
 
 from ..backbones import ARCHITECTURES, TEXTS
 from ..conftest import pipeline, relative_error

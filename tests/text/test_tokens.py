@@ -13,7 +13,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from st_reba.text.layout import NOT_TEXT, PREPENDED, TEMPLATES, LayoutBuilder, Template, lay_out
+from st_reba.text.builder import LayoutBuilder, lay_out
+from st_reba.text.layout import NOT_TEXT, PREPENDED
+from st_reba.text.templates import TEMPLATES, Template
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer

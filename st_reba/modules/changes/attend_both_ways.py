@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from ...lm import backbone
+from ...lm.attention import routes
 from ...lm.attention.masks import BothWays
 from ...lm.run import Effect
 from ...text.layout import Layout
@@ -34,7 +34,7 @@ class AttendBothWays(Change):
             )
 
     def fitted(self, model: PreTrainedModel) -> Fitted:
-        return _Turned(backbone.make_bidirectional(model, self.bidirectional_layers))
+        return _Turned(routes.make_bidirectional(model, self.bidirectional_layers))
 
 
 class _Turned(Fitted):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...lm.run import Effect
-from ...text.layout import Layout, Template
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..stored import check_magnitudes
 
 if TYPE_CHECKING:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...lm import backbone
+from ...lm.anatomy import Anatomy
 from ...lm.decoder import layer_places
 from ...lm.hooks import Tap, listen
 from ...lm.run import Effect
-from ...text.layout import PREPEND, PREPENDED, Layout, Template
+from ...text.layout import PREPENDED, Layout
+from ...text.templates import PREPEND, Template
 from .change import Change, Fitted
 
 if TYPE_CHECKING:
@@ -95,9 +97,8 @@ class Slots(Fitted):
         super().__init__()
         self.layers = layers
         self._places = layer_places(model)
-        embeddings = model.get_input_embeddings()
-        self._scale = _scale(embeddings)
-        table = _table(embeddings)
+        self._scale = _scale(model)
+        table = _table(model.get_input_embeddings())
         drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.register_buffer("initial_state", drawn.to(table.device))
 
@@ -143,21 +144,17 @@ def _table(embeddings: nn.Module) -> Tensor:
     return cast(Tensor, embeddings.weight)
 
 
-def _scale(embeddings: nn.Module) -> float:
+def _scale(model: PreTrainedModel) -> float:
     """What an architecture multiplies the entries of its table of input embeddings with, within that module.
 
     Raises:
         ValueError: If the table cannot be read, or more is done to it.
     """
-    table = _table(embeddings)
-    ids = torch.arange(min(8, len(table)), device=table.device)
-    if table.device.type != "meta":
-        with torch.inference_mode():
-            rows, gave = table[ids].double(), embeddings(ids)
-        scale = float((rows * gave.double()).sum() / rows.square().sum().clamp(min=torch.finfo(rows.dtype).tiny))
-        if backbone.close(gave, (rows * scale).to(gave.dtype)):
-            return scale
-    raise ValueError(
-        f"What {type(embeddings).__name__} makes of the table of input embeddings could not be found out, so no vector "
-        "can be entered beside them. Load the model without device_map, or use another model."
-    )
+    scale = Anatomy(model).embedding_scale
+    if scale is None:
+        raise ValueError(
+            f"What {type(model.get_input_embeddings()).__name__} makes of the table of input embeddings could not be "
+            "found out, so no vector can be entered beside them. Load the model without device_map, or use another "
+            "model."
+        )
+    return scale

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from transformers import PreTrainedModel
 
 from ...lm import backbone
+from ...lm.attention import routes
 from ...lm.attention.rerouting import Rerouting
 from ...lm.run import Effect
 from ...text.layout import Layout
@@ -50,7 +51,7 @@ class Reroute(Change):
 
     def fitted(self, model: PreTrainedModel) -> Fitted:
         layers = _resolved(self.layers, backbone.depth(model))
-        backbone.make_rerouted(model, layers)
+        routes.make_rerouted(model, layers)
         return _Rerouted(layers, self.prefix_bias)
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver, Rows
 from ..changes import AttendBothWays, Change, EarlyExit
 from ..checks import check_rows, chosen

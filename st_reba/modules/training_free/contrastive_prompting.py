@@ -17,8 +17,9 @@ from ...lm.precision import widened
 from ...lm.projections import output_projections
 from ...lm.run import Effect
 from ...lm.states import StatesAt, at, put
-from ...text.layout import Layout, LayoutBuilder, Template, lay_out
-from ...text.templates import USUAL_CONTRAST, Contrast, preset
+from ...text.builder import Plan, lay_out
+from ...text.layout import Layout
+from ...text.templates import USUAL_CONTRAST, Contrast, Template, preset
 from ..base import PoolOver
 from ..readout import Reading
 from .causal import check_one_copy
@@ -155,9 +156,8 @@ class ContrastivePromptingModule(EarlyExitModule):
             f"prompt, of {backbone.depth(self.model)} that are run."
         )
 
-    def _builders(self) -> list[LayoutBuilder]:
-        auxiliary = LayoutBuilder(self._auxiliary, self._tokenizer, tokenization=self.tokenization)
-        return [*super()._builders(), auxiliary]
+    def _plans(self) -> list[Plan]:
+        return [*super()._plans(), Plan(self._auxiliary, self.tokenization)]
 
     def preprocess(self, inputs: Any, prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any) -> Any:
         """Lay texts out under both prompts, truncated alike: see :meth:`CausalModule.preprocess`.

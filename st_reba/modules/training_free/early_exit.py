@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
-from ...text.layout import Template
-from ...text.templates import Preset
+from ...text.templates import Preset, Template
 from ..base import CausalModule, PoolOver
 from .causal import check_one_copy
 

@@ -10,9 +10,10 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from ...lm import backbone, decoder
+from ...lm.anatomy import Anatomy
 from ...lm.states import StatesAt, at
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, last_of, last_position
 from .causal import check_one_copy
@@ -96,10 +97,9 @@ class EarlyLateModule(CausalModule):
 
     def _check_widths(self) -> None:
         """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
-        layer = self.layer_places().at(self.model, self.early_layer - 1)
-        output, calls = decoder.trial(self.model)
-        early = next(decoder.states_of(call.gave) for call in calls if call.module is layer).shape[-1]
-        late = output.last_hidden_state.shape[-1]
+        self.layer_places()
+        sketch = Anatomy(self.model).sketch
+        early, late = sketch.gave[self.early_layer - 1].shape[-1], sketch.states.shape[-1]
         if self.final_norm and early != late:
             raise ValueError(
                 f"{type(self.model).__name__} projects its last states from {early} values to {late}, and the halves "

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from sentence_transformers.base.modules import Transformer
 
-from ...text.layout import Layout, Template
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..base import CausalModule, PoolOver, Rows
 from ..checks import check_repetitions, check_rows
 from ..readout import Reading

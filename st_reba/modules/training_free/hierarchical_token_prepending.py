@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
-from ...text.blocks import BlockLayoutBuilder
+from ...text.blocks import BlockPlan
+from ...text.builder import Plan
 from ..base import PoolOver, Rows
 from ..changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
@@ -96,11 +97,12 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             "embedding."
         )
 
-    def _builder(self) -> BlockLayoutBuilder:
-        return BlockLayoutBuilder(
-            self._template,
-            self._tokenizer,
-            block_length=self.block_length,
-            whole_sentences=self.whole_sentences,
-            tokenization=self.tokenization,
-        )
+    def _plans(self) -> list[Plan]:
+        return [
+            BlockPlan(
+                self._template,
+                self.tokenization,
+                block_length=self.block_length,
+                whole_sentences=self.whole_sentences,
+            )
+        ]

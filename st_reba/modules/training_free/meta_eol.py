@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ...lm import backbone
+from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
-from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template, check_template_length, lay_out
-from ...text.templates import PRESET_SETS, Preset, agreed, preset
+from ...text.builder import Plan, lay_out
+from ...text.layout import Layout
+from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, last_of
 
@@ -73,7 +75,8 @@ class MetaEOLModule(CausalModule):
         self.templates = [str(template) for template in parsed]
         self._parsed = [self._laid_out(template) for template in parsed]
         self._set_rows("last")
-        self._shares_prefixes = self._prefixes_are_sound()
+        # Where tokens see what follows, what stands before a text changes with it.
+        self._shares_prefixes = not self.looks_ahead and routes.make_cacheable(self.model)
 
     @property
     def cost(self) -> str:
@@ -100,8 +103,8 @@ class MetaEOLModule(CausalModule):
             "Use CausalTransformer, EchoModule or ReBAModule for words."
         )
 
-    def _builders(self) -> list[LayoutBuilder]:
-        return [LayoutBuilder(template, self._tokenizer, tokenization=self.tokenization) for template in self._parsed]
+    def _plans(self) -> list[Plan]:
+        return [Plan(template, self.tokenization) for template in self._parsed]
 
     def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
         builders = self._builders()
@@ -140,26 +143,6 @@ class MetaEOLModule(CausalModule):
         behind = [Effect(masking=AfterPrefix(lengths, new))]
         states = self.run(layout, inputs=lambda: inputs, change=behind, read=last, **kwargs)
         return compact(states, layout.input_ids, last)
-
-    def _prefixes_are_sound(self) -> bool:
-        """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
-        if self.looks_ahead or not backbone.make_maskable(self.model):
-            # Where tokens see what follows, what stands before a text changes with it.
-            return False
-        before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
-        ids = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 1, 0, 2, 1, 0]]).repeat(2, 1)
-        place = torch.arange(6) - before.repeat(2)[:, None]
-        length = text.repeat_interleave(2)[:, None]
-        mask = (place <= length).long()
-        copy_index = torch.where((place >= 0) & (place < length), 0, NOT_TEXT)
-        trial = Layout(*(part.to(backbone.device(self.model)) for part in (ids * mask, mask, copy_index)))
-
-        def readings() -> tuple[Tensor, Tensor]:
-            prefixes = cast(Prefixes, Prefixes.of(self.model, trial, 2))
-            behind = self._read_behind(prefixes, torch.arange(4) % 2, prefixes.rest_of(trial))
-            return behind.states, self._read(trial).states
-
-        return backbone.gives_the_same(self.model, readings)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.attention_mask.bool())

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...lm import backbone
+from ...lm.attention import routes
 from ...lm.attention.observers import InChunks, RunningMaximum
 from ...lm.attention.weights import split
 from ...lm.precision import summing_dtype, weighted_sum
 from ...text.chunks import chunk_sizes, repeated_chunks
-from ...text.layout import Layout, Template
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..base import CausalModule, PoolOver, Rows
 from ..changes import Change
 from ..checks import check_layers, check_repetitions, check_rows, resolve_layers
@@ -119,7 +121,7 @@ class ReBAModule(CausalModule):
         self._set_rows(rows)
         self.chunk_length = chunk_length
         self.normalize_weights = normalize_weights
-        self._route = backbone.attention_route(self.model)
+        self._route = routes.attention_route(self.model)
         self._through_function = self._route.through_function
         self._watched = resolve_layers(self.layers, self.model, self._route.layers)
         if not self._through_function:
@@ -207,7 +209,7 @@ class ReBAModule(CausalModule):
         """How many of these rows may run at a time, by the weights of each; None: those of the rows read whole."""
         size = super()._part_size(layout)
         if not self._through_function:
-            return min(size, backbone.micro_batch(self.model, layout.input_ids.shape[1]))
+            return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
         if weights is None:
             longest = max(1, int(layout.text_length.max()))
             # The maxima of all copies, and of one copy at a time the maxima, the weights and two steps between them.

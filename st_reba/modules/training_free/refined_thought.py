@@ -18,12 +18,15 @@ from transformers.cache_utils import DynamicLayer
 
 from ...lm import backbone
 from ...lm.all_layers import last_layer
+from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix
 from ...lm.attention.observers import MeanWeights
 from ...lm.precision import weighted_sum, widened
 from ...lm.run import Effect
 from ...lm.states import at, put
-from ...text.layout import NOT_TEXT, Layout, LayoutBuilder, Template
+from ...text.builder import Plan
+from ...text.layout import NOT_TEXT, Layout
+from ...text.templates import Template
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, even_slices
 
@@ -129,7 +132,7 @@ class RefinedThoughtModule(CausalModule):
         return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
-        self._route = backbone.attention_route(self.model)
+        self._route = routes.attention_route(self.model)
         name = type(self.model).__name__
         self._last_layer = backbone.depth(self.model) - 1
         if not self._route.through_function or self._last_layer not in self._route.layers:
@@ -140,7 +143,7 @@ class RefinedThoughtModule(CausalModule):
         if self.looks_ahead:
             # Then the text's own states change with what follows them.
             return
-        self._reuses_cache = self._cache_is_sound()
+        self._reuses_cache = routes.make_cacheable(self.model)
         if not self._reuses_cache:
             warnings.warn(
                 f"The cache of {name} cannot be reused, so every pass runs over the whole text. The numbers are the "
@@ -148,23 +151,8 @@ class RefinedThoughtModule(CausalModule):
                 stacklevel=3,
             )
 
-    def _cache_is_sound(self) -> bool:
-        """Whether the cheap passes give what whole passes do, on two texts of unequal length."""
-        device = backbone.device(self.model)
-        ids = torch.tensor([[0, 1, 2], [0, 2, 0]], device=device)
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device)
-        trial = Layout(ids, mask, torch.zeros_like(ids))
-        real = mask.bool()
-
-        def passes() -> tuple[Tensor, Tensor]:
-            expected, _ = self._whole_passes(trial, iterations=2)
-            states, _ = self._cached_passes(trial, iterations=2)
-            return states[real], expected[real]
-
-        return backbone.gives_the_same(self.model, passes)
-
-    def _builder(self) -> LayoutBuilder:
-        return LayoutBuilder(self._template, self._tokenizer, tokenization=self.tokenization, end=True)
+    def _plans(self) -> list[Plan]:
+        return [Plan(self._template, self.tokenization, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()

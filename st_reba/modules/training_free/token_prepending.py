@@ -8,8 +8,8 @@ from typing import Any, ClassVar, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ...text.layout import Layout, Template
-from ...text.templates import PREPENDED_ONE_WORD, Preset
+from ...text.layout import Layout
+from ...text.templates import PREPENDED_ONE_WORD, Preset, Template
 from ..base import PoolOver, Rows
 from ..changes import Change, Prepend
 from ..changes.prepend import Slots
@@ -33,7 +33,7 @@ class TokenPrependingModule(EarlyExitModule):
         prepend_layers: p, from 1 to the layers that are run; 1 never replaces the slot's own state. None: three in ten
             of them, 2 at least (8 of 27).
         template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question, read as its authors do:
-            the last token of everything, of texts that are changed as :func:`st_reba.text.layout.normalized` does.
+            the last token of everything, of texts that are changed as :func:`st_reba.text.templates.normalized` does.
         output_layer: After which layer to stop, counted from 1, or from the top if negative. None: 27 of 32 layers, in
             proportion; -1: all.
         final_norm: Whether the states that are read go through the model's final norm. None: False, as in the paper:

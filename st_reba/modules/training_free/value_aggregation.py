@@ -11,8 +11,8 @@ from sentence_transformers.base.modules import Transformer
 from ...lm.hooks import until_halted
 from ...lm.projections import output_projections
 from ...lm.states import StatesAt
-from ...text.layout import Layout, Template
-from ...text.templates import preset
+from ...text.layout import Layout
+from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver
 from ..checks import check_layers, resolve_layers
 from ..readout import Reading, last_position

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import GPT2Config, GPT2Model
 
 from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
-from st_reba.text.layout import normalized
+from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, TEXTS

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import OPTConfig, OPTModel
 
 from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, IdfWeights, PartwiseWhitening, encode_words
-from st_reba.text.layout import normalized
+from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, TEXTS

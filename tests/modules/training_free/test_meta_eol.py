@@ -105,12 +105,9 @@ def test_what_stands_before_the_texts_differs_at_its_end(backbone_path):
 
 
 def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
-    class Wrong(Prefixes):
-        def cache(self, prefixes):
-            return super().cache(prefixes.flip(0))
-
     expected = pipeline(MetaEOLModule(backbone_path(), templates=TASKS)).encode(TEXTS)
-    monkeypatch.setattr("st_reba.modules.training_free.meta_eol.Prefixes", Wrong)
+    cache = Prefixes.cache
+    monkeypatch.setattr(Prefixes, "cache", lambda self, prefixes: cache(self, prefixes.flip(0)))
     module = MetaEOLModule(backbone_path(), templates=TASKS)
     assert not module._shares_prefixes
     assert relative_error(pipeline(module).encode(TEXTS), expected) < TOLERANCE

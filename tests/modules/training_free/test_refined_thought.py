@@ -5,8 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from st_reba import CausalTransformer, RefinedThoughtModule
+from st_reba.lm.prefixes import Prefixes
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
@@ -50,11 +52,8 @@ def test_whole_passes_give_the_same(backbone_path):
 
 
 def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
-    def broken(self, layout, iterations):
-        raise RuntimeError("no such cache")
-
     expected = pipeline(RefinedThoughtModule(backbone_path()), "lasttoken").encode(TEXTS)
-    monkeypatch.setattr(RefinedThoughtModule, "_cached_passes", broken)
+    monkeypatch.setattr(Prefixes, "cache", lambda self, prefixes: DynamicCache())
     with pytest.warns(UserWarning, match="The cache of LlamaModel cannot be reused, so every pass runs over the whole"):
         module = RefinedThoughtModule(backbone_path())
     assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer, ValueAggregationModule
-from st_reba.text.layout import normalized
+from st_reba.text.templates import normalized
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, TEXTS

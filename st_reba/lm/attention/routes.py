@@ -1,0 +1,160 @@
+"""How the attention of a backbone is watched and changed, and setting it up for that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..anatomy import Anatomy
+from ..backbone import depth, without_hidden_states
+from ..dry_run import set_attention
+from .function import NAME
+from .observers import Observer
+from .weights import MapSource
+
+#: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
+MAP_BUDGET = 2**28
+
+
+@dataclass(frozen=True)
+class AttentionRoute:
+    """How the attention of a backbone is watched.
+
+    Attributes:
+        layers: Indices of the layers that have attention.
+        through_function: Whether they call our attention function; else the architecture hands out its maps.
+    """
+
+    layers: tuple[int, ...]
+    through_function: bool
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Refuse a backbone whose first token sees the second, and make sure that its attention is its own.
+
+    Asked for a soft cap (Gemma 2), transformers' ``sdpa`` drops it silently in some versions; there our attention
+    function, which honours it, takes the place of ``sdpa``.
+
+    Raises:
+        ValueError: For encoders, encoder-decoders, and decoders whose configuration turned the causal mask off.
+    """
+    name = type(model).__name__
+    advice = "st_reba needs a decoder-only (causal) language model, such as Llama, Qwen, GPT-2 or Mistral."
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder-decoder. {advice}")
+    anatomy = Anatomy(model)
+    if not anatomy.is_causal:
+        raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
+    if model.config._attn_implementation == "sdpa" and anatomy.sketch.explicit:
+        set_attention(model, NAME)
+
+
+def attention_route(model: PreTrainedModel) -> AttentionRoute:
+    """Find out how this model's attention can be watched, and set it up for that.
+
+    Raises:
+        ValueError: If it has no attention at all (a state-space model).
+    """
+    anatomy = Anatomy(model)
+    if anatomy.calls_our_attention:
+        set_attention(model, NAME)
+        return AttentionRoute(anatomy.sketch.calling, through_function=True)
+    if not anatomy.map_layers:
+        raise ValueError(
+            f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
+            "Use a model with attention layers, or EchoModule."
+        )
+    if not anatomy.maps_are_sound:
+        raise ValueError(
+            f"{type(model).__name__} computes other hidden states when it hands out its attention maps than when it "
+            "does not (Falcon with ALiBi does so in some versions of transformers), so the maps cannot be trusted and "
+            "ReBA cannot run on it. Use EchoModule, or another version of transformers."
+        )
+    set_attention(model, "eager")
+    # Falcon reads this name at every call, yet does not let the public method set it.
+    model.config._attn_implementation = "eager"
+    return AttentionRoute(anatomy.map_layers, through_function=False)
+
+
+def make_cacheable(model: PreTrainedModel) -> bool:
+    """Set a model up for its masks to be replaced behind a cache; False, and the model as it was, where that fails."""
+    if not Anatomy(model).reuses_cache:
+        return False
+    set_attention(model, NAME)
+    return True
+
+
+def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
+    """Set a model up for its last ``count`` layers to attend both ways, and make sure that they can.
+
+    Returns:
+        The indices of those layers.
+
+    Raises:
+        ValueError: If the model has fewer layers, or one of them has no attention that can be turned.
+    """
+    if count == 0:
+        return frozenset()
+    layers = frozenset(range(depth(model) - count, depth(model)))
+    name = type(model).__name__
+    if count > depth(model):
+        raise ValueError(f"bidirectional_layers={count}: {name} has {depth(model)} layers; use 0 to {depth(model)}.")
+    if not _can_be_changed(model, layers):
+        raise ValueError(
+            f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways, because they "
+            "do not call transformers' attention interface. Use bidirectional_layers=0, or an architecture that does, "
+            "such as Llama, Qwen, Mistral, Gemma or GPT-2."
+        )
+    set_attention(model, NAME)
+    return layers
+
+
+def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
+    """Set a model up for a token's key and value to be re-routed in these layers, and make sure that they can.
+
+    Raises:
+        ValueError: If the attention of one of them cannot be reached.
+    """
+    if not _can_be_changed(model, layers):
+        raise ValueError(
+            f"The keys and values of layers {sorted(layers)} of {type(model).__name__} cannot be re-routed, because "
+            "these layers do not call transformers' attention interface. Use CausalTransformer with the same template, "
+            "or an architecture that does, such as Llama, Qwen, Mistral, Gemma or GPT-2."
+        )
+    set_attention(model, NAME)
+
+
+def _can_be_changed(model: PreTrainedModel, layers: Collection[int]) -> bool:
+    """Whether these layers call our attention function, so that they see what it masks and re-routes."""
+    anatomy = Anatomy(model)
+    return anatomy.calls_our_attention and set(layers) <= set(anatomy.sketch.calling)
+
+
+def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Observer, **kwargs: Any) -> Tensor:
+    """Run a backbone that hands out its maps, and show them to an observer.
+
+    Args:
+        model: A backbone whose route is not ``through_function``.
+        input_ids: (B, N), no more texts than :func:`micro_batch` says.
+        observer: Shown each layer's map that it wants.
+        **kwargs: For the backbone's forward.
+
+    Returns:
+        Last hidden states (B, N, D).
+    """
+    given = {**kwargs, **without_hidden_states(model)}
+    output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
+    for layer, weights in enumerate(output.attentions):
+        if weights is not None and observer.wants(layer):
+            observer.observe(MapSource(layer, weights))
+    return output.last_hidden_state
+
+
+def micro_batch(model: PreTrainedModel, length: int) -> int:
+    """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
+    heads = model.config.get_text_config(decoder=True).num_attention_heads
+    return max(1, MAP_BUDGET // (depth(model) * heads * length**2 * model.dtype.itemsize))
