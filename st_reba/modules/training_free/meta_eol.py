@@ -143,7 +143,7 @@ class MetaEOLModule(CausalModule):
 
     def _prefixes_are_sound(self) -> bool:
         """Whether texts behind cached prefixes give what whole prompts give, where prompts are of unequal length."""
-        if self.looks_ahead or not backbone.make_maskable(self.model):
+        if not self.reuses_states or not backbone.make_maskable(self.model):
             # Where tokens see what follows, what stands before a text changes with it.
             return False
         before, text = torch.tensor([2, 1]), torch.tensor([1, 3])
