@@ -15,7 +15,7 @@ from .attention.masks import Masking
 from .attention.observers import Observer
 from .attention.rerouting import Rerouting
 from .backbone import is_checkpointing
-from .context import entered
+from .context import current, entered
 from .decoder import PositionWise
 from .hooks import Tap, tapping
 from .states import StatesAt
@@ -35,9 +35,8 @@ class Effect:
     rerouting: Rerouting | None = None
     taps: Mapping[nn.Module, Tap] = field(default_factory=dict)
 
-    @property
-    def changes(self) -> bool:
-        """Whether there is anything."""
+    def __bool__(self) -> bool:
+        """Whether anything is changed."""
         return self.masking is not None or self.rerouting is not None or bool(self.taps)
 
 
@@ -85,13 +84,16 @@ def run(
         What ``forward`` gives; with the states of all layers side by side where they are recorded.
 
     Raises:
-        ValueError: If the model is being trained with gradient checkpointing, and something is changed or looked at.
+        ValueError: If the model is being trained with gradient checkpointing, and something is changed, looked at or
+            recorded.
         Halt: If the observer has seen all it wants.
     """
-    if (change or observe is not None) and is_checkpointing(model):
+    recorded = current().record is not None
+    if (change or observe is not None or recorded) and is_checkpointing(model):
+        asked = " with output_hidden_states=True" if recorded else ""
         raise ValueError(
-            f"Gradient checkpointing runs each layer a second time, when nothing of what {reader} changes is changed "
-            f"and nothing of what it watches is seen. Turn it off to train through {reader}."
+            "Gradient checkpointing runs each layer a second time, when nothing is watched, recorded or changed. Turn "
+            f"it off to train through {reader}{asked}."
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(changed(change))

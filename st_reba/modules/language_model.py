@@ -155,9 +155,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         return None if self.SHARE is None else EarlyExit(max(1, round(self.SHARE * depth)))
 
     @property
-    def looks_ahead(self) -> bool:
-        """Whether what is changed lets a token's state depend on tokens that stand behind it."""
-        return any(change.looks_ahead for change in self.changes)
+    def reuses_states(self) -> bool:
+        """Whether the states of what stands before a token are the same whatever follows, so that they can be kept."""
+        return not any(change.looks_ahead or change.replaces == "masks" for change in self.changes)
 
     def _fitted_as(self, kind: type[Change]) -> tuple[Any, Any]:
         """A change that is made, with the settings that it has on this model, and what it is there."""
@@ -216,7 +216,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self.model,
             forward,
             show_maps=show_maps if hands_out_maps else None,
-            change=[effect for effect in (*effects, *change) if effect.changes],
+            change=[effect for effect in (*effects, *change) if effect],
             observe=observe,
             read=read,
             last_layer=self._last_layer_parts,

@@ -83,11 +83,6 @@ class LayoutReader(LanguageModel):
                 "states of one layer alone, so it has none of each to hand on. Set "
                 "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
-        if backbone.is_checkpointing(self.model):
-            raise ValueError(
-                "Gradient checkpointing runs each layer a second time, where its states are not recorded. Turn it off, "
-                "or the configuration's output_hidden_states."
-            )
 
     def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""

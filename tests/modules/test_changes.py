@@ -29,7 +29,9 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Prepend, Reroute, register
+from st_reba.lm.attention.masks import BothWays
+from st_reba.lm.run import Effect
+from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, register
 
 from .. import oracles
 from ..backbones import TEXTS
@@ -130,6 +132,18 @@ def hybrid(naive, text):
     return torch.stack([states.mean(dim=0), states[-1]])
 
 
+def vector(model, seed):
+    """What enters a slot."""
+    width = model.get_input_embeddings().weight.shape[1]
+    return torch.randn(width, generator=torch.Generator().manual_seed(seed))
+
+
+def prepending(naive, text):
+    model, slot = oracles.with_slot(naive.model, vector(naive.model, 0))
+    with oracles.prepended(model, naive.architecture, slot, 2):
+        return prompt(Naive(model, [slot], naive.token_ids, naive.architecture), text)
+
+
 WORDS = {"template": 'This: "{text}" means:'}
 #: Module, settings, what it comes to. The layouts: one copy, a prompt, several copies, chunks, EOS, several prompts.
 METHODS = {
@@ -150,6 +164,12 @@ METHODS = {
          "output_layer": -1, "scale": 2},
         contrasted,
     ),
+    "prepending": (
+        TokenPrependingModule,
+        {"template": 'This: "{prepend}{text}" means:', "prepend_layers": 2, "output_layer": -1, "final_norm": True,
+         "rows": "last"},
+        prepending,
+    ),
     "re-routed": (KVReroutingModule, {"template": "{text} means:", "layers": [1], "prefix_bias": 0.5}, hybrid),
 }  # fmt: skip
 
@@ -158,6 +178,7 @@ REFUSED = {
     ("reba in chunks", TURN): "chunk_length=5 with bidirectional_layers=1: where tokens see what follows",
     ("reba in chunks", PREPEND): "chunk_length=5 with prepend_layers=2, seed=3: where tokens see what follows",
     ("reba in chunks", REROUTE): "chunk_length=5 with layers=.*: where tokens see what follows",
+    ("prepending", PREPEND): "TokenPrependingModule is given the change 'prepend' with .*, and makes it already",
     ("re-routed", REROUTE): "KVReroutingModule is given the change 'reroute' with .*, and makes it already",
 }
 
@@ -177,9 +198,7 @@ def changed(architecture, changes, eager, token_ids):
             model = oracles.shortened(model, kinds[EarlyExit].output_layer)
         slot = []
         if Prepend in kinds:
-            width = model.get_input_embeddings().weight.shape[1]
-            vector = torch.randn(width, generator=torch.Generator().manual_seed(kinds[Prepend].seed))
-            model, number = oracles.with_slot(model, vector)
+            model, number = oracles.with_slot(model, vector(model, kinds[Prepend].seed))
             slot = [number]
             stack.enter_context(oracles.prepended(model, architecture, number, kinds[Prepend].prepend_layers))
         if AttendBothWays in kinds:
@@ -211,13 +230,14 @@ def settings_without(settings, changes):
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_a_naive_composition(method, architecture, changes, loaded, eager, token_ids, tmp_path):
-    kind, settings, expected = METHODS[method]
+    kind, given, expected = METHODS[method]
+    settings = settings_without(given, changes)
     for (name, change), why in REFUSED.items():
         if name == method and change in changes:
             with pytest.raises(ValueError, match=why):
                 kind(loaded[architecture], changes=changes, **settings)
             return
-    module = kind(loaded[architecture], changes=changes, **settings_without(settings, changes))
+    module = kind(loaded[architecture], changes=changes, **settings)
     together = read(module, [*TEXTS, ""])
     assert not together[-1].any()
     alone = [states for text in TEXTS for states in read(module, [text])]
@@ -345,20 +365,41 @@ class TestSaved:
             SentenceTransformer(str(tmp_path), device="cpu")
 
     def test_of_somebody_else(self, loaded, tmp_path):
-        @register
-        @dataclass(frozen=True)
-        class Nothing(Change):
-            key: ClassVar[str] = "nothing"
-            looks_ahead: ClassVar[bool] = False
-            much: int = 1
-
-        module = ReBAModule(loaded["llama"], chunk_length=5, changes=[Nothing(2)])
+        module = EchoModule(loaded["llama"], changes=[NoMask(2)])
         self.saved(module, tmp_path)
-        again = ReBAModule.load(str(tmp_path))
-        assert again.changes == (Nothing(2),)
-        assert all(map(torch.equal, read(again, TEXTS), read(ReBAModule(loaded["llama"], chunk_length=5), TEXTS)))
-        with pytest.raises(ValueError, match="Other has the key 'nothing', which is that of Nothing"):
-            register(type("Other", (Change,), {"key": "nothing"}))
+        again = EchoModule.load(str(tmp_path))
+        assert again.changes == (NoMask(2),)
+        expected = read(EchoModule(loaded["llama"], bidirectional_layers=2), TEXTS)
+        assert all(map(torch.equal, read(again, TEXTS), expected))
+        with pytest.raises(ValueError, match="'attend-both-ways' and 'no-mask': both replace the masks of a layer"):
+            EchoModule(loaded["llama"], bidirectional_layers=1, changes=[NoMask(2)])
+
+    def test_two_of_one_key(self):
+        with pytest.raises(ValueError, match="Other has the key 'no-mask', which is that of NoMask: give it another"):
+            register(type("Other", (Change,), {"key": "no-mask"}))
+
+
+class Turned(Fitted):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def effect(self, model, layout):
+        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool()))
+
+
+@register
+@dataclass(frozen=True)
+class NoMask(Change):
+    """Somebody else's change: layers from one on have no causal mask."""
+
+    last: int
+    key: ClassVar[str] = "no-mask"
+    replaces: ClassVar[str] = "masks"
+
+    def fitted(self, model):
+        model.set_attn_implementation("st_reba")
+        return Turned(range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers))
 
 
 def test_a_shared_backbone_is_not_changed(loaded):

@@ -30,7 +30,7 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.data.demo import DEMO_MODEL
-from st_reba.modules import base
+from st_reba.modules import checks, readout
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -333,7 +333,7 @@ class TestLength:
         assert np.isfinite(item["sentence_embedding"]).all()
 
     def test_no_limit(self, backbone_path, tmp_path):
-        path = backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=base._NO_LIMIT)
+        path = backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=checks.NO_LIMIT)
         module = EchoModule(path)
         assert module.max_seq_length is None
         assert module.preprocess(["a " * 700])["input_ids"].shape[1] >= 1400
@@ -364,7 +364,7 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     monkeypatch.setattr(type(module), read, counted)
     longest = layout.input_ids.shape[1]
     rows = 6 * len(getattr(module, "templates", [""]))
-    fours = [part.stop - part.start for part in base.even_slices(rows, 4)]
+    fours = [part.stop - part.start for part in readout.even_slices(rows, 4)]
     cases = [("CPU_TOKENS", 4 * longest / torch.get_num_threads(), fours), ("CPU_TOKENS", 0, [1] * rows)]
     if isinstance(module, RefinedThoughtModule) and module._reuses_cache:
         # Its passes of two tokens take the whole batch; the first one runs in parts of its own.

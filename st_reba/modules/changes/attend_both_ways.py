@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
@@ -25,6 +25,7 @@ class AttendBothWays(Change):
 
     bidirectional_layers: int = 1
     key: ClassVar[str] = "attend-both-ways"
+    replaces: ClassVar[Literal["masks"]] = "masks"
 
     def __post_init__(self) -> None:
         if type(self.bidirectional_layers) is not int or self.bidirectional_layers < 1:

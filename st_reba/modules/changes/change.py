@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ class Change:
 
     #: Whether the state of a token then depends on tokens that stand behind it.
     looks_ahead: ClassVar[bool] = True
+
+    #: What a layer has one of, and this puts another in place of: the masks, or the key before all others.
+    replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
     def resolved(self, model: PreTrainedModel) -> Self:
         """The same with the settings that it has for this model, in place of None and negative numbers.
@@ -178,6 +181,11 @@ def combined(
                 raise ValueError(
                     f"{reader} is given the change {change.key!r} with {change}, and makes it already, with {other}. "
                     "Leave one of the two out."
+                )
+            if change.replaces is not None and change.replaces == other.replaces:
+                raise ValueError(
+                    f"{reader} is given the changes {other.key!r} and {change.key!r}: both replace the "
+                    f"{change.replaces} of a layer, which has one. Leave one of the two out."
                 )
         found.append(change)
     return tuple(sorted(found, key=lambda change: change.key))

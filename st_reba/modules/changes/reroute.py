@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
@@ -37,6 +37,7 @@ class Reroute(Change):
     layers: Sequence[int] | None = None
     prefix_bias: float = 0.0
     key: ClassVar[str] = "reroute"
+    replaces: ClassVar[Literal["first key"]] = "first key"
 
     def __post_init__(self) -> None:
         bias = self.prefix_bias

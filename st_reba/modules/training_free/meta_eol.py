@@ -76,7 +76,7 @@ class MetaEOLModule(CausalModule):
         self._parsed = [self._laid_out(template) for template in parsed]
         self._set_rows("last")
         # Where tokens see what follows, what stands before a text changes with it.
-        self._shares_prefixes = not self.looks_ahead and routes.make_cacheable(self.model)
+        self._shares_prefixes = self.reuses_states and routes.make_cacheable(self.model)
 
     @property
     def cost(self) -> str:

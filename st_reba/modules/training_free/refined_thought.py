@@ -140,7 +140,7 @@ class RefinedThoughtModule(CausalModule):
                 f"The attention of {name}'s last layer cannot be watched, because it does not call transformers' "
                 "attention interface. Use iterations=1, or an architecture that does, such as Llama, Qwen or GPT-2."
             )
-        if self.looks_ahead:
+        if not self.reuses_states:
             # Then the text's own states change with what follows them.
             return
         self._reuses_cache = routes.make_cacheable(self.model)
