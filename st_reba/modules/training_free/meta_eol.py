@@ -120,7 +120,7 @@ class MetaEOLModule(CausalModule):
         if prefixes is None:
             return super()._readings(layout, **kwargs)
         rest = prefixes.rest_of(layout)
-        rows = torch.arange(len(rest.input_ids))
+        rows = torch.arange(len(rest.input_ids), device=rest.input_ids.device)
         return [
             self._read_behind(prefixes, rows[part] % len(self.templates), rest.rows(part), **kwargs)
             for part in self.parts(rest)
