@@ -148,8 +148,9 @@ class Anatomy:
             return False
         ids = torch.tensor(TOKENS, device=backbone.device(self.model))
         lengths, new = torch.tensor([2, 1], device=ids.device), 2
-        row, place = torch.arange(len(ids), device=ids.device), torch.arange(new, device=ids.device)
-        position_ids = lengths[:, None] + place
+        expected = self.sketch.states
+        position_ids = lengths[:, None] + torch.arange(new, device=ids.device)
+        row = torch.arange(len(ids), device=ids.device)
 
         def behind() -> tuple[Tensor, Tensor]:
             prefixes = Prefixes.computed(self.model, ids[:, : int(lengths.max())], lengths)
@@ -162,7 +163,9 @@ class Anatomy:
                     return_dict=True,
                     **backbone.without_hidden_states(self.model),
                 )
-            return output.last_hidden_state, self.sketch.states[row[:, None], position_ids]
+            return output.last_hidden_state, expected.gather(
+                1, position_ids.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
+            )
 
         return gives_the_same(self.model, behind, NAME)
 

@@ -85,7 +85,9 @@ class Prefixes:
         """For a pass over B rows, behind these prefixes, (B,)."""
         return Cache(
             layers=[
-                _Prefix(keys[prefixes], values[prefixes]) for keys, values in zip(self.keys, self.values, strict=True)
+                # Each layer may lie on a device of its own.
+                _Prefix(keys[prefixes.to(keys.device)], values[prefixes.to(values.device)])
+                for keys, values in zip(self.keys, self.values, strict=True)
             ]
         )
 

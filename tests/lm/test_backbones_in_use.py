@@ -197,6 +197,7 @@ class TestSplit:
 
     @needs_placement
     @every_recipe
+    @pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
     @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
     def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
         plain = words(make(recipe, backbone_path(architecture)))

@@ -116,7 +116,7 @@ class MetaEOLModule(CausalModule):
         if prefixes is None:
             return super()._readings(layout, **kwargs)
         rest = prefixes.rest_of(layout)
-        rows = torch.arange(len(rest.input_ids))
+        rows = torch.arange(len(rest.input_ids), device=rest.input_ids.device)
         return [
             self._read_behind(prefixes, rows[part] % len(self.templates), rest.part(part), **kwargs)
             for part in self.parts(rest)
