@@ -16,6 +16,7 @@ from st_reba import CausalTransformer, Row, catalogue
 from st_reba.catalogue import asked_for, default_recipes, every_row, find
 from st_reba.compare.run import Recipes
 from st_reba.hub import compat
+from st_reba.modules import registry
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -47,6 +48,7 @@ def theirs(tmp_path, monkeypatch):
     yield made
     sys.modules.pop("theirs", None)
     catalogue._registered[:] = before
+    registry.MODULE_CLASSES.pop("theirs.TheirModule", None)
     catalogue._by_key.cache_clear()
     catalogue._by_name.cache_clear()
 
