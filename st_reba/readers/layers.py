@@ -16,7 +16,9 @@ from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddin
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
     """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
-    return issubclass(module, (CausalTransformer, EchoModule)) and not issubclass(module, InputEmbeddings)
+    if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
+        return False
+    return module.READS_HIDDEN_STATES
 
 
 class LayerReader:

