@@ -64,7 +64,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv.
+# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the catalogue.
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py
 

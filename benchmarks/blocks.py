@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from listing import OF_THE_PAGE, WORTH_TRYING, Listing
 from picture import Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
@@ -102,7 +103,9 @@ LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
 LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
 SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
 
-BLOCKS: dict[str, Table | Picture] = {
+BLOCKS: dict[str, Table | Picture | Listing] = {
+    "recipes": OF_THE_PAGE,
+    "worth-trying": WORTH_TRYING,
     "first-screen": Table(
         "scores",
         where={**TRAINED, **SPEARMAN, "set": ENGLISH},

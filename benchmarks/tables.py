@@ -1,4 +1,4 @@
-"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv.
+"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the catalogue.
 
     python benchmarks/tables.py            # writes them, and the picture
     python benchmarks/tables.py --check    # names those that are stale, and exits with 1
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blocks import BLOCKS
+from listing import Listing
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
@@ -35,7 +36,9 @@ def pages(root: Path) -> list[Path]:
     return [page for page in some if page.is_file()]
 
 
-def filled(text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture]) -> tuple[str, list[str]]:
+def filled(
+    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing]
+) -> tuple[str, list[str]]:
     """The page with its tables as they should be, and the names of those that were not.
 
     Raises:

@@ -1,6 +1,17 @@
 """Sphinx: ``make docs`` builds these pages without network, and warnings are errors."""
 
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
 from st_reba import __version__
+from st_reba.catalogue import PUBLIC_MODULES, every_row
+from st_reba.modules.stored import FixedWeights
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 project = "st_reba"
 author = "The st_reba authors"
@@ -19,3 +30,29 @@ autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+class Recipes(SphinxDirective):
+    """The table of all recipes, made of the catalogue whenever the pages are."""
+
+    def run(self) -> list[nodes.Node]:
+        from listing import markdown
+
+        return self.parse_text_to_nodes(markdown(every_row(), link="./"))
+
+
+class Modules(SphinxDirective):
+    """The reference of each class of the catalogue that reads a model."""
+
+    def run(self) -> list[nodes.Node]:
+        shown = [
+            f".. autoclass:: st_reba.modules.{module.__name__}\n   :members:\n"
+            for module in PUBLIC_MODULES
+            if not issubclass(module, FixedWeights)
+        ]
+        return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(shown) + "```\n")
+
+
+def setup(app: Sphinx) -> None:
+    app.add_directive("recipes", Recipes)
+    app.add_directive("modules", Modules)

@@ -3,67 +3,16 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
+from .catalogue import PUBLIC_MODULES, Row, register, rows
+from .catalogue.rows import *  # noqa: F403
 from .lm.attention import function
-from .modules import (
-    AllButTheTop,
-    BidirectionalLastLayer,
-    CausalTransformer,
-    Centering,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoModule,
-    EmbeddingFilter,
-    HierarchicalTokenPrependingModule,
-    IdfWeights,
-    InputEmbeddings,
-    KVReroutingModule,
-    LayerStates,
-    LayerwiseAutoencoder,
-    MetaEOLModule,
-    PartwiseWhitening,
-    ReBAModule,
-    RefinedThoughtModule,
-    Standardization,
-    TokenPrependingModule,
-    TwinTower,
-    ValueAggregationModule,
-    WhiteningTransform,
-    registry,
-)
+from .modules import registry
 from .readers.words import encode_words
 from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
 
 function.register()
-registry.register()
+registry.register(*PUBLIC_MODULES)
 
-__all__ = [
-    "META_TASKS",
-    "TEMPLATES",
-    "AllButTheTop",
-    "BidirectionalLastLayer",
-    "CausalTransformer",
-    "Centering",
-    "ContrastivePromptingModule",
-    "EarlyLateModule",
-    "EchoModule",
-    "EmbeddingFilter",
-    "HierarchicalTokenPrependingModule",
-    "IdfWeights",
-    "InputEmbeddings",
-    "KVReroutingModule",
-    "LayerStates",
-    "LayerwiseAutoencoder",
-    "MetaEOLModule",
-    "PartwiseWhitening",
-    "ReBAModule",
-    "RefinedThoughtModule",
-    "Standardization",
-    "TokenPrependingModule",
-    "TwinTower",
-    "ValueAggregationModule",
-    "WhiteningTransform",
-    "__version__",
-    "encode_words",
-    "in_context",
-]
+__all__ = ["META_TASKS", "TEMPLATES", "Row", "__version__", "encode_words", "in_context", "register"]
+__all__ += rows.__all__

@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
+from ..catalogue import POOLINGS, Recipe, every_row, find, matching
 from ..data.demo import demo_sentences
 from ..data.tables import read_texts
 from ..files import whole_directory
-from ..modules import (
-    CausalModule,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    KVReroutingModule,
-    MetaEOLModule,
-    PartwiseWhitening,
-    ReBAModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-)
+from ..hub.card import add_recipe
 from ..text.templates import PRESETS
 from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, check_file, clear_errors, console, load
 
-
-class Method(str, Enum):
-    classical = "classical"
-    echo = "echo"
-    reba = "reba"
-    prompteol = "prompteol"
-    metaeol = "metaeol"
-    ck = "ck"
-    kv_rerouting = "kv-rerouting"
-    token_prepending = "token-prepending"
-    hierarchical_token_prepending = "hierarchical-token-prepending"
-    value_aggregation = "value-aggregation"
-    contrastive_prompting = "contrastive-prompting"
-    early_late = "early-late"
+#: Recipes by what ``--method`` calls them.
+METHODS = {row.method: row for row in every_row() if row.method}
+_DEFAULT = "reba"
 
 
 @app.command("build")
 def build_command(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")],
-    method: Annotated[Method, typer.Option(help="How the language model is read.")] = Method.reba,
-    pooling: Annotated[PoolingMode, typer.Option(help="How token vectors become one.")] = PoolingMode.mean,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help='Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", '
+            'behind a filter "classical+whitened".',
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the language model is read, in place of a recipe's name: {', '.join(METHODS)}. Default: reba.",
+            show_default=False,
+        ),
+    ] = None,
+    pooling: Annotated[
+        PoolingMode | None,
+        typer.Option(help="How token vectors become one. Default: as the recipe has it.", show_default=False),
+    ] = None,
     repetitions: Annotated[int | None, typer.Option(help="Copies of the text (echo, reba). Default: 2.")] = None,
     layers: Annotated[
         str | None,
@@ -72,8 +67,8 @@ def build_command(
     fit_texts: Annotated[
         Path | None,
         typer.Option(
-            help="Plain texts, one a line, some hundreds, that the whitening behind early-late is fitted on. "
-            "Default: demo texts."
+            help="Plain texts, one a line, some hundreds, that what stands around the pooling is fitted on, such as "
+            "the whitening behind early-late. Default: demo texts."
         ),
     ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
@@ -82,124 +77,89 @@ def build_command(
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     with clear_errors():
-        mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
-        settings = _settings(method, mode, repetitions, layers, chunk_length, template)
+        if recipe and method:
+            raise ValueError("--recipe and --method say the same thing: give one of them.")
+        chosen = find(recipe) if recipe else _of_method(method or _DEFAULT)
+        mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
+        settings = _settings(
+            chosen, repetitions=repetitions, layers=_layers(layers), chunk_length=chunk_length, template=template
+        )
+        _check_pooling(chosen, mode)
         if dtype is Dtype.fastest:
             raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
-        texts = _fit_texts(method, fit_texts)
+        chosen = replace(chosen, fit_texts=tuple(_fit_texts(chosen, fit_texts)))
         with whole_directory(out) as scratch:
-            module = load(_MODULES[method], model, max_seq_length, dtype, **settings)
-            parts: list[nn.Module] = [module, Pooling(module.get_embedding_dimension(), mode)]
-            if texts:
-                parts.append(_whitening(parts, texts, default=fit_texts is None))
+            arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
+            module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
+            parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
+            if chosen.filter is not None:
+                parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
             built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
+            row = matching(chosen.row.module, {**chosen.row.settings, **settings})
+            if row is not None:
+                named = replace(chosen, row=row)
+                add_recipe(built, named.name, named.spec, named.says, row.citation)
             built.save_pretrained(str(scratch))
     console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
 
 
-_MODULES: dict[Method, type[CausalModule]] = {
-    Method.classical: CausalTransformer,
-    Method.echo: EchoModule,
-    Method.reba: ReBAModule,
-    Method.prompteol: CausalTransformer,
-    Method.metaeol: MetaEOLModule,
-    Method.ck: MetaEOLModule,
-    Method.kv_rerouting: KVReroutingModule,
-    Method.token_prepending: TokenPrependingModule,
-    Method.hierarchical_token_prepending: HierarchicalTokenPrependingModule,
-    Method.value_aggregation: ValueAggregationModule,
-    Method.contrastive_prompting: ContrastivePromptingModule,
-    Method.early_late: EarlyLateModule,
-}
-
-# What a method is, beyond its module; options come on top.
-_PRESETS: dict[Method, dict[str, object]] = {
-    Method.prompteol: {"template": "prompteol"},
-    Method.ck: {"templates": "ck"},
-}
-
-_WITHOUT_TEMPLATE = {
-    Method.reba: "ReBA repeats the bare text",
-    Method.metaeol: "MetaEOL brings its own eight",
-    Method.ck: "CK is two prompts",
-}
-
-# Under these, a text of one's own is a prompt, too, and read as PromptEOL's is.
-_PROMPTED = (
-    Method.prompteol,
-    Method.token_prepending,
-    Method.value_aggregation,
-    Method.contrastive_prompting,
-    Method.early_late,
-)
-
-
-def _settings(
-    method: Method,
-    pooling: str,
-    repetitions: int | None,
-    layers: str | None,
-    chunk_length: int | None,
-    template: str | None,
-) -> dict[str, object]:
-    """The module's arguments; refuses options that the method does not have."""
-    settings = dict(_PRESETS.get(method, {}))
-    if method is Method.early_late and pooling != "mean":
+def _of_method(method: str) -> Recipe:
+    if method not in METHODS:
         raise ValueError(
-            f"--pooling {pooling}: early-late puts the mean of the text's tokens beside the end of a prompt; use "
-            "--pooling mean, or leave it out."
+            f"There is no --method {method}: give one of {', '.join(METHODS)}; or --recipe with the name or key of any "
+            "row of any table."
         )
-    if method is Method.reba:
-        settings["rows"] = "last" if pooling == "lasttoken" else "all"
-    if layers is not None:
-        if method not in (Method.reba, Method.kv_rerouting, Method.value_aggregation):
-            raise ValueError(
-                f"--layers is for --method reba, kv-rerouting or value-aggregation; {method.value} has none to choose."
-            )
-        settings["layers"] = _layers(layers)
-    if chunk_length is not None:
-        if method is not Method.reba:
-            raise ValueError(f"--chunk-length is for --method reba; {method.value} reads texts in one piece.")
-        settings["chunk_length"] = chunk_length
-    if repetitions is not None:
-        if method not in (Method.echo, Method.reba):
-            raise ValueError(f"--repetitions is for --method echo or reba; {method.value} reads one copy.")
-        settings["repetitions"] = repetitions
-    if template is not None:
-        if method in _WITHOUT_TEMPLATE:
-            why = _WITHOUT_TEMPLATE[method]
-            raise ValueError(f"--template is for the methods that have one, such as classical or echo; {why}.")
-        if method in _PROMPTED and template not in PRESETS:
-            known = _MODULES[method].config_keys
-            settings.update({name: value for name, value in PRESETS["prompteol"].reading().items() if name in known})
-            if method is Method.early_late:
-                # Its two halves are of the text and of the prompt's end, whatever the prompt.
-                del settings["pool_over"]
-        settings["template"] = template
+    row = METHODS[method]
+    return Recipe(row, row.poolings[0], around=row.around)
+
+
+def _settings(chosen: Recipe, **given: Any) -> dict[str, Any]:
+    """The module's arguments that the user gives; refuses those that the module does not have."""
+    module, settings = chosen.row.module, {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in module.config_keys:
+            having = [method for method, row in METHODS.items() if name in row.module.config_keys]
+            raise ValueError(f"--{name.replace('_', '-')} is for --method {_either(having)}; {chosen.name} has none.")
+        settings[name] = value
+    if template := settings.get("template"):
+        read = {} if template in PRESETS else chosen.row.own_template
+        settings.update({name: value for name, value in read.items() if name in module.config_keys})
     return settings
 
 
-def _fit_texts(method: Method, path: Path | None) -> list[str]:
-    """What the whitening behind early-late is fitted on; nothing for the other methods."""
-    if method is Method.early_late:
-        check_file(path, "--fit-texts")
-        return demo_sentences() if path is None else read_texts(path)
-    if path is not None:
-        raise ValueError(
-            f"--fit-texts is for --method early-late, whose halves are brought to one scale; {method.value} is built "
-            "without a filter. In Python any filter can stand behind it, such as WhiteningTransform.fit(model, texts)."
-        )
-    return []
+def _either(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def _whitening(pooled: list[nn.Module], texts: list[str], default: bool) -> PartwiseWhitening:
-    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if default else ""
-    console.print(f"Fitting the whitening on {len(texts)} texts{hint}.", soft_wrap=True)
-    return PartwiseWhitening.fit(SentenceTransformer(modules=pooled, device="cpu"), texts)
+def _check_pooling(chosen: Recipe, mode: str) -> None:
+    """Refuse a pooling that what stands around it does not fit."""
+    fitting = [POOLINGS[pooling] for pooling in chosen.poolings]
+    if chosen.around is not None and len(fitting) == 1 and mode not in fitting:
+        raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
-def _layers(layers: str) -> str | list[int]:
-    if layers == "all":
+def _fit_texts(chosen: Recipe, path: Path | None) -> list[str]:
+    """What stands around the pooling is fitted on; nothing where nothing is."""
+    fitted = replace(chosen, fit_texts=("a text",))
+    if fitted.weighting is None and (fitted.filter is None or not fitted.filter.texts):
+        if path is not None:
+            raise ValueError(
+                f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
+                f"{chosen.row.key}+whitened; {chosen.name} is not."
+            )
+        return []
+    check_file(path, "--fit-texts")
+    texts = demo_sentences() if path is None else read_texts(path)
+    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
+    console.print(f"Fitting what is {chosen.filtered} on {len(texts)} texts{hint}.", soft_wrap=True)
+    return texts
+
+
+def _layers(layers: str | None) -> str | list[int] | None:
+    if layers is None or layers == "all":
         return layers
     try:
         return [int(layer) for layer in layers.split(",")]

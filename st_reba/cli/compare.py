@@ -18,7 +18,7 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..catalogue import RANDOM, Recipe, default_recipes, worth_trying
+from ..catalogue import Recipe, asked_for
 from ..compare.mteb import resolve_tasks
 from ..compare.ranking import best_of
 from ..compare.report import require_report, write_report, write_results
@@ -59,11 +59,6 @@ _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 
 
-class RecipeSet(str, Enum):
-    few = "few"
-    all = "all"
-
-
 class Language(str, Enum):
     en = "en"
     zh = "zh"
@@ -97,8 +92,12 @@ def compare_command(
         Path | None, typer.Option(help="Where mteb's results are kept, and found again by the next run.")
     ] = None,
     recipes: Annotated[
-        RecipeSet | None,
-        typer.Option(help="The few that are most worth trying (the default), or all there are.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            help='"few": those most worth trying (the default); "all" there are; or names or keys, as for '
+            "st-reba build --recipe: any number of options, or keys with commas between.",
+            show_default=False,
+        ),
     ] = None,
     search: Annotated[
         bool,
@@ -150,7 +149,7 @@ def compare_command(
             check_file(path, called)
         if search and (recipes or repetitions):
             raise ValueError("--search has combinations of its own: leave --recipes and --repetitions out.")
-        every = recipes is RecipeSet.all
+        every = "all" in (recipes or [])
         if repetitions and not every:
             raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
         if language and (data or mteb):
@@ -169,18 +168,15 @@ def compare_command(
             )
         questions = None if tasks or search else _questions(words, demo if data is None else None)
         fit_on = None if fit_texts is None else read_texts(fit_texts)
+        plain = demo_sentences(None if data or tasks else demo) if fit_on is None else fit_on
+        asked = [] if search else asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
         shown = _shown(model)
         chosen = None
         if search and isinstance(texts, Pairs):
             chosen = _searched(backbone, texts, seed, batch_size)
-            texts = chosen.held_out
-        if chosen is not None:
-            asked = chosen.recipes()
-        else:
-            plain = demo_sentences(None if data or tasks else demo) if fit_on is None else fit_on
-            asked = default_recipes(repetitions or _REPETITIONS, plain) if every else worth_trying(plain)
+            texts, asked = chosen.held_out, chosen.recipes()
         total = None if tasks else work(texts, questions, batch_size)
         with _recipes(backbone, asked, batch_size, total) as compared:
             if tasks:
@@ -200,7 +196,7 @@ def compare_command(
         console.print(_table(found))
         for sentence in [*found.verdict, *_legend(found)]:
             console.print(sentence)
-        if not (every or search):
+        if not (recipes or search):
             console.print("--recipes all compares every recipe.")
         for recipe, reason in found.skipped:
             console.print(f"Left out {recipe}: {reason}")
@@ -323,12 +319,19 @@ def _table(found: Comparison) -> Table:
         table.add_column("Random", justify="right", style="dim", no_wrap=True)
     table.add_column("Text/s", justify="right", no_wrap=True)
     table.add_column("Cost", justify="right", no_wrap=True)
-    controls = {result.name: result for result in found.results if result.control}
-    shown = [result for result in found.results if not result.recipe.startswith(f"{RANDOM}, ")]
+    named = {result.name: result for result in found.results}
+    random = {
+        result.name: named[control.name]
+        for result in found.results
+        for control in result.controls
+        if control.kind == "random" and control.name in named
+    }
+    beside = {result.name for result in random.values()}
+    shown = [result for result in found.results if result.name not in beside]
     poolings = list(dict.fromkeys(result.pooling for result in shown))
     shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
     for index, result in enumerate(shown):
-        control = controls.get(f"{RANDOM}, {result.name}")
+        control = random.get(result.name)
         cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
             cells.append(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..evaluation.bootstrap import Estimate, Statistic, difference
 from .ranking import best_of, has_number, rank
-from .results import Result, Task, in_words
+from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -42,7 +42,7 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     if control is not None and rank(control, task) <= rank(lead, task):
         return (
             f"No recipe to use: {lead.name} has {score}, and a control has {_value(control, task)}: "
-            f"{in_words(control)}. What the model adds to it does not show on these texts."
+            f"{control.in_words}. What the model adds to it does not show on these texts."
         )
     plain = best_of([result for result in results if result.name in WITHOUT], task)
     if plain is None:

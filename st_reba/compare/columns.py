@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.util import pairwise_cos_sim
 
-from ..catalogue import TF_IDF
+from ..catalogue import TF_IDF, TF_IDF_RESULT
 from ..data.tables import Pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..readers.store import EmbeddingStore, stand_in
 from .mteb import TaskScores, mteb_estimates, score_statistic
-from .results import TF_IDF_RESULT, Task
+from .results import Task
 from .runner import Recipes
 from .tf_idf import TfIdf
 

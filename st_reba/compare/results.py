@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..catalogue import BAG, RANDOM, TF_IDF
+from ..catalogue import Control
 from ..evaluation.bootstrap import Estimate
-
-#: The name of the result of tf-idf, whose vector is a mean of the tokens' own, each of which has one dimension.
-TF_IDF_RESULT = f"{TF_IDF}, mean"
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,10 @@ class Result:
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
         same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
             theirs, too.
+        spec: The recipe as ``st-reba build --recipe`` takes it; empty if it is none.
+        says: What the recipe does, in a sentence; empty if nothing is known of it.
+        called: What to call it in a sentence about other recipes, as a control; empty: its name.
+        controls: What it is to be held against.
     """
 
     recipe: str
@@ -71,6 +72,10 @@ class Result:
     sentences_per_second: float | None = None
     cost: float | None = None
     same_as: tuple[str, ...] = ()
+    spec: str = ""
+    says: str = ""
+    called: str = ""
+    controls: tuple[Control, ...] = ()
 
     @property
     def name(self) -> str:
@@ -82,31 +87,10 @@ class Result:
         """The recipe as a table's row shows it: with those that it stands for."""
         return " = ".join([self.recipe, *self.same_as])
 
-
-def controls_of(result: Result) -> dict[str, str]:
-    """Names of the results that a recipe is to be held against, and what to call each.
-
-    What stands after a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
-    """
-    _, *rest = result.recipe.split(", ")
-    return {
-        TF_IDF_RESULT: "tf-idf, without any model",
-        f"{BAG}, mean": "the bag of input embeddings",
-        **{f"{BAG}, {part}, mean": f"the bag of input embeddings, {part} as well" for part in rest},
-        f"{RANDOM}, {result.name}": "itself on random weights",
-    }
-
-
-def in_words(control: Result) -> str:
-    """What to call a control in a sentence."""
-    head, *rest = control.recipe.split(", ")
-    if head == TF_IDF:
-        return "tf-idf, without any model"
-    if head == RANDOM and rest[0] == BAG:
-        return ", ".join(["the bag of random embeddings", *rest[1:]])
-    if head == RANDOM:
-        return f"{', '.join(rest)}, {control.pooling} on random weights"
-    return ", ".join(["the bag of input embeddings", *rest])
+    @property
+    def in_words(self) -> str:
+        """What to call it in a sentence."""
+        return self.called or self.name
 
 
 @dataclass(frozen=True)

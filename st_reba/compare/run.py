@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..catalogue import TF_IDF
+from ..catalogue import TF_IDF, TF_IDF_RESULT, controls_of
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Pairs, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
@@ -24,7 +24,7 @@ from ..readers.sweep import RecipeSweep
 from .answer import answer
 from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
 from .mteb import run_tasks
-from .results import TF_IDF_RESULT, Comparison, Result
+from .results import Comparison, Result
 from .runner import TIMED_ROUNDS, Recipes, timed_batches, unit_of_cost
 from .verdict import verdict
 
@@ -115,6 +115,7 @@ def compare_tasks(
     return assemble(recipes, mteb_columns(recipes, found), skipped)
 
 
+TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 _NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared on labelled pairs alone."
 
 
@@ -136,9 +137,15 @@ def assemble(
                 sentences_per_second=None if spent is None else 1 / spent,
                 cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
                 same_as=recipe.same_as,
+                spec=recipe.spec,
+                says=recipe.says,
+                called=recipe.called,
+                controls=controls_of(recipe),
             )
         )
-    tf_idf = Result(TF_IDF, "mean", True, _scores(columns, TF_IDF_RESULT))
+    tf_idf = Result(
+        TF_IDF, "mean", True, _scores(columns, TF_IDF_RESULT), says=TF_IDF_SAYS, called="tf-idf, without any model"
+    )
     if tf_idf.scores:
         results.insert(0, tf_idf)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..catalogue import POOLINGS, Recipe, bags_of_input_embeddings, default_recipes, random_weights
-from ..modules import CausalModule, CausalTransformer
+from ..catalogue import POOLINGS, Recipe, bags_of_input_embeddings, default_recipes, find, random_weights
+from ..modules import CausalModule
 from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
 from ..readers.sweep import RecipeSweep
 from ..readers.words import encode_words, find_words, pool_words
@@ -288,4 +289,4 @@ class Recipes:
 
 def unit_of_cost(pooling: str) -> Recipe:
     """What a cost under this pooling is a multiple of."""
-    return Recipe("Classical", pooling, CausalTransformer)
+    return replace(find("classical"), pooling=pooling)

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from ..files import whole_directory
 from ..hub import card
-from .results import Comparison, Result, Task, controls_of
+from .results import Comparison, Result, Task
 from .runner import Recipes
 
 
@@ -36,6 +36,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
     parts = list(recipe.model(recipes.backbone).children())
     model = SentenceTransformer(modules=[*parts, Normalize()], device=str(recipes.backbone.model.device))
+    card.add_recipe(model, recipe.name, recipe.spec, recipe.says, recipe.row.citation)
     add_comparison(model, comparison)
     with whole_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))
@@ -45,7 +46,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
 def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
     """Put the scores of the recipe that a comparison chose, which this model is, and of its controls onto its card."""
     best = comparison.choice()
-    controls = controls_of(best)
+    controls = {control.name for control in best.controls}
     shown = [best, *(other for other in comparison.results if other.name in controls)]
     rows: dict[str, Any] = {
         "data": comparison.data,

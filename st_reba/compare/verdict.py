@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..catalogue import BAG, RANDOM, TF_IDF
+from ..catalogue import TF_IDF, Kind
 from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
-from .results import TF_IDF_RESULT, Result, Task, controls_of, in_words
+from .results import Result, Task
 
 _BAG_IN_WORDS = "the bag of input embeddings"
 
@@ -105,13 +105,12 @@ def _tied(own: Sequence[Result], best: Result, task: Task) -> str:
 
 def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str]]:
     """The controls of one recipe, and what to call them."""
-    named = controls_of(best).items()
-    return [(scored[name], what) for name, what in named if name in scored and scored[name].control]
+    return [(scored[control.name], control.called) for control in best.controls if control.name in scored]
 
 
 def _against_the_strongest(lead: Result, control: Result, task: Task, statistic: Statistic | None) -> str:
     """What scores best of all controls, behind any filter: where it wins, the model adds nothing that shows."""
-    name = in_words(control)
+    name = control.in_words
     ahead = _difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
     if ahead.value > 0 and not ahead.tied:
         by = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
@@ -139,19 +138,19 @@ def _difference(first: Result, second: Result, task: Task, statistic: Statistic 
     return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
 
-def _bag(result: Result, scored: dict[str, Result]) -> Result | None:
-    """The bag of input embeddings, filtered as the recipe is."""
-    bags = [scored[name] for name in controls_of(result) if name in scored and name.startswith(BAG)]
-    return bags[-1] if bags else None
+def _control(result: Result, scored: dict[str, Result], *kinds: Kind) -> Result | None:
+    """Its control of the first of these kinds that it has."""
+    named = {control.kind: scored[control.name] for control in result.controls if control.name in scored}
+    return next((named[kind] for kind in kinds if kind in named), None)
 
 
 def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> list[str]:
     """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
-    bag = {result.name: _bag(result, scored) for result in own}
-    filtered = any(control is not None and control.recipe != BAG for control in bag.values())
+    bag = {result.name: _control(result, scored, "filtered bag", "bag") for result in own}
+    filtered = any(_control(result, scored, "filtered bag") is not None for result in own)
     of_bag = f"{_BAG_IN_WORDS} behind the same filter" if filtered else _BAG_IN_WORDS
-    random = {result.name: scored.get(f"{RANDOM}, {result.name}") for result in own}
-    tf_idf = {result.name: scored.get(TF_IDF_RESULT) for result in own}
+    random = {result.name: _control(result, scored, "random") for result in own}
+    tf_idf = {result.name: _control(result, scored, "tf-idf") for result in own}
     says = []
     for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]

@@ -44,6 +44,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
 
     mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
     comparison: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
+    recipe: Mapping[str, str] | None = field(default=None, init=False, repr=False)
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
@@ -100,7 +101,8 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "method": module.method,
             "equation": getattr(module, "own_equation", module.equation),
             "cost": module.cost,
-            "method_citation": module.citation,
+            "recipe": self.recipe,
+            "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             "module_class": type(module).__name__,
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
@@ -133,6 +135,21 @@ def adopt(model: Any) -> None:
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
+
+
+def add_recipe(model: SentenceTransformer, name: str, key: str, says: str, citation: str) -> None:
+    """Put the recipe that a model was built by onto its card.
+
+    Args:
+        model: Whose first module is ours.
+        name: As tables show it.
+        key: As ``st-reba build --recipe`` takes it.
+        says: What it does, in a sentence.
+        citation: Who it is from.
+    """
+    adopt(model)
+    data: Any = model.model_card_data
+    data.recipe = {"name": name, "key": key, "says": says, "citation": citation}
 
 
 def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:

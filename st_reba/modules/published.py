@@ -8,6 +8,7 @@ which would look for the source there in vain, is told the file.
 from __future__ import annotations
 
 import inspect
+import sys
 from abc import ABCMeta
 from typing import Any
 
@@ -28,11 +29,12 @@ class Published(ABCMeta):
 
 
 def publish(*classes: type) -> None:
-    """Have these classes known by the package."""
+    """Have these classes known by the package, where saved and pickled models look for them."""
     for published in classes:
         assert isinstance(published, Published), f"the source of {published.__name__} would not be found"
         _written_in[published] = published.__module__
         published.__module__ = PACKAGE
+        setattr(sys.modules[PACKAGE], published.__name__, published)
 
 
 def _inspect_asks() -> bool:

@@ -2,22 +2,25 @@
 
 sentence-transformers 6 refuses module classes from outside its namespace unless ``trust_remote_code=True``, which would
 also let the backbone run code from the repository. ``import st_reba`` is the user's own statement of trust in this
-package and in nothing else, so exactly our references are added to what ST knows. Nothing is imported on a
-configuration's behalf.
+package and in nothing else, so exactly our references are added to what ST knows, and those of packages that the user
+imports and that register theirs (:func:`st_reba.register`). Nothing is imported on a configuration's behalf.
 """
+
+from torch import nn
 
 from ..hub import compat
 from ..hub.card import STRebaCardData
 from ..hub.compat import MODULES_HEAR_OF_THEIR_MODEL, REQUIREMENTS_ARE_CHECKED
-from . import PUBLIC_MODULES
 
 __all__ = ["MODULES_HEAR_OF_THEIR_MODEL", "MODULE_CLASSES", "REQUIREMENTS_ARE_CHECKED", "register"]
 
-MODULE_CLASSES = {f"{module.__module__}.{module.__name__}": module for module in PUBLIC_MODULES}
+#: What is known, by the reference that a modules.json has.
+MODULE_CLASSES: dict[str, type[nn.Module]] = {}
 
 
-def register() -> None:
-    """Make our module classes known to ST, and our card the card of models that have them."""
+def register(*modules: type[nn.Module]) -> None:
+    """Make module classes known to ST, and our card the card of models that have ours."""
+    MODULE_CLASSES.update({f"{module.__module__}.{module.__name__}": module for module in modules})
     compat.make_known(MODULE_CLASSES)
     # For models without our modules it writes ST's own card.
     compat.make_default_card(STRebaCardData)

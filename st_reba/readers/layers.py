@@ -14,6 +14,13 @@ from ..lm.decoder import inspect
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
+def reads_one_layer(module: type[nn.Module]) -> bool:
+    """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
+    if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
+        return False
+    return module.READS_HIDDEN_STATES
+
+
 class LayerReader:
     r"""Reads a model after each layer of its backbone, as its own module reads the last one.
 
@@ -41,14 +48,14 @@ class LayerReader:
 
     def __init__(self, model: BaseModel) -> None:
         module = model[0]
-        if not isinstance(module, (CausalTransformer, EchoModule)) or isinstance(module, InputEmbeddings):
+        if not reads_one_layer(type(module)):
             raise ValueError(
                 f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
                 "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
             )
         self.model = model
         model.eval()
-        decoder = inspect(module.model)
+        decoder = inspect(cast(CausalModule, module).model)
         if not decoder.layers:
             raise ValueError(
                 f"The layers of {type(module.model).__name__} were not found, so they cannot be read. Use another "

@@ -85,7 +85,9 @@ class RecipeSweep:
 
     def module(self, recipe: str) -> CausalModule:
         """A module that truncates texts as a recipe does."""
-        return self._classical if recipe == _names(1)[0] else self._modules[int(recipe.split("-")[1]) - 1]
+        if recipe == _names(1)[0]:
+            return self._classical
+        return next(module for module in self._modules if recipe in _names(module.repetitions))
 
     @torch.inference_mode()
     def encode(

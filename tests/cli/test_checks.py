@@ -145,10 +145,10 @@ def test_files(line, called, tmp_path, monkeypatch):
 class TestDiskFull:
     @pytest.fixture
     def line(self, backbone_path, pairs, tmp_path, monkeypatch):
-        def few(fit_texts):
+        def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr(cli.compare, "worth_trying", few)
+        monkeypatch.setattr(cli.compare, "asked_for", few)
         paths = ("--report", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 

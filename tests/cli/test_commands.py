@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from typer.testing import CliRunner
 
 from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__, cli
-from st_reba.catalogue import worth_trying
+from st_reba.catalogue import asked_for
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import read_pairs
@@ -45,10 +45,11 @@ def test_help_names_the_commands():
 class TestCompare:
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
-        def fewer(fit_texts=None):
-            return [recipe for recipe in worth_trying(fit_texts) if recipe.name in ("Classical", "ReBA-2")]
+        def fewer(names, repetitions, fit_texts):
+            asked = asked_for(names, repetitions, fit_texts)
+            return [recipe for recipe in asked if recipe.name in ("Classical", "ReBA-2")]
 
-        monkeypatch.setattr(cli.compare, "worth_trying", fewer)
+        monkeypatch.setattr(cli.compare, "asked_for", fewer)
 
     def test_with_no_arguments(self, monkeypatch):
         """The offline default: the demo LM, the English demo texts, word sense."""
@@ -111,14 +112,14 @@ class TestCompare:
         monkeypatch.chdir(tmp_path)
         asked = []
 
-        def every(repetitions, fit_texts):
-            asked.append((repetitions, list(fit_texts)))
+        def every(names, repetitions, fit_texts):
+            asked.append((names, repetitions, list(fit_texts)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(cli.compare, "default_recipes", every)
+        monkeypatch.setattr(cli.compare, "asked_for", every)
         on = ("--model", backbone_path(), "--device", "cpu")
         assert "enough" in run("compare", "--recipes", "all", *on, *options, expect=1)
-        assert asked == [(repetitions, [text for text in fitted_on if text.strip()])]
+        assert asked == [(["all"], repetitions, [text for text in fitted_on if text.strip()])]
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.bfloat16)
@@ -166,7 +167,7 @@ class TestCompare:
 
     def test_a_search_saves_what_it_chose(self, backbone_path, tmp_path, monkeypatch):
         """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
-        every = [candidate for candidate in candidates(3) if candidate.reading.method == "Classical"]
+        every = [candidate for candidate in candidates(3) if candidate.row.name == "Classical"]
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
         monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
         made = []
@@ -245,6 +246,8 @@ class TestCompare:
             (("--search", "--recipes", "all"), "--search has combinations of its own: leave --recipes and"),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
+            (("--recipes", "reba-2", "--recipes", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
+            (("--recipes", "tf-idf"), "'tf-idf' is a control, to be compared with: it is no model to be built."),
         ],
     )
     def test_refusals(self, options, message):
@@ -309,6 +312,13 @@ class TestBuild:
              {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
             (("--method", "early-late", "--template", "in one word, {text}:"), "EarlyLateModule",
              {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
+            (("--recipe", "RT-4"), "RefinedThoughtModule", {"iterations": 4}),
+            (("--method", "refined-thought"), "RefinedThoughtModule", {"iterations": 2}),
+            (("--method", "bidirectional"), "BidirectionalLastLayer", {"bidirectional_layers": 1, "pool_over": "all"}),
+            (("--recipe", "Echo-2, bidirectional"), "EchoModule", {"repetitions": 2, "bidirectional_layers": 1}),
+            (("--recipe", "reba-5", "--pooling", "last"), "ReBAModule", {"repetitions": 5, "rows": "last"}),
+            (("--recipe", "Echo-2, layer 2, whitened"), "EchoModule", {"repetitions": 2, "output_layer": 2}),
+            (("--recipe", "classical+idf-weighted"), "CausalTransformer", {"output_layer": None}),
             (("--method", "ck"), "MetaEOLModule",
              {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
               "output_layer": 2, "final_norm": False}),
@@ -334,23 +344,24 @@ class TestBuild:
             (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
             (("--layers", "9"), "9 is out of range"),
             (("--dtype", "fastest"), "--dtype fastest is for running a model: to save one, give float32, bfloat16 or"),
-            (("--template", "{text}"), "--template is for the methods that have one, such as classical or echo; ReBA"),
+            (("--template", "{text}"), "--template is for --method classical, echo, bidirectional,"),
+            (("--method", "metaeol", "--template", "{text}"), "MetaEOL has none"),
+            (("--recipe", "CK", "--template", "{text}"), "CK has none"),
+            (("--method", "prompteol", "--layers=-1"), "PromptEOL has none"),
+            (("--method", "kv-rerouting", "--repetitions", 2), "KV re-routing has none"),
+            (("--recipe", "reba-2", "--method", "reba"), "--recipe and --method say the same thing: give one of them"),
+            (("--method", "rabe"), "There is no --method rabe: give one of classical, "),
+            (("--recipe", "rt-3"), "There is no recipe 'rt-3'. Near it: rt-"),
+            (("--recipe", "Random weights, ReBA-2"), "is a control, to be compared with: it is no model to be built"),
+            (("--method", "classical", "--repetitions", 2), "--repetitions is for --method echo"),
             (
-                ("--method", "metaeol", "--template", "{text}"),
-                "classical or echo; MetaEOL brings its own eight",
+                ("--method", "early-late", "--pooling", "max"),
+                "--pooling max: Early and late, partwise whitened is pooled by mean; use that",
             ),
-            (("--method", "ck", "--template", "{text}"), "classical or echo; CK is two prompts"),
-            (
-                ("--method", "prompteol", "--layers=-1"),
-                "reba, kv-rerouting or value-aggregation; prompteol has",
-            ),
-            (("--method", "kv-rerouting", "--repetitions", 2), "--method echo or reba; kv-rerouting reads one copy"),
-            (("--method", "classical", "--repetitions", 2), "--repetitions is for --method echo or reba"),
-            (("--method", "early-late", "--pooling", "max"), "--pooling max: early-late puts the mean of the text's"),
             (("--method", "early-late", "--fit-texts", "not/there"), "--fit-texts not/there: there is no such file"),
-            (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for --method early-late"),
+            (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for what is fitted on texts, such as"),
             (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
-            (("--method", "echo", "--chunk-length", 8), "--chunk-length is for --method reba; echo reads texts in one"),
+            (("--method", "echo", "--chunk-length", 8), "Echo-2 has none"),
         ],
     )
     def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):
@@ -362,7 +373,7 @@ class TestBuild:
         (tmp_path / "texts.txt").write_text("\n".join(texts))
         options = ("--method", "early-late", "--fit-texts", tmp_path / "texts.txt")
         output = self.build(backbone_path, tmp_path / "own", *options)
-        assert f"Fitting the whitening on {len(texts)} texts. Wrote" in output
+        assert f"Fitting what is partwise whitened on {len(texts)} texts. Wrote" in output
         built = SentenceTransformer(str(tmp_path / "own"), device="cpu")
         pooled = pipeline(EarlyLateModule(backbone_path()))
         whole = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts), Normalize()], device="cpu")

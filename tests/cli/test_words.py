@@ -64,10 +64,10 @@ class TestEveryCommand:
         )
 
     def test_compare(self, odd, pairs, model, monkeypatch):
-        def few(fit_texts):
+        def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr(cli.compare, "worth_trying", few)
+        monkeypatch.setattr(cli.compare, "asked_for", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
         shown = run("compare", *model, "--data", renamed, "--report", report, "--save-best", best)

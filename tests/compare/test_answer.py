@@ -12,6 +12,7 @@ from st_reba.evaluation.bootstrap import Estimate
 
 TASK = Task("STS", "Spearman x 100")
 BAG, RANDOM = "Bag of input embeddings, mean", "Random weights, PromptEOL, last"
+CALLED = {BAG: "the bag of input embeddings", RANDOM: "PromptEOL, last on random weights"}
 MEAN, LAST, PROMPT, ECHO = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean"
 
 
@@ -21,7 +22,10 @@ def says(right: dict[str, float], task: Task = TASK, resampled: bool = True, cho
     statistic = bootstrap.mean(scores)
     controls = [name for name in (BAG, RANDOM) if name in right]
     found = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
-    results = [Result(*name.rsplit(", ", 1), name in controls, {task.name: found[name]}) for name in right]
+    results = [
+        Result(*name.rsplit(", ", 1), name in controls, {task.name: found[name]}, called=CALLED.get(name, ""))
+        for name in right
+    ]
     return answer(results, task, statistic if resampled else None, chosen)
 
 
@@ -51,7 +55,7 @@ def test_when_nothing_is_ahead_of_what_one_has():
 
 @pytest.mark.parametrize(
     ("control", "called"),
-    [(BAG, "the bag of input embeddings"), (RANDOM, "PromptEOL, last on random weights")],
+    CALLED.items(),
 )
 def test_no_recipe_is_advised_that_a_control_equals(control, called):
     text = says({control: 0.7, MEAN: 0.3, PROMPT: 0.7})

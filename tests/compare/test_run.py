@@ -6,7 +6,7 @@ import math
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
+from st_reba.catalogue import asked_for, controls_of, default_recipes, find
 from st_reba.compare.run import Recipes, compare, compare_tasks, work
 from st_reba.data.tables import Pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
@@ -158,6 +158,24 @@ def test_kept_results_are_not_those_of_other_fit_texts(backbone_path, tmp_path):
     assert embedded == []
 
 
+def test_a_result_carries_its_recipe_and_its_controls(backbone_path):
+    recipes = Recipes(CausalTransformer(backbone_path()), asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9))
+    results = {result.name: result for result in compare(recipes, PAIRS).results}
+    for recipe in recipes.all:
+        result = results[recipe.key]
+        assert (result.spec, result.says, result.called) == (recipe.spec, recipe.says, recipe.called)
+        assert result.controls == controls_of(recipe)
+        assert find(result.spec).row is recipe.row
+    kinds = {control.kind: control.name for control in results["Classical, centred, mean"].controls}
+    assert kinds == {
+        "tf-idf": "tf-idf, mean",
+        "bag": "Bag of input embeddings, mean",
+        "filtered bag": "Bag of input embeddings, centred, mean",
+        "random": "Random weights, Classical, centred, mean",
+    }
+    assert set(kinds.values()) <= results.keys()
+
+
 def test_revisions_tell_all_recipes_apart(roomy_path):
     every = default_recipes()
     made = Recipes(CausalTransformer(roomy_path), every)
@@ -166,9 +184,8 @@ def test_revisions_tell_all_recipes_apart(roomy_path):
     assert len(set(revisions.values())) == len(revisions)
     assert Recipes(CausalTransformer(roomy_path), every).revisions() == revisions
     (prompted,) = (recipe for recipe in every if recipe.key == "PromptEOL, last")
-    other = dataclasses.replace(
-        prompted, build=lambda backbone: CausalTransformer(backbone, template='In a word, "{text}": "', pool_over="all")
-    )
+    template = {"template": 'In a word, "{text}": "', "pool_over": "all"}
+    other = dataclasses.replace(prompted, row=dataclasses.replace(prompted.row, settings=template))
     changed = Recipes(CausalTransformer(roomy_path), [other]).revisions()
     assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
 

@@ -68,7 +68,7 @@ def test_each_recipe_has_its_control(recipes):
     own = [recipe.key for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
     assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
-    around = ["", *(f", {name}" for name in (*FILTERS, IDF, PARTWISE) if name != "filtered")]
+    around = ["", *(f", {name}" for name in (PARTWISE, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert made.controls == [*bags, *(f"Random weights, {key}" for key in (*bags, *own))]
 

@@ -5,6 +5,7 @@ from math import nan
 import numpy as np
 import pytest
 
+from st_reba.catalogue import Control
 from st_reba.compare.results import Result, Task
 from st_reba.compare.verdict import verdict
 from st_reba.evaluation import bootstrap
@@ -13,16 +14,45 @@ TASK = Task("STS", "accuracy x 100")
 BAG, RANDOM_A, RANDOM_B = "Bag of input embeddings", "Random weights, A", "Random weights, B"
 BAG_WHITENED = "Bag of input embeddings, whitened"
 TF_IDF, RANDOM_BAG = "tf-idf", "Random weights, Bag of input embeddings, whitened"
-CONTROLS = (TF_IDF, BAG, BAG_WHITENED, RANDOM_BAG, RANDOM_A, RANDOM_B)
+#: The controls, and what they are called in a sentence.
+CONTROLS = {
+    TF_IDF: "tf-idf, without any model",
+    BAG: "the bag of input embeddings",
+    BAG_WHITENED: "the bag of input embeddings, whitened",
+    RANDOM_BAG: "the bag of random embeddings, whitened",
+    RANDOM_A: "A, mean on random weights",
+    RANDOM_B: "B, mean on random weights",
+}
+
+
+def controls(name: str) -> tuple[Control, ...]:
+    """What a recipe is to be held against; of those whose names say so, behind a filter, too."""
+    bag = Control("filtered bag", f"{BAG_WHITENED}, mean", "the bag of input embeddings, whitened as well")
+    return (
+        Control("tf-idf", f"{TF_IDF}, mean", "tf-idf, without any model"),
+        Control("bag", f"{BAG}, mean", "the bag of input embeddings"),
+        *([bag] if name == "A, whitened" else []),
+        Control("random", f"Random weights, {name}, mean", "itself on random weights"),
+    )
 
 
 def says(right: dict[str, float], task: Task = TASK, items: int = 200, resampled: bool = True, chosen: str = "") -> str:
     """The verdict on recipes with such shares of the items, the first ones, right."""
     scores = {f"{name}, mean": (np.arange(items) < share * items).astype(float) for name, share in right.items()}
     statistic = bootstrap.mean(scores)
-    controls = [f"{name}, mean" for name in CONTROLS if name in right]
-    found = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
-    results = [Result(name, "mean", name in CONTROLS, {task.name: found[f"{name}, mean"]}) for name in right]
+    beaten = [f"{name}, mean" for name in CONTROLS if name in right]
+    found = bootstrap.estimate(statistic, controls=beaten, greater_is_better=task.greater_is_better)
+    results = [
+        Result(
+            name,
+            "mean",
+            name in CONTROLS,
+            {task.name: found[f"{name}, mean"]},
+            called=CONTROLS.get(name, ""),
+            controls=() if name in CONTROLS else controls(name),
+        )
+        for name in right
+    ]
     return " ".join(verdict(results, task, statistic if resampled else None, chosen))
 
 

@@ -34,43 +34,49 @@ from st_reba.modules import checks, readout
 
 from .. import backbones
 from ..backbones import TEXTS
+from ..catalogued import completed
 from ..conftest import pipeline, relative_error
 
-RECIPES = {
-    "classical": (CausalTransformer, {}),
-    "classical, all": (CausalTransformer, {"pool_over": "all"}),
-    "prompted": (CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
-    "bag": (InputEmbeddings, {}),
-    "layer states": (LayerStates, {"pool_over": "all"}),
-    "echo-2": (EchoModule, {}),
-    "echo-3 repeated": (EchoModule, {"repetitions": 3, "pool_copies": "repeated", "pool_over": "all"}),
-    "springer": (EchoModule, {"template": "springer"}),
-    "bidirectional": (BidirectionalLastLayer, {}),
-    "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
-    "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
-    "token prepending": (TokenPrependingModule, {"prepend_layers": 3}),
-    "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4}),
-    "value aggregation": (ValueAggregationModule, {}),
-    "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
-    "early and late": (EarlyLateModule, {}),
-    "early and late, one layer": (EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1, "final_norm": False}),
-    "thought-1": (RefinedThoughtModule, {"iterations": 1}),
-    "thought-2": (RefinedThoughtModule, {"iterations": 2}),
-    "thought-4": (RefinedThoughtModule, {"iterations": 4}),
-    "thought-2 bidirectional": (RefinedThoughtModule, {"bidirectional_layers": 1}),
-    "reba-1": (ReBAModule, {"repetitions": 1}),
-    "reba-2": (ReBAModule, {}),
-    "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
-    "prompteol": (
-        CausalTransformer,
-        {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
-    ),
-    "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
-    "kv re-routing": (KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
-    "kv re-routing, words": (KVReroutingModule, {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1}),
-    "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
-    "reba-3 chunks last": (ReBAModule, {"repetitions": 3, "rows": "last", "chunk_length": 6}),
-}
+RECIPES = completed(
+    {
+        "classical": (CausalTransformer, {}),
+        "classical, all": (CausalTransformer, {"pool_over": "all"}),
+        "prompted": (CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
+        "bag": (InputEmbeddings, {}),
+        "layer states": (LayerStates, {"pool_over": "all"}),
+        "echo-2": (EchoModule, {}),
+        "echo-3 repeated": (EchoModule, {"repetitions": 3, "pool_copies": "repeated", "pool_over": "all"}),
+        "springer": (EchoModule, {"template": "springer"}),
+        "bidirectional": (BidirectionalLastLayer, {}),
+        "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
+        "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
+        "token prepending": (TokenPrependingModule, {"prepend_layers": 3}),
+        "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4}),
+        "value aggregation": (ValueAggregationModule, {}),
+        "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
+        "early and late": (EarlyLateModule, {}),
+        "early and late, one layer": (
+            EarlyLateModule,
+            {"early_layer": 3, "bidirectional_layers": 1, "final_norm": False},
+        ),
+        "thought-1": (RefinedThoughtModule, {"iterations": 1}),
+        "thought-2": (RefinedThoughtModule, {"iterations": 2}),
+        "thought-4": (RefinedThoughtModule, {"iterations": 4}),
+        "thought-2 bidirectional": (RefinedThoughtModule, {"bidirectional_layers": 1}),
+        "reba-1": (ReBAModule, {"repetitions": 1}),
+        "reba-2": (ReBAModule, {}),
+        "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
+        "prompteol": (
+            CausalTransformer,
+            {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
+        ),
+        "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+        "kv re-routing": (KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
+        "kv re-routing, words": (KVReroutingModule, {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1}),
+        "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
+        "reba-3 chunks last": (ReBAModule, {"repetitions": 3, "rows": "last", "chunk_length": 6}),
+    }
+)
 KINDS = ("bytes", "bert", "sentencepiece")
 
 #: Relative. What a batch changes is rounding, and on these random weights every further pass of refined thought

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
-from st_reba.modules import PUBLIC_MODULES
+from st_reba.catalogue import PUBLIC_MODULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CLASSES_OF_0_1 = [

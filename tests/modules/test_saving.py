@@ -33,47 +33,54 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.modules import PUBLIC_MODULES, CausalModule, registry
+from st_reba.catalogue import PUBLIC_MODULES
+from st_reba.modules import CausalModule, registry
 from st_reba.version import REQUIREMENT, __version__
 
 from ..backbones import TEXTS
+from ..catalogued import completed
 from ..conftest import pipeline
 
 BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]
 
-CASES = {
-    "classical": (CausalTransformer, {"template": "in a word, {text}:", "pool_over": "all"}),
-    "bag": (InputEmbeddings, {}),
-    "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}"}),
-    "echo": (EchoModule, {"template": "springer", "pool_copies": "repeated", "pool_over": "all"}),
-    "echo-3": (EchoModule, {"repetitions": 3}),
-    "reba": (ReBAModule, {"repetitions": 3, "layers": [0, -1], "normalize_weights": True}),
-    "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
-    "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
-    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
-    "thought": (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
-    "token prepending": (TokenPrependingModule, {"prepend_layers": 2, "output_layer": 2, "seed": 5, "rows": "last"}),
-    "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4, "whole_sentences": False}),
-    "value aggregation": (ValueAggregationModule, {"layers": [0, -1], "normalize_text": True}),
-    "contrastive prompting": (
-        ContrastivePromptingModule,
-        {"contrast_layer": 1, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "final_norm": True},
-    ),
-    "early and late": (EarlyLateModule, {"template": "prompteol-zh", "early_layer": 2, "normalize_text": False}),
-    "early and late, short": (EarlyLateModule, {"output_layer": 2, "final_norm": False, "bidirectional_layers": 1}),
-    "reba, chunks": (ReBAModule, {"chunk_length": 5, "layers": [-1]}),
-    "reba, short": (ReBAModule, {"max_seq_length": 7}),
-    "prompteol": (
-        CausalTransformer,
-        {"template": "prompteol-zh", "pool_over": "all", "rows": "last", "normalize_text": True},
-    ),
-    "knowledge": (CausalTransformer, {"template": "knowledge"}),
-    "whole, without the norm": (BidirectionalLastLayer, {"pool_over": "whole", "final_norm": False}),
-    "thought, without the norm": (RefinedThoughtModule, {"iterations": 2, "final_norm": False}),
-    "metaeol": (MetaEOLModule, {"templates": ["In a word, {text}:", "{text}"], "normalize_text": True}),
-    "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 0.5}),
-    "kv re-routing, tokens": (KVReroutingModule, {"hybrid": False, "rows": "last", "output_layer": 2}),
-}
+CASES = completed(
+    {
+        "bag": (InputEmbeddings, {}),
+        "classical": (CausalTransformer, {"template": "in a word, {text}:", "pool_over": "all"}),
+        "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}"}),
+        "echo": (EchoModule, {"template": "springer", "pool_copies": "repeated", "pool_over": "all"}),
+        "echo-3": (EchoModule, {"repetitions": 3}),
+        "reba": (ReBAModule, {"repetitions": 3, "layers": [0, -1], "normalize_weights": True}),
+        "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
+        "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
+        "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
+        "thought": (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
+        "token prepending": (
+            TokenPrependingModule,
+            {"prepend_layers": 2, "output_layer": 2, "seed": 5, "rows": "last"},
+        ),
+        "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4, "whole_sentences": False}),
+        "value aggregation": (ValueAggregationModule, {"layers": [0, -1], "normalize_text": True}),
+        "contrastive prompting": (
+            ContrastivePromptingModule,
+            {"contrast_layer": 1, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "final_norm": True},
+        ),
+        "early and late": (EarlyLateModule, {"template": "prompteol-zh", "early_layer": 2, "normalize_text": False}),
+        "early and late, short": (EarlyLateModule, {"output_layer": 2, "final_norm": False, "bidirectional_layers": 1}),
+        "reba, chunks": (ReBAModule, {"chunk_length": 5, "layers": [-1]}),
+        "reba, short": (ReBAModule, {"max_seq_length": 7}),
+        "prompteol": (
+            CausalTransformer,
+            {"template": "prompteol-zh", "pool_over": "all", "rows": "last", "normalize_text": True},
+        ),
+        "knowledge": (CausalTransformer, {"template": "knowledge"}),
+        "whole, without the norm": (BidirectionalLastLayer, {"pool_over": "whole", "final_norm": False}),
+        "thought, without the norm": (RefinedThoughtModule, {"iterations": 2, "final_norm": False}),
+        "metaeol": (MetaEOLModule, {"templates": ["In a word, {text}:", "{text}"], "normalize_text": True}),
+        "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 0.5}),
+        "kv re-routing, tokens": (KVReroutingModule, {"hybrid": False, "rows": "last", "output_layer": 2}),
+    }
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -227,31 +234,7 @@ def test_a_machine_without_st_reba(saved):
 
 class TestRegistry:
     def test_exactly_our_classes_are_known(self):
-        assert set(registry.MODULE_CLASSES) == {
-            "st_reba.modules.AllButTheTop",
-            "st_reba.modules.BidirectionalLastLayer",
-            "st_reba.modules.CausalTransformer",
-            "st_reba.modules.Centering",
-            "st_reba.modules.ContrastivePromptingModule",
-            "st_reba.modules.EarlyLateModule",
-            "st_reba.modules.EchoModule",
-            "st_reba.modules.EmbeddingFilter",
-            "st_reba.modules.HierarchicalTokenPrependingModule",
-            "st_reba.modules.IdfWeights",
-            "st_reba.modules.InputEmbeddings",
-            "st_reba.modules.KVReroutingModule",
-            "st_reba.modules.MetaEOLModule",
-            "st_reba.modules.LayerStates",
-            "st_reba.modules.LayerwiseAutoencoder",
-            "st_reba.modules.PartwiseWhitening",
-            "st_reba.modules.ReBAModule",
-            "st_reba.modules.RefinedThoughtModule",
-            "st_reba.modules.Standardization",
-            "st_reba.modules.TokenPrependingModule",
-            "st_reba.modules.TwinTower",
-            "st_reba.modules.ValueAggregationModule",
-            "st_reba.modules.WhiteningTransform",
-        }
+        assert set(registry.MODULE_CLASSES) == {f"st_reba.modules.{module.__name__}" for module in PUBLIC_MODULES}
 
     def test_the_private_mapping_is_there(self):
         """Guards the one private name of ST's that we touch (6.0 and later)."""

@@ -14,7 +14,6 @@ from ...files import whole_directory
 from ..ranking import best_of, has_number, rank
 from ..results import Comparison, Result, Task
 from .charts import cost_figure, lengths_figure, scores_figure
-from .glossary import describe
 from .svg import inline
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
     control = best_of(comparison.results, task, control=True)
     others = [row.result for row in rows if not row.result.control and row.result is not best]
     tied = [result for result in others if has_number(result, task) and result.scores[task.name].tied]
-    names = dict.fromkeys(result.recipe for result in comparison.results)
+    described = {result.recipe: result for result in comparison.results}
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
         best=choice,
@@ -181,7 +180,7 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
         intervals=any(cell and cell.interval for row in rows for cell in row.cells),
         timed=any(result.cost is not None for result in comparison.results),
         proxies=[task for task in comparison.tasks if task.proxy],
-        descriptions=[(name, describe(name)) for name in names if describe(name)],
+        descriptions=[(result.recipe, result.says) for result in described.values() if result.says],
         drawings=drawings,
         open_figures=_OPEN_FIGURES,
         files=["results.csv", *(f"{drawing.name}.png" for group in drawings.values() for drawing in group)],

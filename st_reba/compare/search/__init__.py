@@ -3,7 +3,7 @@
 The choice is made on one half of the data and reported on the other.
 """
 
-from .candidates import Candidate, Reading, candidates, readings
+from .candidates import Candidate, candidates, searched
 from .halving import Found, Rung, rung_sizes, search
 from .selection import with_selection
 from .splitting import LEAST_PAIRS, split
@@ -12,12 +12,11 @@ __all__ = [
     "LEAST_PAIRS",
     "Candidate",
     "Found",
-    "Reading",
     "Rung",
     "candidates",
-    "readings",
     "rung_sizes",
     "search",
+    "searched",
     "split",
     "with_selection",
 ]

@@ -25,8 +25,8 @@ from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.after_pooling.choices import HEAD_FILTER, fitted
 from ...modules.after_pooling.moments import Moments
-from ...readers.layers import LayerReader
-from .candidates import PLAIN, Candidate, candidates
+from ...readers.layers import LayerReader, reads_one_layer
+from .candidates import PLAIN, Candidate, candidates, end, poolings
 from .splitting import LEAST_PAIRS, split
 
 #: The share of the candidates that stays from one rung to the next is one of so many; the pairs are so many times more.
@@ -145,7 +145,7 @@ class _Scorer:
         for candidate in alive:
             runs.setdefault(candidate.run, []).append(candidate)
         found: dict[Candidate, float] = {}
-        for (method, _), group in runs.items():
+        for group in runs.values():
             try:
                 read = _reader(self.backbone, group)
             except ValueError:
@@ -154,7 +154,7 @@ class _Scorer:
             for start in range(0, len(texts), self.batch_size):
                 batch = texts[start : start + self.batch_size]
                 batches.append(read(batch))
-                self.on_progress(method, len(batch))
+                self.on_progress(group[0].row.name, len(batch))
             for candidate, vectors in zip(group, torch.cat(batches, dim=1), strict=True):
                 score = self._score(candidate, vectors, texts, pairs)
                 if not math.isnan(score):
@@ -184,28 +184,28 @@ class _Scorer:
 
 def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str]], Tensor]:
     """From B texts to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
-    reading = group[0].reading
-    # All layers of the whole model, if one pass gives them, also those above the reading's end.
-    module = reading.build(backbone, -1 if reading.every_layer else group[0].run[1])
-    modes = tuple(POOLINGS[pooling] for pooling in reading.poolings)
+    row, every_layer = group[0].row, reads_one_layer(group[0].row.module)
+    # All layers of the whole model, if one pass gives them, also those above the recipe's own end.
+    module = row.build(backbone, layer=-1 if every_layer else group[0].layer)
+    modes = tuple(POOLINGS[pooling] for pooling in poolings(row))
     parts = [module, Pooling(module.get_embedding_dimension(), modes)]
     model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
-    poolings = [reading.poolings.index(candidate.pooling) for candidate in group]
-    if not reading.every_layer:
+    pooled_by = [poolings(row).index(candidate.pooling) for candidate in group]
+    if not every_layer:
 
         def encode(texts: list[str]) -> Tensor:
             vectors = model.encode(texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
             pooled = vectors.float().cpu().chunk(len(modes), dim=1)
-            return torch.stack([pooled[pooling] for pooling in poolings])
+            return torch.stack([pooled[pooling] for pooling in pooled_by])
 
         return encode
     reader = LayerReader(model)
-    end = reader.count + reading.end
-    layers = [end if candidate.layer is None else candidate.layer for candidate in group]
+    last = reader.count + end(row)
+    layers = [last if candidate.layer is None else candidate.layer for candidate in group]
 
     def read(texts: list[str]) -> Tensor:
         pooled = reader.embeddings(texts).float().chunk(len(modes), dim=2)
-        return torch.stack([pooled[pooling][layer] for pooling, layer in zip(poolings, layers, strict=True)])
+        return torch.stack([pooled[pooling][layer] for pooling, layer in zip(pooled_by, layers, strict=True)])
 
     return read
 

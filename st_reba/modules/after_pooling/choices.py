@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from .. import (
-    AllButTheTop,
-    CausalModule,
-    Centering,
-    EmbeddingFilter,
-    IdfWeights,
-    PartwiseWhitening,
-    Standardization,
-    WhiteningTransform,
-)
+from ..base import CausalModule
+from .all_but_the_top import AllButTheTop
+from .embedding_filter import EmbeddingFilter
+from .idf_weights import IdfWeights
 from .moments import Moments, embedding_moments
 from .partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
-from .whitening import SHRINKAGE
+from .partwise_whitening import PartwiseWhitening
+from .standardization import Centering, Standardization
+from .whitening import SHRINKAGE, WhiteningTransform
 
 #: Read from the language model's head, without any text.
 HEAD_FILTER = "filtered"
@@ -89,11 +85,6 @@ class Filter:
         if self.name == PARTWISE:
             return PartwiseWhitening.fit(model, self.texts, batch_size=batch_size)
         return fitted(self.name, embedding_moments(model, self.texts, batch_size=batch_size))
-
-
-def fitted_on(texts: Sequence[str]) -> dict[str, Filter]:
-    """All of :data:`FILTERS`, those that are fitted on these texts."""
-    return {name: Filter(name, () if name == HEAD_FILTER else tuple(texts)) for name in FILTERS}
 
 
 @dataclass(frozen=True)

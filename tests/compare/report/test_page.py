@@ -16,6 +16,7 @@ from st_reba.evaluation.bootstrap import Estimate
 
 from . import samples
 
+SAYS = "The text stands 2 times, and is read in its last copy."
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -84,7 +85,7 @@ def tiny(**changes) -> Comparison:
     bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
     results = [
         Result("Classical", "mean", False, classical, 10.0, 1.0),
-        Result("Echo-2", "mean", False, echo, 5.0, 2.0),
+        Result("Echo-2", "mean", False, echo, 5.0, 2.0, says=SAYS),
         Result("Bag of input embeddings", "mean", True, bag),
     ]
     return dataclasses.replace(Comparison("a model", "texts", tasks, results), **changes)
@@ -109,6 +110,13 @@ def test_every_recipe_and_score_is_in_the_table(demo):
                 assert cell == "–not applicable"
         assert cells[-2:] == [f"{result.cost:.2f}×", f"{result.sentences_per_second:,.0f}"]
     assert len(rows) == len(comparison.results) + 2  # the header, and the line above the controls
+
+
+def test_what_the_recipes_are(tmp_path):
+    text, page = page_of(tiny(), tmp_path)
+    assert "What the recipes are" in text
+    assert ("Echo-2" in page.all("dt"), SAYS in page.all("dd")) == (True, True)
+    assert "Classical" not in page.all("dt")
 
 
 def test_rows_are_sorted_and_controls_set_apart(demo):

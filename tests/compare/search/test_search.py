@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sentence_transformers.util import pairwise_cos_sim
 
-from st_reba import CausalTransformer
+from st_reba import CausalTransformer, EchoModule
 from st_reba.compare.run import Recipes, compare
 from st_reba.compare.search import (
     LEAST_PAIRS,
     Candidate,
     candidates,
-    readings,
     rung_sizes,
     search,
+    searched,
     split,
     with_selection,
 )
-from st_reba.compare.search.candidates import PLAIN
+from st_reba.compare.search.candidates import PLAIN, poolings
 from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.modules.after_pooling.choices import FILTERS
@@ -33,7 +33,7 @@ METHODS = ("Classical", "Echo-2", "ReBA-1")
 
 
 def few(layers=3):
-    return [candidate for candidate in candidates(layers) if candidate.reading.method in METHODS]
+    return [candidate for candidate in candidates(layers) if candidate.row.name in METHODS]
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +95,10 @@ def test_candidates_are_all_combinations_and_all_different():
     every = candidates(32)
     assert len(every) == len({candidate.recipe(["a"]).key for candidate in every})
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
-    poolings = sum(len(reading.poolings) for reading in readings())
+    of_each = sum(len(poolings(row)) for row in searched())
     # The two that end with the last but one have no other reading of it.
-    assert len(every) == (poolings * 8 - 2) * (1 + len(FILTERS))
-    assert {one.reading.method for one in every} - {one.reading.method for one in every if one.layer == 31} == {
+    assert len(every) == (of_each * 8 - 2) * (1 + len(FILTERS))
+    assert {one.row.name for one in every} - {one.row.name for one in every if one.layer == 31} == {
         "Pretended CoT",
         "Knowledge",
     }
@@ -106,7 +106,7 @@ def test_candidates_are_all_combinations_and_all_different():
 
 def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs):
     """At the last but one layer and below it, without the final norm: what the ready model gives."""
-    for candidate in (one for one in candidates(3) if one.reading.method == "Knowledge" and not one.filter):
+    for candidate in (one for one in candidates(3) if one.row.name == "Knowledge" and not one.filter):
         module = candidate.recipe([]).model(backbone)[0]
         assert (module.output_layer, module.final_norm) == (candidate.layer or 2, False)
         found = search(backbone, pairs, every=[candidate])
@@ -145,7 +145,7 @@ def test_the_best_come_first_and_survive(backbone, pairs):
 def test_several_rungs_keep_a_third(backbone, pairs):
     large = Pairs(*([f"{value} {copy}" for copy in range(5) for value in side] for side in (pairs.first, pairs.second)),
                   pairs.scores * 5)  # fmt: skip
-    every = [candidate for candidate in few() if candidate.reading.method == "Classical"]
+    every = [candidate for candidate in few() if candidate.row.name == "Classical"]
     found = search(backbone, large, every=every)
     assert [rung.pairs for rung in found.rungs] == rung_sizes(len(found.chosen_on))
     assert len(found.rungs) == 3
@@ -167,15 +167,16 @@ def test_what_is_held_out_is_never_read(backbone, pairs, monkeypatch):
 
 def test_what_a_model_cannot_run_is_left_out(backbone_path, pairs):
     model = CausalTransformer(backbone_path("llama"))
-    broken = dataclasses.replace(PLAIN.reading, method="Broken", build=_refuse)
+    broken = dataclasses.replace(PLAIN.row, key="broken", module=_Refusing)
     found = search(model, pairs, every=[PLAIN, Candidate(broken, None, "mean")])
     assert found.finalists == [PLAIN]
     with pytest.raises(ValueError, match="LlamaModel can run none of the recipes"):
         search(model, pairs, every=[Candidate(broken, None, "mean")])
 
 
-def _refuse(backbone, layer):
-    raise ValueError("not on this model")
+class _Refusing(EchoModule):
+    def __init__(self, backbone, **settings):
+        raise ValueError("not on this model")
 
 
 def test_the_report_says_how_much_was_selection(backbone, pairs, found):

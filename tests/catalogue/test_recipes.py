@@ -6,23 +6,23 @@ import torch
 
 from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, EchoModule, EmbeddingFilter, ReBAModule
 from st_reba.catalogue import (
-    PROMPTS,
-    SAME_UNDER_LAST_POOLING,
     Recipe,
     bags_of_input_embeddings,
+    controls_of,
     default_recipes,
+    every_row,
+    find,
     random_weights,
     without_repeats,
     worth_trying,
 )
 from st_reba.compare.answer import WITHOUT
-from st_reba.compare.results import Result, controls_of
 from st_reba.compare.runner import RecipeReader, Recipes
 from st_reba.data.demo import DEMO_MODEL, demo_sentences
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 
-from .backbones import TEXTS
-from .conftest import pipeline, relative_error
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
 
 
 def test_the_recipes():
@@ -38,14 +38,16 @@ def test_the_recipes():
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
     expected |= {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean"}
     recipes = default_recipes()
-    assert {recipe.key for recipe in recipes} == expected
-    assert len(recipes) == len(expected)
+    keys = [recipe.key for recipe in recipes]
+    assert expected <= set(keys)
+    assert len(set(keys)) == len(keys)
     assert not any(recipe.control for recipe in recipes)
     # Rows that stand for several have no words: those differ.
     merged = {recipe.key: recipe.same_as for recipe in recipes if recipe.same_as}
     assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
     unworded = {recipe.method for recipe in recipes if not recipe.words and not recipe.filtered and not recipe.same_as}
-    assert unworded == set(wordless)
+    assert set(wordless) <= unworded
+    assert not unworded & set(methods)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mistral_window", "gpt_oss_sinks"])
@@ -60,15 +62,17 @@ def test_what_one_row_stands_for_is_the_same_by_definition(architecture, backbon
     }
     vectors = {name: pipeline(module, "lasttoken").encode(TEXTS) for name, module in alone.items()}
     unit = {name: own / np.linalg.norm(own, axis=1, keepdims=True) for name, own in vectors.items()}
-    for name, others in SAME_UNDER_LAST_POOLING.items():
-        for other in others:
-            assert np.abs(unit[name] - unit[other]).max() < 1e-5, (name, other)
+    names = {row.key: row.name for row in every_row()}
+    same = {row.name: names[row.same_if_last] for row in every_row() if row.same_if_last}
+    assert same == {"ReBA-1": "Classical", "Bidirectional": "Classical", "Echo-2, bidirectional": "Echo-2"}
+    for name, other in same.items():
+        assert np.abs(unit[name] - unit[other]).max() < 1e-5, (name, other)
     # Under mean pooling they are not.
     assert relative_error(*(pipeline(alone[name]).encode(TEXTS) for name in ("Classical", "Bidirectional"))) > 1e-3
 
 
 def test_a_row_stands_only_for_what_was_asked():
-    asked = [Recipe(name, pooling, lambda backbone: backbone) for name in ("Classical", "Echo-2", "Bidirectional")
+    asked = [Recipe(find(key).row, pooling) for key in ("classical", "echo-2", "bidirectional")
              for pooling in ("mean", "last")]  # fmt: skip
     kept = without_repeats(asked)
     assert [recipe.key for recipe in kept] == [recipe.key for recipe in asked if recipe.key != "Bidirectional, last"]
@@ -97,10 +101,16 @@ def test_all_that_are_worth_trying_run(roomy_path):
 
 def test_prompts_are_read_at_their_end_as_their_authors_do(roomy_path):
     backbone = CausalTransformer(roomy_path)
-    modules = {recipe.method: recipe.build(backbone) for recipe in default_recipes() if recipe.method in PROMPTS}
-    assert modules.keys() == PROMPTS.keys()
+    prompted = {
+        "PromptEOL": "prompteol",
+        "PromptEOL, Chinese": "prompteol-zh",
+        "Pretended CoT": "pretended-cot",
+        "Knowledge": "knowledge",
+    }
+    modules = {recipe.method: recipe.build(backbone) for recipe in default_recipes() if recipe.method in prompted}
+    assert modules.keys() == prompted.keys()
     for method, module in modules.items():
-        assert (module.template, module.pool_over, module.rows) == (TEMPLATES[PROMPTS[method]], "all", "last")
+        assert (module.template, module.pool_over, module.rows) == (TEMPLATES[prompted[method]], "all", "last")
         assert module.normalize_text
         last_but_one = method in ("Pretended CoT", "Knowledge")
         assert (module.output_layer, module.final_norm) == ((2, False) if last_but_one else (None, True))
@@ -129,7 +139,7 @@ def test_controls_have_names_of_their_own():
     assert (control.name, control.key, control.control) == (
         "Random weights, Classical", "Random weights, Classical, mean", True,
     )  # fmt: skip
-    assert control.build is recipe.build
+    assert control.row is recipe.row
     assert all(bag.control for bag in bags_of_input_embeddings(default_recipes()))
 
 
@@ -193,7 +203,12 @@ def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_p
     for key, model in found.items():
         assert relative_error(embedded[key], model.encode(TEXTS)) < 1e-4, key
     # The verdict finds it as the control behind the same filter.
-    assert bag in controls_of(Result(recipe.name, recipe.pooling, control=False, scores={}))
+    assert [(control.kind, control.name, control.called) for control in controls_of(recipe)] == [
+        ("tf-idf", "tf-idf, mean", "tf-idf, without any model"),
+        ("bag", "Bag of input embeddings, mean", "the bag of input embeddings"),
+        ("filtered bag", bag, f"the bag of input embeddings, {PARTWISE} as well"),
+        ("random", f"Random weights, {recipe.key}", "itself on random weights"),
+    ]
     assert recipe.filter.settings(found[recipe.key][0]) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
 
 

@@ -1,0 +1,268 @@
+"""The recipes: what they are, which there are, and how they are asked for.
+
+:mod:`.rows` has each of them once, as plain data. ``compare`` and its search, ``st-reba build``, the report's glossary,
+the model card, the tables of methods in the documentation and the matrices of the tests read those rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, TypeVar
+
+from sentence_transformers.base.modules import Module
+
+from ..data.demo import demo_sentences
+from ..modules import CausalModule, registry
+from ..modules.published import publish
+from . import rows
+from .recipe import POOLINGS as POOLINGS
+from .recipe import RANDOM as RANDOM
+from .recipe import TF_IDF as TF_IDF
+from .recipe import Control as Control
+from .recipe import Kind as Kind
+from .recipe import Part as Part
+from .recipe import Recipe as Recipe
+from .recipe import Row as Row
+from .recipe import random_model as random_model
+from .recipe import random_weights as random_weights
+from .rows import PARTS as PARTS
+
+#: The control that looks at no context, as tables show it.
+BAG = rows.BAG.name
+#: The result of the control without a model.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
+
+#: What a modules.json may name.
+PUBLIC_MODULES: tuple[type[Any], ...] = tuple(getattr(rows, name) for name in rows.__all__)
+publish(*PUBLIC_MODULES)
+
+#: Copies of a text, at most, and layers, at most, of what can be had by its name.
+_MOST_COPIES = 64
+_MOST_LAYERS = 256
+
+# Of other people's modules.
+_registered: list[Row] = []
+
+_Class = TypeVar("_Class", bound=type[Module])
+
+
+def every_row(repetitions: int = 3) -> list[Row]:
+    """Every recipe that has at most so many copies of the text, from 1."""
+    repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
+    every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
+    return [row for row in every if row.settings.get("repetitions", 1) <= repetitions]
+
+
+def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """Every training-free recipe, under the poolings that make sense for it.
+
+    Args:
+        repetitions: Copies of the text, at most.
+        fit_texts: Plain texts that the filters and the idf weights are fitted on; those of the package's word-sense
+            questions if None.
+    """
+    texts = _fit_texts(fit_texts)
+    compared = [row for row in every_row(repetitions) if row.compared == "all"]
+    recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
+    recipes += [
+        Recipe(row, pooling, texts, part)
+        for row in compared
+        for part in row.beside
+        for pooling in row.poolings
+        if pooling in part.poolings
+    ]
+    return without_repeats(recipes)
+
+
+def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """The few recipes to try first: what one has without a recipe, and the best cheap one of each family.
+
+    Args:
+        fit_texts: Plain texts that whitening is fitted on; those of the package's word-sense questions if None.
+    """
+    texts = _fit_texts(fit_texts)
+    return [Recipe(row, pooling, texts, row.around) for row in every_row() for pooling in row.tried]
+
+
+def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """The recipes that someone names, each once.
+
+    Args:
+        names: Each ``"few"``, ``"all"``, or as for :func:`find`; keys may stand in one, with commas between.
+        repetitions: Copies of the text, at most, of ``"all"``.
+        fit_texts: As for :func:`default_recipes`.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    recipes: list[Recipe] = []
+    for name in names:
+        if name == "all":
+            recipes += default_recipes(repetitions, fit_texts)
+        elif name == "few":
+            recipes += worth_trying(fit_texts)
+        elif "," in name and name not in _by_name():
+            recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
+        else:
+            found = replace(find(name), fit_texts=_fit_texts(fit_texts))
+            recipes += [replace(found, pooling=pooling) for pooling in found.poolings]
+    return list({recipe.key: recipe for recipe in recipes}.values())
+
+
+def find(name: str) -> Recipe:
+    """A recipe under its usual pooling, to be fitted on no texts.
+
+    Args:
+        name: As tables show it, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or its key: ``"reba-2"``, to be read
+            after a layer ``"reba-2@12"``, and with what stands around the pooling ``"classical+whitened"``.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    known = _by_key()
+    key, _, part = name.partition("+")
+    key, _, layer = key.partition("@")
+    parts = {"": None, **{own.key: own for own in PARTS.values()}}
+    if key in known and part in parts and (not layer or layer.isdecimal()):
+        row = known[key]
+        found = Recipe(row, row.poolings[0], (), parts[part] or row.around, int(layer) if layer else None)
+        return replace(found, pooling=found.poolings[0])
+    if name in (by_name := _by_name()):
+        return by_name[name]
+    if name == TF_IDF or name in {recipe.on_random_weights().name for recipe in by_name.values()}:
+        raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
+    keys = [row.key for row in [*every_row(), rows.BAG]]
+    near = get_close_matches(name.lower(), keys, n=3, cutoff=0.4)
+    raise ValueError(
+        f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
+        f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
+        f"{', '.join('+' + key for key in parts if key)}."
+    )
+
+
+@cache
+def _by_key() -> dict[str, Row]:
+    return {row.key: row for row in [*every_row(_MOST_COPIES), rows.BAG]}
+
+
+@cache
+def _by_name() -> dict[str, Recipe]:
+    """All that tables show: every recipe, also behind each filter, and those of a search after each layer."""
+    recipes = [
+        Recipe(row, pooling, (), part, layer)
+        for row in _by_key().values()
+        for layer in (None, *(range(1, _MOST_LAYERS) if row.searched else ()))
+        for part in (row.around, *PARTS.values())
+        for pooling in row.poolings[:1]
+    ]
+    return {recipe.name: recipe for recipe in reversed(recipes)}
+
+
+def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:
+    """The recipe that a module with these arguments is, whatever its pooling; None if it is none of them."""
+    return next((row for row in _by_key().values() if row.module is module and row.settings == settings), None)
+
+
+def register(module: _Class, *own: Row) -> _Class:
+    """Let saved models that have a module of yours load, and let it stand in comparisons.
+
+    Your package calls it where it is imported, so that ``import theirs; SentenceTransformer(path)`` loads without
+    ``trust_remote_code``, and ``import theirs`` before a comparison is all that it takes to be in it.
+
+    Args:
+        module: A class of your own, importable under its own name; most often derived from
+            :class:`st_reba.modules.CausalModule`.
+        *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``; for others none.
+
+    Returns:
+        The class, so that this can be a decorator.
+
+    Raises:
+        TypeError: If it is no class of modules.
+        ValueError: If it is defined where nobody can import it, or a recipe has a key or a name that another one has.
+    """
+    if not (isinstance(module, type) and issubclass(module, Module)):
+        raise TypeError(f"register({module!r}): give a class derived from st_reba's CausalModule or from ST's Module.")
+    if "<locals>" in module.__qualname__ or module.__module__ == "__main__":
+        raise ValueError(
+            f"{module.__name__} is defined in {module.__module__}, {module.__qualname__}: a saved model names its "
+            "modules by where they are imported from. Define it at the top of a module that can be imported."
+        )
+    if not own and issubclass(module, CausalModule):
+        own = (_row_of(module),)
+    # A module that is reloaded registers again.
+    others = [row for row in every_row(_MOST_COPIES) if _reference(row.module) != _reference(module)]
+    for row in own:
+        if any(row.key == other.key or row.name == other.name for other in [*others, rows.BAG]):
+            raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
+    registry.register(module)
+    _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
+    _by_key.cache_clear()
+    _by_name.cache_clear()
+    return module
+
+
+def _row_of(module: type[CausalModule]) -> Row:
+    """What can be told of a module by itself."""
+    key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
+    summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
+    name = module.method if "method" in vars(module) else module.__name__
+    return Row(key, name, module, summary, cost="")
+
+
+def _reference(module: type[Any]) -> str:
+    return f"{module.__module__}.{module.__name__}"
+
+
+def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The same with one recipe in the place of those that are one by definition: it names the others.
+
+    Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
+    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. The words of such
+    recipes differ, and do not depend on the pooling: the rows under other poolings have them.
+    """
+    last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
+    kept = []
+    for recipe in recipes:
+        if recipe is not last.get(recipe.row.key):
+            kept.append(recipe)
+        elif recipe.row.same_if_last not in last:
+            same = [other.name for other in last.values() if other.row.same_if_last == recipe.row.key]
+            kept.append(replace(recipe, same_as=tuple(same)))
+    return kept
+
+
+def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
+
+    What helps a recipe there helps the bag, too, so that its gain means little without it.
+    """
+    bag = Recipe(rows.BAG, "mean")
+    around = {recipe.around: recipe for recipe in recipes if recipe.around is not None}
+    return [bag, *(replace(bag, fit_texts=recipe.fit_texts, around=part) for part, recipe in around.items())]
+
+
+def controls_of(recipe: Recipe) -> tuple[Control, ...]:
+    """What a recipe is to be held against.
+
+    What stands around a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
+    """
+    if recipe.random:
+        return ()
+    itself = Control("random", recipe.on_random_weights().key, "itself on random weights")
+    if recipe.bag:
+        return (itself,)
+    plain, *alike = bags_of_input_embeddings([recipe])
+    return (
+        Control("tf-idf", TF_IDF_RESULT, "tf-idf, without any model"),
+        Control("bag", plain.key, plain.called),
+        *(Control("filtered bag", bag.key, f"{bag.called} as well") for bag in alike),
+        itself,
+    )
+
+
+def _fit_texts(texts: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(demo_sentences() if texts is None else texts)

@@ -1,0 +1,409 @@
+"""Every recipe once, as plain data: a table, as long as there are recipes.
+
+A new one is a row here, a module of its own if it needs one, a page of the documentation, and a test of its definition.
+``from st_reba.catalogue.rows import *`` gives the modules that saved models may name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..modules.after_pooling.all_but_the_top import AllButTheTop
+from ..modules.after_pooling.choices import FILTERS, IDF, PARTWISE
+from ..modules.after_pooling.embedding_filter import EmbeddingFilter
+from ..modules.after_pooling.idf_weights import IdfWeights
+from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
+from ..modules.after_pooling.standardization import Centering, Standardization
+from ..modules.after_pooling.whitening import WhiteningTransform
+from ..modules.trained.layer_states import LayerStates
+from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
+from ..modules.trained.twin_tower import TwinTower
+from ..modules.training_free.attention_pooling import AttentionPoolingModule
+from ..modules.training_free.bidirectional import BidirectionalLastLayer
+from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
+from ..modules.training_free.contrastive_prompting import ContrastivePromptingModule
+from ..modules.training_free.early_late import EarlyLateModule
+from ..modules.training_free.echo import EchoModule
+from ..modules.training_free.echo_layers import EchoLayersModule
+from ..modules.training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from ..modules.training_free.kv_rerouting import KVReroutingModule
+from ..modules.training_free.meta_eol import MetaEOLModule
+from ..modules.training_free.reba import ReBAModule
+from ..modules.training_free.refined_thought import RefinedThoughtModule
+from ..modules.training_free.token_prepending import TokenPrependingModule
+from ..modules.training_free.value_aggregation import ValueAggregationModule
+from ..text.templates import PRESETS
+from .recipe import Part, Row
+
+__all__ = [
+    "AllButTheTop",
+    "AttentionPoolingModule",
+    "BidirectionalLastLayer",
+    "CausalTransformer",
+    "Centering",
+    "ContrastivePromptingModule",
+    "EarlyLateModule",
+    "EchoLayersModule",
+    "EchoModule",
+    "EmbeddingFilter",
+    "HierarchicalTokenPrependingModule",
+    "IdfWeights",
+    "InputEmbeddings",
+    "KVReroutingModule",
+    "LayerStates",
+    "LayerwiseAutoencoder",
+    "MetaEOLModule",
+    "PartwiseWhitening",
+    "ReBAModule",
+    "RefinedThoughtModule",
+    "Standardization",
+    "TokenPrependingModule",
+    "TwinTower",
+    "ValueAggregationModule",
+    "WhiteningTransform",
+]
+
+#: What can stand around a pooling, by the name that it adds to a recipe's.
+PARTS = {
+    part.name: part
+    for part in (
+        Part("filtered", "without the directions that frequent tokens are written in, as the model's head shows them"),
+        Part("centred", "less the mean of a sample of plain texts"),
+        Part("standardised", "each dimension with mean 0 and standard deviation 1 over a sample of plain texts"),
+        Part("whitened", "the principal directions of a sample of plain texts, scaled to nearly one variance"),
+        Part("all but the top", "less the mean of a sample of plain texts and the directions in which they vary most"),
+        Part(PARTWISE, "each part standardised, a little whitened over a sample of plain texts, and given its share"),
+        Part(IDF, "each token counts by how few of a sample of plain texts have it", poolings=("mean",)),
+    )
+}
+
+_PROMPTEOL = "Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023."
+_ZHANG = (
+    "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
+    "Models. ICIC 2024."
+)
+#: A template of the user's own is read as the prompts of PromptEOL are.
+_AS_A_PROMPT = PRESETS["prompteol"].reading()
+_LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
+_AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
+
+
+def repeated(copies: int) -> list[Row]:
+    """The rows that read so many copies of a text, two or more."""
+    return [
+        Row(
+            f"echo-{copies}",
+            f"Echo-{copies}",
+            EchoModule,
+            f"the text stands {copies} times, and is read in its last copy",
+            page="echo",
+            cost=f"about {copies}",
+            settings={"repetitions": copies},
+            tried=("mean",) if copies == 2 else (),
+            searched=copies <= 3,
+            copies=copies,
+            words=True,
+            method="echo" if copies == 2 else "",
+        ),
+        Row(
+            f"reba-{copies}",
+            f"ReBA-{copies}",
+            ReBAModule,
+            f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
+            page="reba",
+            cost=f"about {copies}",
+            settings={"repetitions": copies},
+            settings_if_last={"rows": "last"},
+            tried=("mean", "last") if copies == 2 else (),
+            searched=copies == 2,
+            copies=copies,
+            words=True,
+            method="reba" if copies == 2 else "",
+        ),
+    ]
+
+
+def _thought(passes: int) -> Row:
+    return Row(
+        f"rt-{passes}",
+        f"RT-{passes}",
+        RefinedThoughtModule,
+        f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
+        page="refined-thought",
+        cost="little more than 1",
+        settings={"iterations": passes},
+        poolings=("last",),
+        method="refined-thought" if passes == 2 else "",
+    )
+
+
+#: Those that read a text once and are shown first.
+FIRST = (
+    Row(
+        "classical",
+        "Classical",
+        CausalTransformer,
+        "the last hidden states of one ordinary causal pass",
+        page="classical",
+        tried=("mean", "last"),
+        searched=True,
+        beside=tuple(PARTS[name] for name in (*FILTERS, IDF)),
+        copies=1,
+        words=True,
+        method="classical",
+    ),
+    Row(
+        "reba-1",
+        "ReBA-1",
+        ReBAModule,
+        f"backward attention without repetition: each token {_LOOKS_BACK}",
+        page="reba",
+        settings={"repetitions": 1},
+        settings_if_last={"rows": "last"},
+        searched=True,
+        copies=1,
+        words=True,
+        same_if_last="classical",
+    ),
+)
+
+#: All the others.
+OTHERS = (
+    Row(
+        "bidirectional",
+        "Bidirectional",
+        CausalTransformer,
+        "one pass whose last layer attends both ways",
+        page="bidirectional",
+        settings={"bidirectional_layers": 1},
+        words=True,
+        same_if_last="classical",
+        paper=BidirectionalLastLayer.citation,
+    ),
+    Row(
+        "echo-2-bidirectional",
+        "Echo-2, bidirectional",
+        EchoModule,
+        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
+        page="bidirectional",
+        cost="about 2",
+        settings={"repetitions": 2, "bidirectional_layers": 1},
+        words=True,
+        same_if_last="echo-2",
+    ),
+    Row(
+        "echo-2-layers",
+        "Echo-2, last layers",
+        EchoLayersModule,
+        "the text stands 2 times, and each token of its last copy is a weighted mean of the last layers' states",
+        page="echo-layers",
+        cost="about 2",
+        settings={"repetitions": 2, "last_layers": 2},
+        words=True,
+        method="echo-layers",
+    ),
+    Row(
+        "reba-2-bidirectional",
+        "ReBA-2, bidirectional",
+        ReBAModule,
+        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
+        page="bidirectional",
+        cost="about 2",
+        settings={"repetitions": 2, "bidirectional_layers": 1},
+        settings_if_last={"rows": "last"},
+        words=True,
+    ),
+    Row(
+        "bidirectional-prompt",
+        "Bidirectional, prompt",
+        BidirectionalLastLayer,
+        "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
+        "word",
+        page="bidirectional",
+        poolings=("last",),
+        method="bidirectional",
+    ),
+    *map(_thought, (2, 4, 8)),
+    Row(
+        "prompteol",
+        "PromptEOL",
+        CausalTransformer,
+        "the last token of a prompt that asks what the text means in one word",
+        settings={"template": "prompteol"},
+        tried=("last",),
+        searched=True,
+        method="prompteol",
+        paper=_PROMPTEOL,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "prompteol-zh",
+        "PromptEOL, Chinese",
+        CausalTransformer,
+        "the last token of a prompt that asks what the text means in one word; in Chinese words",
+        settings={"template": "prompteol-zh"},
+        searched=True,
+        paper=_PROMPTEOL,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "pretended-cot",
+        "Pretended CoT",
+        CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
+        settings={"template": "pretended-cot"},
+        searched=True,
+        paper=_ZHANG,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "knowledge",
+        "Knowledge",
+        CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
+        settings={"template": "knowledge"},
+        searched=True,
+        paper=_ZHANG,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "metaeol",
+        "MetaEOL",
+        MetaEOLModule,
+        "the mean over the last tokens of eight prompts, each for another task",
+        page="prompts",
+        cost="8 prompts",
+        poolings=("mean",),
+        method="metaeol",
+    ),
+    Row(
+        "ck",
+        "CK",
+        MetaEOLModule,
+        "the mean of what Pretended CoT and Knowledge give",
+        page="prompts",
+        cost="2 prompts",
+        settings={"templates": "ck"},
+        poolings=("mean",),
+        method="ck",
+        paper=_ZHANG,
+    ),
+    Row(
+        "kv-rerouting",
+        "KV re-routing",
+        KVReroutingModule,
+        "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
+        "with the mean of all",
+        page="kv-rerouting",
+        method="kv-rerouting",
+    ),
+    Row(
+        "attention-pooling",
+        "Attention pooling",
+        AttentionPoolingModule,
+        "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
+        page="attention-pooling",
+        poolings=("last",),
+        method="attention-pooling",
+    ),
+    Row(
+        "token-prepending",
+        "Token prepending",
+        TokenPrependingModule,
+        "slots before the text take, from layer to layer, the state of the last token behind them",
+        page="token-prepending",
+        cost="less than 1",
+        poolings=("last",),
+        method="token-prepending",
+        own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "token-prepending-blocks",
+        "Token prepending, blocks",
+        HierarchicalTokenPrependingModule,
+        "slots before each block of the text, and two at its front, take from layer to layer the state of the last "
+        "token behind them, and every token is read",
+        page="token-prepending",
+        cost="about 1",
+        poolings=("mean",),
+        words=True,
+        method="hierarchical-token-prepending",
+    ),
+    Row(
+        "value-aggregation",
+        "Value aggregation",
+        ValueAggregationModule,
+        "what attention hands on at the end of a prompt for one word, averaged over the layers",
+        page="value-aggregation",
+        cost="less than 1",
+        poolings=("last",),
+        tried=("last",),
+        method="value-aggregation",
+        own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "contrastive-prompting",
+        "Contrastive prompting",
+        ContrastivePromptingModule,
+        "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
+        page="contrastive-prompting",
+        cost="little more than 1",
+        poolings=("last",),
+        method="contrastive-prompting",
+        own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "early-late",
+        "Early and late",
+        EarlyLateModule,
+        "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
+        "stands around them and asks for one word",
+        page="early-late",
+        poolings=("mean",),
+        tried=("mean",),
+        around=PARTS[PARTWISE],
+        method="early-late",
+        own_template={"normalize_text": True},
+    ),
+    Row(
+        "echo-springer",
+        "Echo, Springer's prompt",
+        EchoModule,
+        "a prompt asks to rewrite the text, and it is read where it stands again",
+        page="echo",
+        cost="about 2",
+        settings={"template": "springer"},
+        compared="never",
+        searched=True,
+        words=True,
+    ),
+    *(
+        Row(
+            f"reba-{copies}-normalised",
+            f"ReBA-{copies}, normalised",
+            ReBAModule,
+            f"as ReBA-{copies}, the weights of each token divided by their sum",
+            page="reba",
+            cost=f"about {copies}" if copies > 1 else "1",
+            settings={"repetitions": copies, "normalize_weights": True},
+            settings_if_last={"rows": "last"},
+            compared="never",
+            words=True,
+        )
+        for copies in (1, 2)
+    ),
+)
+
+#: The control that looks at no context.
+BAG = Row(
+    "bag-of-input-embeddings",
+    "Bag of input embeddings",
+    InputEmbeddings,
+    "the input embeddings alone, without any layer: no context at all",
+    page="controls",
+    cost="0",
+    poolings=("mean",),
+    compared="never",
+    words=True,
+    bag=True,
+)
