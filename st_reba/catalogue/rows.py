@@ -23,6 +23,7 @@ from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
 from ..modules.training_free.contrastive_prompting import ContrastivePromptingModule
 from ..modules.training_free.early_late import EarlyLateModule
 from ..modules.training_free.echo import EchoModule
+from ..modules.training_free.echo_layers import EchoLayersModule
 from ..modules.training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from ..modules.training_free.kv_rerouting import KVReroutingModule
 from ..modules.training_free.meta_eol import MetaEOLModule
@@ -40,6 +41,7 @@ __all__ = [
     "Centering",
     "ContrastivePromptingModule",
     "EarlyLateModule",
+    "EchoLayersModule",
     "EchoModule",
     "EmbeddingFilter",
     "HierarchicalTokenPrependingModule",
@@ -186,6 +188,17 @@ OTHERS = (
         settings={"repetitions": 2, "bidirectional_layers": 1},
         words=True,
         same_if_last="echo-2",
+    ),
+    Row(
+        "echo-2-layers",
+        "Echo-2, last layers",
+        EchoLayersModule,
+        "the text stands 2 times, and each token of its last copy is a weighted mean of the last layers' states",
+        page="echo-layers",
+        cost="about 2",
+        settings={"repetitions": 2, "last_layers": 2},
+        words=True,
+        method="echo-layers",
     ),
     Row(
         "reba-2-bidirectional",
