@@ -18,6 +18,7 @@ from ..modules.after_pooling.whitening import WhiteningTransform
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 from ..modules.trained.twin_tower import TwinTower
+from ..modules.training_free.attention_pooling import AttentionPoolingModule
 from ..modules.training_free.bidirectional import BidirectionalLastLayer
 from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
 from ..modules.training_free.contrastive_prompting import ContrastivePromptingModule
@@ -36,6 +37,7 @@ from .recipe import Part, Row
 
 __all__ = [
     "AllButTheTop",
+    "AttentionPoolingModule",
     "BidirectionalLastLayer",
     "CausalTransformer",
     "Centering",
@@ -294,6 +296,15 @@ OTHERS = (
         "with the mean of all",
         page="kv-rerouting",
         method="kv-rerouting",
+    ),
+    Row(
+        "attention-pooling",
+        "Attention pooling",
+        AttentionPoolingModule,
+        "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
+        page="attention-pooling",
+        poolings=("last",),
+        method="attention-pooling",
     ),
     Row(
         "token-prepending",

@@ -1,0 +1,53 @@
+"""Attention pooling: the last token says how much each token counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sentence_transformers.base.modules import Transformer
+
+from ...lm import backbone
+from ...lm.attention.observers import MeanWeights, watching
+from ...text.layout import Layout
+from ..base import Reading, last_position
+from .causal import CausalTransformer
+
+
+class AttentionPoolingModule(CausalTransformer):
+    r"""A mean of the tokens' states, weighted by the last token's attention in the last layer, averaged over its heads.
+
+    .. math:: e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}
+
+    The sums are over the tokens that ``pool_over`` names, the last of which is n; it gives one vector a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        **transformer_kwargs: As for :class:`CausalTransformer`.
+
+    Raises:
+        ValueError: If the last layer's attention cannot be watched, or as :class:`CausalTransformer` does.
+    """
+
+    READS_HIDDEN_STATES = False
+    method = "Attention pooling"
+    equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
+
+    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
+        super().__init__(model_name_or_path, **transformer_kwargs)
+        self._last_layer = backbone.depth(self.model) - 1
+        route = backbone.attention_route(self.model)
+        if not route.through_function or self._last_layer not in route.layers:
+            raise ValueError(f"The attention of {type(self.model).__name__}'s last layer cannot be watched: use ReBA.")
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        self._refuse_checkpointing()
+        selected = self._select(layout, 0, 0)
+        observer = MeanWeights(last_position(selected), self._last_layer)
+        with watching(observer):
+            states = self._hidden_states(layout, **kwargs)
+        weights = (observer.result() * selected).to(states)
+        # A text without tokens has no weights, and is left out behind this.
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        ids = layout.input_ids.gather(1, observer.queries[:, None])
+        return Reading(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)
