@@ -8,7 +8,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from st_reba import __version__
-from st_reba.catalogue import PUBLIC_MODULES, every_row
+from st_reba.catalogue import PUBLIC_MODULES, every_row, rows
 from st_reba.modules.stored import FixedWeights
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -38,6 +38,7 @@ class Recipes(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         from listing import markdown
 
+        self.env.note_dependency(rows.__file__)
         return self.parse_text_to_nodes(markdown(every_row(), link="./"))
 
 
@@ -50,6 +51,7 @@ class Modules(SphinxDirective):
             for module in PUBLIC_MODULES
             if not issubclass(module, FixedWeights)
         ]
+        self.env.note_dependency(rows.__file__)
         return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(shown) + "```\n")
 
 

@@ -344,7 +344,7 @@ class TestBuild:
             (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
             (("--layers", "9"), "9 is out of range"),
             (("--dtype", "fastest"), "--dtype fastest is for running a model: to save one, give float32, bfloat16 or"),
-            (("--template", "{text}"), "--template is for --method classical, echo, bidirectional,"),
+            (("--template", "{text}"), "--template is for --method classical, echo, "),
             (("--method", "metaeol", "--template", "{text}"), "MetaEOL has none"),
             (("--recipe", "CK", "--template", "{text}"), "CK has none"),
             (("--method", "prompteol", "--layers=-1"), "PromptEOL has none"),
