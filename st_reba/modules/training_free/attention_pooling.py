@@ -8,9 +8,10 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from ...lm import backbone
-from ...lm.attention.observers import MeanWeights, watching
+from ...lm.attention import routes
+from ...lm.attention.observers import MeanWeights
 from ...text.layout import Layout
-from ..base import Reading, last_position
+from ..readout import Reading, last_position
 from .causal import CausalTransformer
 
 
@@ -36,16 +37,14 @@ class AttentionPoolingModule(CausalTransformer):
     def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
         self._last_layer = backbone.depth(self.model) - 1
-        route = backbone.attention_route(self.model)
+        route = routes.attention_route(self.model)
         if not route.through_function or self._last_layer not in route.layers:
             raise ValueError(f"The attention of {type(self.model).__name__}'s last layer cannot be watched: use ReBA.")
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        self._refuse_checkpointing()
         selected = self._select(layout, 0, 0)
         observer = MeanWeights(last_position(selected), self._last_layer)
-        with watching(observer):
-            states = self._hidden_states(layout, **kwargs)
+        states = self.run(layout, observe=observer, **kwargs)
         weights = (observer.result() * selected).to(states)
         # A text without tokens has no weights, and is left out behind this.
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)

@@ -11,7 +11,7 @@ from torch import nn
 from ...lm import backbone, decoder
 from ...lm.all_layers import recording
 from ...text.layout import Layout
-from ..base import Reading
+from ..readout import Reading
 from .echo import EchoModule
 
 
@@ -47,8 +47,7 @@ class EchoLayersModule(EchoModule):
         self._every_norm = decoder.inspect(self.model).norm if self.final_norm else nn.Identity()
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        self._refuse_checkpointing()
-        with recording(self.model, self._layer_places(), self._every_norm) as record:
+        with recording(self.model, self.layer_places(), self._every_norm) as record:
             reading = super()._read(layout, **kwargs)
         layers = torch.stack(record.split(reading.states)[-self.last_layers :], dim=-1)
         places = torch.arange(1, self.last_layers + 1).to(layers)
