@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from .data.demo import demo_sentences
 from .modules import (
@@ -229,14 +229,19 @@ def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
 def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
     """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
     control = CausalTransformer(backbone)
-    config = copy.deepcopy(backbone.model.config)
+    control.model = random_model(backbone.model, seed)
+    return control
+
+
+def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """The same architecture with freshly initialised weights, on the same device, in the same precision."""
+    config = copy.deepcopy(model.config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModel.from_config(config)
+        fresh = AutoModel.from_config(config)
     # It has no head, and that of the checkpoint would be a trained one.
-    model.config.tie_word_embeddings = True
-    control.model = model.to(backbone.model.device, backbone.model.dtype).eval()
-    return control
+    fresh.config.tie_word_embeddings = True
+    return cast(PreTrainedModel, fresh.to(model.device, model.dtype).eval())
 
 
 def _early_late(fit_texts: tuple[str, ...]) -> Recipe:

@@ -121,6 +121,13 @@ def compare_command(
             help="Copies of the text, at most (--recipes all; default: 3).", min=1, max=64, show_default=False
         ),
     ] = None,
+    random: Annotated[
+        bool,
+        typer.Option(
+            "--random/--no-random",
+            help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training.",
+        ),
+    ] = True,
     report: Annotated[
         Path | None, typer.Option(help="Directory to write report.html, its figures and results.csv to.")
     ] = None,
@@ -181,14 +188,14 @@ def compare_command(
         else:
             plain = demo_sentences(None if data or tasks else demo) if fit_on is None else fit_on
             asked = default_recipes(repetitions or _REPETITIONS, plain) if every else worth_trying(plain)
-        total = None if tasks else work(texts, questions, batch_size)
+        total = None if tasks else work(texts, questions, batch_size, random)
         with _recipes(backbone, asked, batch_size, total) as compared:
             if tasks:
-                found = compare_tasks(compared, tasks, model=shown, output=mteb_results)
+                found = compare_tasks(compared, tasks, model=shown, output=mteb_results, random=random)
                 measured_on = f"{len(tasks)} tasks of mteb"
             else:
                 key = "" if chosen is None else chosen.chosen
-                found = compare(compared, texts, questions, fit_texts=fit_on, chosen=key)
+                found = compare(compared, texts, questions, fit_texts=fit_on, chosen=key, random=random)
                 measured_on = _named(texts, data, demo) + ("" if chosen is None else ", held out")
         if chosen is not None:
             found = with_selection(chosen, found)
@@ -318,12 +325,14 @@ def _table(found: Comparison) -> Table:
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
     tasks = found.tasks[:_SHOWN_TASKS]
+    controls = {result.name: result for result in found.results if result.control}
+    random = _with_random(found)
     for task in tasks:
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
-        table.add_column("Random", justify="right", style="dim", no_wrap=True)
+        if random:
+            table.add_column("Random", justify="right", style="dim", no_wrap=True)
     table.add_column("Text/s", justify="right", no_wrap=True)
     table.add_column("Cost", justify="right", no_wrap=True)
-    controls = {result.name: result for result in found.results if result.control}
     shown = [result for result in found.results if not result.recipe.startswith(f"{RANDOM}, ")]
     poolings = list(dict.fromkeys(result.pooling for result in shown))
     shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
@@ -339,8 +348,9 @@ def _table(found: Comparison) -> Table:
                     with_interval=number == 0,
                 )
             )
-            score = None if control is None else control.scores.get(task.name)
-            cells.append("" if score is None else task.show(score.value))
+            if random:
+                score = None if control is None else control.scores.get(task.name)
+                cells.append("" if score is None else task.show(score.value))
         cells.append("" if result.sentences_per_second is None else f"{result.sentences_per_second:.0f}")
         cells.append("" if result.cost is None else f"{result.cost:.2f}x")
         following = shown[index + 1] if index + 1 < len(shown) else result
@@ -366,8 +376,14 @@ def _legend(found: Comparison) -> list[str]:
     notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
         notes.append(f"With --report, also: {'; '.join(task.name for task in hidden)}.")
+    random = "Random: the same on random weights, for the best alone. " if _with_random(found) else ""
     return [
         *notes,
-        "In brackets: 95% intervals. Bold: the best; =: cannot be told from it. Random: the same recipe on random "
-        "weights. Cost: time beside Classical under the same pooling.",
+        f"In brackets: 95% intervals. Bold: the best; =: cannot be told from it. {random}Cost: time beside Classical "
+        "under the same pooling.",
     ]
+
+
+def _with_random(found: Comparison) -> bool:
+    """Whether anything was run on random weights."""
+    return any(result.recipe.startswith(f"{RANDOM}, ") for result in found.results)

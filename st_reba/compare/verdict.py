@@ -12,6 +12,7 @@ from ..evaluation.bootstrap import Estimate, Statistic
 from .results import TF_IDF_RESULT, Result, Task, controls_of, in_words
 
 _BAG_IN_WORDS = "the bag of input embeddings"
+_NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
 
 
 def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> list[str]:
@@ -156,8 +157,13 @@ def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> lis
     for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
         below = [result.name for result, control in with_control if _best([control, result], task) is control]
+        some = "No recipe"
+        if controls is random and len(with_control) < len(own):
+            names = "; ".join(result.name for result, _ in with_control)
+            says.append(f"Run on random weights were the best alone: {names}." if names else _NOT_RANDOM)
+            some = "None of these"
         if with_control and len(below) == len(with_control):
-            says.append(f"No recipe beats {what.replace('themselves', 'itself')}.")
+            says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
         elif below:
             says.append(f"Not ahead of {what}: {'; '.join(below)}.")
     return says
