@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import whole_directory
+from ..optional import require_gguf
 
 _SUFFIX = ".gguf"
 #: What every GGUF file begins with; those of Ollama have no suffix.
@@ -113,7 +113,7 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-    _require_readers()
+    require_gguf()
     if not _begins_as_gguf(file):
         raise ValueError(
             f"{file} is not a GGUF file: it does not begin with {_MAGIC.decode()}. If it is a few lines of text, Git "
@@ -189,12 +189,6 @@ def _without_spent(options: dict[str, Any]) -> dict[str, Any]:
 
 
 # The conversion
-
-
-def _require_readers() -> None:
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise ImportError(f'A GGUF file needs {" and ".join(missing)}: pip install "st_reba[gguf]".')
 
 
 def _sha256(file: Path) -> str:

@@ -299,8 +299,8 @@ class TestKept:
 
 class TestRefused:
     def test_without_the_reader(self, files, cache, monkeypatch):
-        monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "gguf" else object())
-        with pytest.raises(ImportError, match=r'A GGUF file needs gguf: pip install "st_reba\[gguf\]"\.'):
+        monkeypatch.setitem(sys.modules, "gguf", None)
+        with pytest.raises(ImportError, match=r'A GGUF file needs gguf: pip install "st-reba\[gguf\]"\.'):
             ReBAModule(str(files()))
 
     @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 0.999])
