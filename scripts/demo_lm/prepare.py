@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import lzma
-import os
 import random
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from st_reba.files import durable
 
 SEED = 0
 VOCAB = 8192
@@ -188,8 +189,8 @@ def prepare(corpus_directory: Path, out: Path, vocabulary: int = VOCAB, start: P
     (out / "held_out.json").write_text(json.dumps(held_out, ensure_ascii=False, indent=1), encoding="utf-8")
     stream = token_stream(tokenizer, corpus)
     # Last, and in one move: where it lies, the rest does too.
-    np.save(out / "unfinished.npy", stream)
-    os.replace(out / "unfinished.npy", out / "train.npy")
+    with durable(out / "train.npy") as file:
+        np.save(file, stream)
     print(f"{tokenizer.get_vocab_size()} tokens in the vocabulary, {len(stream):,} in the stream", flush=True)
 
 

@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from muon import Muon
 from prepare import MAX_LENGTH
+from st_reba.files import durable
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WARMUP_STEPS = 100
@@ -247,11 +247,10 @@ class Checkpoint:
 
     def save(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
         states = [optimizer.state_dict() for optimizer in optimizers]
         found = {"run": self._run, "model": model.state_dict(), "optimizers": states, "progress": tuple(progress)}
-        torch.save(found, new)
-        os.replace(new, self.path)
+        with durable(self.path) as file:
+            torch.save(found, file)
 
     def load(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Progress:
         """Where to go on; the beginning, where there is no checkpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
+from ..data.tables import Pairs
 from ..files import is_full
 from ..lm.gguf import is_gguf
 from ..lm.precision import fastest_on_cpu
@@ -52,6 +53,11 @@ class Dtype(str, Enum):
     fastest = "fastest"
 
 
+class Language(str, Enum):
+    en = "en"
+    zh = "zh"
+
+
 ModelOption = Annotated[str, typer.Option("--model", help="A decoder-only model: a directory or a Hub id.")]
 DtypeOption = Annotated[
     Dtype,
@@ -62,6 +68,31 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; the fastest there is by default.")]
 LengthOption = Annotated[int | None, typer.Option(help="Tokens of one copy of a text, at most.", min=1)]
+BatchOption = Annotated[int, typer.Option(help="Texts at a time.", min=1)]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Lines of two texts and a score, separated by tabs; or plain texts, one a line, for which there are "
+        "proxies only. Default: demo texts."
+    ),
+]
+LanguageOption = Annotated[
+    Language | None, typer.Option(help="Of the demo texts: English (the default) or Chinese.", show_default=False)
+]
+RandomOption = Annotated[
+    bool,
+    typer.Option(
+        "--random/--no-random",
+        help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training.",
+    ),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory to write report.html, its figures, results.csv and comparison.json to."),
+]
+BestOption = Annotated[
+    Path | None, typer.Option("--save-best", help="Directory to write the best recipe to, ready to load.")
+]
 
 
 def check_devices(device: str | None) -> None:
@@ -199,6 +230,13 @@ def clear_errors() -> Iterator[None]:
             said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
         _errors.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def named(texts: Sequence[str] | Pairs, data: Path | None, demo: Language) -> str:
+    """What is scored, in words."""
+    if data is None:
+        return f"{len(texts)} demo pairs in {'English' if demo is Language.en else 'Chinese'}"
+    return f"{len(texts)} {'pairs' if isinstance(texts, Pairs) else 'plain texts'} of {data.name}"
 
 
 def description() -> TextColumn:

@@ -19,9 +19,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from ..data.demo import DEMO_MODEL, DEMO_PAIRS
 from ..data.tables import read_pairs
 from ..evaluation import DependencyEvaluator, TurningPointEvaluator
-from ..evaluation.drawing import require_matplotlib
 from ..files import whole_directory
 from ..modules import CausalTransformer, EchoModule
+from ..optional import require_matplotlib
 from ..text.templates import Template
 from .common import (
     DeviceOption,

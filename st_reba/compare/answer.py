@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..evaluation.bootstrap import Estimate, Statistic, difference
-from .ranking import best_of, has_number, rank
+from ..evaluation.bootstrap import Statistic
+from .ranking import best_of, difference, has_number, rank
 from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
@@ -50,7 +50,7 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     without = f"what you have without a recipe, {WITHOUT[plain.name]} ({_value(plain, task)})"
     if lead is plain:
         return f"Use {lead.name}, {WITHOUT[lead.name]}, which is no recipe: {score}, and nothing is ahead of it."
-    ahead = _ahead(lead, plain, task, statistic)
+    ahead = difference(*((lead, plain) if task.greater_is_better else (plain, lead)), task, statistic)
     shown = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
     if not ahead.tied and ahead.value > 0:
         return f"Use {lead.name}: {score}, {shown} ahead of {without}."
@@ -60,14 +60,3 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
 
 def _value(result: Result, task: Task) -> str:
     return task.show(result.scores[task.name].value)
-
-
-def _ahead(first: Result, second: Result, task: Task, statistic: Statistic | None) -> Estimate:
-    """How much better the first is: positive where it is; tied if that cannot be told from 0."""
-    sign = 1 if task.greater_is_better else -1
-    value = sign * (first.scores[task.name].value - second.scores[task.name].value)
-    if statistic is None:
-        return Estimate(value, float("nan"), float("nan"), tied=True)
-    names = (first.name, second.name) if sign == 1 else (second.name, first.name)
-    low, high = difference(statistic, *names)
-    return Estimate(value, low, high, tied=not (low > 0 or high < 0))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.util import pairwise_cos_sim
+from torch import Tensor
 
-from ..catalogue import TF_IDF, TF_IDF_RESULT
+from ..catalogue import TF_IDF, TF_IDF_RESULT, Recipe
 from ..data.tables import Pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
@@ -36,37 +38,68 @@ class Column:
     statistic: Statistic | None = None
 
 
-def similarity_columns(
-    recipes: Recipes, store: EmbeddingStore, pairs: Pairs, fit_texts: Sequence[str] | None = None
-) -> list[Column]:
+@dataclass(frozen=True)
+class Embedded:
+    """What there is to look up once all texts have been embedded.
+
+    Attributes:
+        recipes: What embedded them, controls among them.
+        stores: By the recipes' keys, where each one's embeddings are.
+        words: By the recipes' names, the embedding of the word in each of the word-sense sentences.
+    """
+
+    recipes: list[Recipe]
+    stores: dict[str, EmbeddingStore]
+    words: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def __or__(self, other: Embedded) -> Embedded:
+        return Embedded(self.recipes + other.recipes, self.stores | other.stores, self.words | other.words)
+
+    def look_up(self, key: str, texts: Sequence[str]) -> Tensor:
+        """The embeddings of B texts, (B, D)."""
+        return self.stores[key].look_up(key, texts)
+
+
+def embed(recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | None, store: EmbeddingStore) -> Embedded:
+    """Embed everything that will be looked up.
+
+    Args:
+        recipes: On one model.
+        texts: What is scored.
+        words: Questions whose words are wanted, too, if any.
+        store: Is given the texts, embedded by all recipes.
+    """
+    store.add(texts)
+    return Embedded(
+        recipes.all,
+        dict.fromkeys(recipes.keys, store),
+        {} if words is None else recipes.words(*words.inputs()),
+    )
+
+
+def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf) -> list[Column]:
     """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator, and between them what is
     left of the first once the cosine of tf-idf is given.
 
     Args:
-        recipes: On one model.
-        store: Their embeddings.
+        embedded: The texts of the pairs.
         pairs: Labelled.
-        fit_texts: What tf-idf is counted on; the texts of the pairs if None.
+        tf_idf: The control without any model.
     """
     evaluator = EmbeddingSimilarityEvaluator(
-        pairs.first,
-        pairs.second,
-        pairs.scores,
-        batch_size=recipes.batch_size,
-        main_similarity="cosine",
-        write_csv=False,
+        pairs.first, pairs.second, pairs.scores, main_similarity="cosine", write_csv=False
     )
-    scores = {recipe.key: evaluator(stand_in(store, recipe.key)) for recipe in recipes.all}
+    keys = [recipe.key for recipe in embedded.recipes]
+    scores = {key: evaluator(stand_in(embedded.stores[key], key)) for key in keys}
     cosines = {
-        key: pairwise_cos_sim(store.look_up(key, pairs.first), store.look_up(key, pairs.second)).numpy()
-        for key in scores
+        key: pairwise_cos_sim(embedded.look_up(key, pairs.first), embedded.look_up(key, pairs.second)).numpy()
+        for key in keys
     }
-    counted = pairs.texts() if fit_texts is None else fit_texts
-    overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
+    overlap = tf_idf.cosines(pairs.first, pairs.second)
     note = f"Correlation of cosine similarities with the labels of {len(pairs)} pairs of texts."
     beyond = (
         f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, given "
-        f"the cosine of the tf-idf of the texts' tokens, counted on {len(counted)} texts."
+        f"the cosine of the tf-idf of the texts' tokens, counted on {tf_idf.texts} texts."
     )
     everywhere = {TF_IDF_RESULT: overlap, **cosines}
     columns = []
@@ -78,40 +111,37 @@ def similarity_columns(
         metric_of_st = f"{metric.lower()}_cosine"
         values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
         task = Task(name, f"{metric} x 100", note=says)
-        columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *recipes.controls]))
+        columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
     return columns
 
 
-def word_sense_column(recipes: Recipes, evaluator: OddOneOutEvaluator) -> Column:
+def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Column:
     """Accuracy of the odd one out, for the recipes that have word embeddings."""
-    found = recipes.words(*evaluator.inputs())
     correct = {}
-    for recipe in recipes.all:
-        if recipe.words and recipe.name in found:
-            vectors = found[recipe.name].reshape(len(evaluator.questions), 4, -1)
+    for recipe in embedded.recipes:
+        if recipe.words and recipe.name in embedded.words:
+            vectors = embedded.words[recipe.name].reshape(len(evaluator.questions), 4, -1)
             correct[recipe.key] = evaluator.correct(vectors)["euclidean_accuracy"]
     note = (
         f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
         "Euclidean distance; the same under every pooling."
     )
     task = Task("Word sense", "accuracy x 100", chance=0.25, note=note)
-    return _mean_column(task, correct, recipes.controls)
+    return _mean_column(task, correct, embedded.recipes)
 
 
-def geometry_columns(recipes: Recipes, store: EmbeddingStore, evaluator: EmbeddingGeometryEvaluator) -> list[Column]:
+def geometry_columns(embedded: Embedded, evaluator: EmbeddingGeometryEvaluator) -> list[Column]:
     """What can be said without labels: alignment, uniformity, anisotropy. Proxies, all of them lower when better."""
     shares: dict[str, dict[str, ArrayLike]] = {}
-    for recipe in recipes.all:
-        found = evaluator.shares(
-            store.look_up(recipe.key, evaluator.texts).numpy(), store.look_up(recipe.key, evaluator.positives).numpy()
-        )
-        for metric, share in found.items():
+    for recipe in embedded.recipes:
+        texts, positives = (embedded.look_up(recipe.key, texts) for texts in (evaluator.texts, evaluator.positives))
+        for metric, share in evaluator.shares(texts.numpy(), positives.numpy()).items():
             shares.setdefault(metric, {})[recipe.key] = share
     return [
         _mean_column(
             Task(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
             shares[metric],
-            recipes.controls,
+            embedded.recipes,
         )
         for name, metric, note in _PROXIES
     ]
@@ -133,7 +163,7 @@ _PROXIES = (
 )
 
 
-def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
+def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list[Column]:
     """mteb's main scores, after their mean where there are several; and the ReBA paper's metric where it is another.
 
     The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
@@ -141,15 +171,15 @@ def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
     columns = []
     for scores in found:
         samples = {key: score.samples for key, score in scores.scores.items()}
-        estimates = mteb_estimates(scores, controls=recipes.controls)
+        estimates = mteb_estimates(scores, controls=_controls(recipes))
         columns.append(Column(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
     if len(columns) > 1:
         values = {
             recipe.key: [column.estimates[recipe.key].value for column in columns if recipe.key in column.estimates]
-            for recipe in recipes.all
+            for recipe in recipes
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
-        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes.controls))
+        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes))
     for scores in found:
         paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
         if scores.paper_metric != scores.metric and paper:
@@ -161,8 +191,13 @@ def mteb_columns(recipes: Recipes, found: Sequence[TaskScores]) -> list[Column]:
     return columns
 
 
-def _mean_column(task: Task, scores: Mapping[str, ArrayLike], controls: list[str]) -> Column:
-    return _column(task, bootstrap.mean(scores), {}, controls)
+def _controls(recipes: Sequence[Recipe]) -> list[str]:
+    """Keys of those that are there to be beaten."""
+    return [recipe.key for recipe in recipes if recipe.control]
+
+
+def _mean_column(task: Task, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> Column:
+    return _column(task, bootstrap.mean(scores), {}, _controls(recipes))
 
 
 def _column(task: Task, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> Column:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .results import Result, Task
+from ..evaluation import bootstrap
+from ..evaluation.bootstrap import Estimate, Statistic
+
+if TYPE_CHECKING:
+    from .results import Result, Task
 
 
 def has_number(result: Result, task: Task) -> bool:
@@ -25,6 +30,22 @@ def best_of(results: Iterable[Result], task: Task, *, control: bool = False) -> 
     """The best recipe, or the best control, on a task; the earliest of equals, None if none has a number there."""
     scored = [result for result in results if result.control is control and has_number(result, task)]
     return min(scored, key=lambda result: rank(result, task), default=None)
+
+
+def difference(first: Result, second: Result, task: Task, statistic: Statistic | None) -> Estimate:
+    """First less second, with the interval of the paired difference; tied if that cannot be told from 0.
+
+    Args:
+        first: Has a score.
+        second: Likewise.
+        task: What they are compared on.
+        statistic: Its scores by the results' names; None if nothing can be resampled.
+    """
+    value = first.scores[task.name].value - second.scores[task.name].value
+    if statistic is None:
+        return Estimate(value, math.nan, math.nan, tied=True)
+    low, high = bootstrap.difference(statistic, first.name, second.name)
+    return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
 
 def pareto_front(results: Iterable[Result], task: Task) -> list[Result]:

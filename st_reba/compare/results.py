@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from ..catalogue import Control
 from ..evaluation.bootstrap import Estimate
+from ..files import durable_text
+from ..version import __version__
+from .ranking import best_of
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,45 @@ class Comparison:
     chosen: str = ""
     answer: str = ""
 
+    def save(self, path: Path) -> None:
+        """Write all of it as JSON; where there is no number, there is null.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        with durable_text(path) as file:
+            json.dump(_without_nan(asdict(self)), file, ensure_ascii=False, allow_nan=False, indent=1)
+
+    @classmethod
+    def load(cls, path: Path) -> Comparison:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: If it is no comparison, or one of a version that has other fields.
+            OSError: If it cannot be read.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            results = [
+                Result(
+                    **{
+                        **result,
+                        "scores": _estimates(result["scores"]),
+                        "same_as": tuple(result["same_as"]),
+                        "controls": tuple(Control(**control) for control in result["controls"]),
+                    }
+                )
+                for result in found["results"]
+            ]
+            skipped = [(recipe, reason) for recipe, reason in found["skipped"]]
+            tasks = [Task(**task) for task in found["tasks"]]
+            return cls(**{**found, "tasks": tasks, "results": results, "skipped": skipped})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is no comparison that st_reba {__version__} reads ({type(error).__name__}: {error}): give the "
+                "comparison.json of a report, written by this version, or run the comparison again."
+            ) from error
+
     def choice(self) -> Result:
         """The recipe to use: what was chosen on other data, or else the best here.
 
@@ -150,12 +195,24 @@ class Comparison:
         if not self.tasks:
             raise ValueError("A comparison without tasks has no best recipe: give it at least one task.")
         task = self.tasks[0]
-        own = [
-            result
-            for result in self.results
-            if not result.control and task.name in result.scores and not math.isnan(result.scores[task.name].value)
-        ]
-        if not own:
+        found = best_of(self.results, task)
+        if found is None:
             raise ValueError(f"No recipe has a number for {task.name!r}, the task that decides which is best.")
-        pick = max if task.greater_is_better else min
-        return pick(own, key=lambda result: result.scores[task.name].value)
+        return found
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for NaN, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _estimates(scores: dict[str, dict[str, Any]]) -> dict[str, Estimate]:
+    numbers: dict[str, dict[str, Any]] = {
+        task: {name: math.nan if value is None else value for name, value in score.items()}
+        for task, score in scores.items()
+    }
+    return {task: Estimate(**score) for task, score in numbers.items()}

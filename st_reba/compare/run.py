@@ -1,20 +1,24 @@
 """Which recipe for this model and these texts: every recipe beside its controls, with intervals.
 
-The texts are embedded once, by all recipes: those that repeat the text come out of one pass (:class:`RecipeSweep`).
-Scores are those of sentence-transformers' evaluators and of mteb; :mod:`st_reba.evaluation.bootstrap` says how sure
-they are.
+Step by step: the texts are embedded once, by all recipes (:mod:`.runner`), and looked up from then on; sentence-
+transformers' evaluators and mteb score them, and :mod:`st_reba.evaluation.bootstrap` says how sure that is
+(:mod:`.columns`); the recipes are timed (:mod:`.timing`); the best are run once more on weights that were never trained
+(:func:`finalists`); and the scores are judged (:mod:`.answer`, :mod:`.verdict`).
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import version
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..catalogue import TF_IDF, TF_IDF_RESULT, controls_of
+from ..catalogue import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Pairs, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
@@ -22,10 +26,20 @@ from ..evaluation.bootstrap import Estimate
 from ..readers.store import EmbeddingStore
 from ..readers.sweep import RecipeSweep
 from .answer import answer
-from .columns import Column, geometry_columns, mteb_columns, similarity_columns, word_sense_column
-from .mteb import run_tasks
+from .columns import (
+    Column,
+    Embedded,
+    embed,
+    geometry_columns,
+    mteb_columns,
+    similarity_columns,
+    word_sense_column,
+)
+from .mteb import TaskScores, resolve_tasks, run_tasks
 from .results import Comparison, Result
-from .runner import TIMED_ROUNDS, Recipes, timed_batches, unit_of_cost
+from .runner import Recipes, unit_of_cost
+from .tf_idf import TfIdf
+from .timing import TIMED_ROUNDS, timed_batches
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -34,15 +48,26 @@ if TYPE_CHECKING:
 __all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
-def work(data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32) -> int:
+#: How many recipes are run on random weights at most: it takes as long as with the trained ones.
+FINALISTS = 3
+
+
+def work(
+    data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32, random: bool = True
+) -> int:
     """How many texts :func:`compare` will report the progress of."""
-    if isinstance(data, Pairs):
-        texts = data.texts()
-    else:
-        geometry = EmbeddingGeometryEvaluator(data)
-        texts = list(dict.fromkeys([*geometry.texts, *geometry.positives]))
+    texts = _texts(data)
     asked = 0 if words is None else 4 * len(words.questions)
-    return len(texts) + asked + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
+    read = (2 if random else 1) * (len(texts) + asked)
+    return read + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
+
+
+def _texts(data: Pairs | Sequence[str]) -> list[str]:
+    """What is embedded, each once."""
+    if isinstance(data, Pairs):
+        return data.texts()
+    geometry = EmbeddingGeometryEvaluator(data)
+    return list(dict.fromkeys([*geometry.texts, *geometry.positives]))
 
 
 def compare(
@@ -52,6 +77,7 @@ def compare(
     *,
     fit_texts: Sequence[str] | None = None,
     chosen: str = "",
+    random: bool = True,
 ) -> Comparison:
     """Score and time every recipe.
 
@@ -62,6 +88,7 @@ def compare(
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the pairs if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
+        random: Whether the best recipes are run on random weights, too: see :func:`finalists`.
 
     Returns:
         The comparison; what only the caller knows (the names of model and data, the command) is left empty.
@@ -69,19 +96,64 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    with EmbeddingStore(recipes.embed, batch_size=recipes.batch_size) as store:
+    texts = _texts(data)
+    if isinstance(data, Pairs):
+        tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
+
+    def estimated(embedded: Embedded) -> list[Column]:
         if isinstance(data, Pairs):
-            columns = similarity_columns(recipes, store, data, fit_texts)
+            columns = similarity_columns(embedded, data, tf_idf)
         else:
-            columns = geometry_columns(recipes, store, EmbeddingGeometryEvaluator(data))
-    if words is not None:
-        # After what decides, before what only adds to it.
-        columns.insert(1, word_sense_column(recipes, words))
-    return assemble(recipes, columns, chosen=chosen)
+            columns = geometry_columns(embedded, EmbeddingGeometryEvaluator(data))
+        if words is not None:
+            # After what decides, before what only adds to it.
+            columns.insert(1, word_sense_column(embedded, words))
+        return columns
+
+    with ExitStack() as stores:
+
+        def read(model: Recipes) -> Embedded:
+            store = stores.enter_context(EmbeddingStore(model.embed, batch_size=model.batch_size))
+            return embed(model, texts, words, store)
+
+        embedded = read(recipes)
+        columns = estimated(embedded)
+        seconds = recipes.costs(recipes.sample)
+        if random:
+            with recipes.on_random_weights(finalists(recipes.all, columns[0], chosen)) as untrained:
+                embedded |= read(untrained)
+            columns = estimated(embedded)
+    return assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen)
+
+
+def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
+    """Keys of the recipes whose scores are to be held against those of random weights.
+
+    The best, what cannot be told from it, and what was chosen before: what an answer may name; not more than
+    :data:`FINALISTS`.
+
+    Args:
+        recipes: What was compared.
+        column: What decides.
+        chosen: As for :func:`compare`.
+    """
+    scores = {
+        recipe.key: estimate
+        for recipe in recipes
+        if not recipe.control and (estimate := column.estimates.get(recipe.key)) and not isnan(estimate.value)
+    }
+    sign = -1 if column.task.greater_is_better else 1
+    best = sorted(scores, key=lambda key: (key != chosen, sign * scores[key].value))
+    return [key for place, key in enumerate(best) if place == 0 or scores[key].tied][:FINALISTS]
 
 
 def compare_tasks(
-    recipes: Recipes, tasks: Sequence[str | AbsTask], *, model: str, output: Path | None = None
+    recipes: Recipes,
+    tasks: Sequence[str | AbsTask],
+    *,
+    model: str,
+    output: Path | None = None,
+    random: bool = True,
 ) -> Comparison:
     """Score every recipe on tasks of mteb, with mteb's own evaluation, and time it.
 
@@ -90,6 +162,7 @@ def compare_tasks(
         tasks: As for :func:`st_reba.compare.mteb.tasks.resolve_tasks`.
         model: The model's name in mteb's results.
         output: As for :func:`st_reba.compare.mteb.run.run_tasks`.
+        random: As for :func:`compare`.
 
     Returns:
         The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are
@@ -99,20 +172,38 @@ def compare_tasks(
         ValueError: If a task is unknown, or none could be run.
     """
     skipped: list[tuple[str, str]] = []
-    found = run_tasks(
-        tasks,
-        [recipe.key for recipe in recipes.all],
-        recipes.embed,
-        model=model,
-        revision=recipes.revisions(),
-        output=output,
-        batch_size=recipes.batch_size,
-        on_step=lambda what: recipes.on_progress(what, 0),
-        on_skip=lambda task, reason: skipped.append((task, reason)),
-    )
+
+    def run(readers: Recipes, tasks: Sequence[str | AbsTask]) -> list[TaskScores]:
+        return run_tasks(
+            tasks,
+            readers.keys,
+            readers.embed,
+            model=model,
+            revision=readers.revisions(),
+            output=output,
+            batch_size=readers.batch_size,
+            on_step=lambda what: readers.on_progress(what, 0),
+            on_skip=lambda task, reason: skipped.append((task, reason)),
+        )
+
+    resolved = resolve_tasks(tasks)
+    found = run(recipes, resolved)
     if not found:
         raise ValueError(f"No task could be run. {' '.join(reason for _, reason in skipped)}")
-    return assemble(recipes, mteb_columns(recipes, found), skipped)
+    columns = mteb_columns(recipes.all, found)
+    # Where all results were known from an earlier run, nothing was embedded.
+    seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
+    everything = recipes.all
+    if random:
+        with recipes.on_random_weights(finalists(recipes.all, columns[0])) as untrained:
+            names = {scores.task.name for scores in found}
+            beside = run(untrained, [task for task in resolved if task.metadata.name in names])
+            everything = everything + untrained.all
+        found = [
+            replace(scores, scores=scores.scores | others.scores) for scores, others in zip(found, beside, strict=True)
+        ]
+        columns = mteb_columns(everything, found)
+    return assemble(recipes, everything, columns, seconds, skipped)
 
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
@@ -120,13 +211,25 @@ _NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compa
 
 
 def assemble(
-    recipes: Recipes, columns: Sequence[Column], skipped: Sequence[tuple[str, str]] = (), chosen: str = ""
+    recipes: Recipes,
+    everything: Sequence[Recipe],
+    columns: Sequence[Column],
+    seconds: Mapping[str, float],
+    skipped: Sequence[tuple[str, str]] = (),
+    chosen: str = "",
 ) -> Comparison:
-    """Put columns together, with what the recipes cost on some of the texts that were embedded for them."""
-    # Where all results were known from an earlier run, nothing was embedded.
-    seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
+    """Put columns together.
+
+    Args:
+        recipes: What was compared.
+        everything: The same, and the controls on random weights.
+        columns: What they scored.
+        seconds: What they cost, a text, by key.
+        skipped: What was left out besides recipes that cannot be run, and why.
+        chosen: As for :func:`compare`.
+    """
     results = []
-    for recipe in recipes.all:
+    for recipe in everything:
         spent = seconds.get(recipe.key)
         results.append(
             Result(

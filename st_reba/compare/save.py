@@ -34,7 +34,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
     best = comparison.choice()
     recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
-    parts = list(recipe.model(recipes.backbone).children())
+    parts = list(recipes.model(best.name).children())
     model = SentenceTransformer(modules=[*parts, Normalize()], device=str(recipes.backbone.model.device))
     card.add_recipe(model, recipe.name, recipe.spec, recipe.says, recipe.row.citation)
     add_comparison(model, comparison)

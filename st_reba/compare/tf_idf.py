@@ -25,9 +25,13 @@ class TfIdf:
     Args:
         backbone: Says what the tokens of a text are; its language model is not run.
         texts: Plain texts that df and N are counted on.
+
+    Attributes:
+        texts: N.
     """
 
     def __init__(self, backbone: CausalModule, texts: Sequence[str]) -> None:
+        self.texts = len(texts)
         self._token_ids = backbone.token_ids
         frequencies = DocumentFrequencies(vocabulary_size(backbone.model))
         ids = [torch.tensor(own, dtype=torch.long) for own in self._token_ids(texts)]

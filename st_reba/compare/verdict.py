@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..catalogue import TF_IDF, Kind
-from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Statistic
+from ..evaluation.bootstrap import Statistic
+from .ranking import best_of, difference, has_number, rank
 from .results import Result, Task
 
 _BAG_IN_WORDS = "the bag of input embeddings"
+_NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
 
 
 def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> list[str]:
@@ -30,10 +29,10 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, 
         Sentences.
     """
     scored = {result.name: result for result in results if task.name in result.scores}
-    own = [result for result in scored.values() if not result.control and _number(result, task)]
-    if not own:
+    own = [result for result in scored.values() if not result.control and has_number(result, task)]
+    best = best_of(own, task)
+    if best is None:
         return [f"No recipe has a number on {task.name}."]
-    best = _best(own, task)
     says = []
     if task.proxy:
         says.append(
@@ -48,8 +47,7 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, 
         says.append(f"{'Lowest' if task.proxy else 'Best'} on {task.name}: {best.name}, {_shown(best, task)}.")
         says.append(_selected(own, task))
         says.append(_tied(own, best, task))
-    controls = [result for result in scored.values() if result.control and _number(result, task)]
-    strongest = _best(controls, task) if controls else None
+    strongest = best_of(results, task, control=True)
     if strongest is not None:
         says.append(_against_the_strongest(lead, strongest, task, statistic))
     for control, what in _controls(lead, scored):
@@ -57,15 +55,6 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, 
             says.append(_against(lead, control, what, task, statistic))
     says += _beaten(own, scored, task)
     return [sentence for sentence in says if sentence]
-
-
-def _number(result: Result, task: Task) -> bool:
-    return not np.isnan(result.scores[task.name].value)
-
-
-def _best(results: Sequence[Result], task: Task) -> Result:
-    pick = max if task.greater_is_better else min
-    return pick(results, key=lambda result: result.scores[task.name].value)
 
 
 def _shown(result: Result, task: Task) -> str:
@@ -83,9 +72,9 @@ def _after_the_fact(best: Result, lead: Result, task: Task, statistic: Statistic
     """What is ahead of the choice on the very scores that the choice may not look at."""
     if best is lead:
         return ""
-    difference = _difference(best, lead, task, statistic)
-    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
-    told = ", which cannot be told from 0" if difference.tied else ""
+    ahead = difference(best, lead, task, statistic)
+    shown = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
+    told = ", which cannot be told from 0" if ahead.tied else ""
     return (
         f"{best.name} is ahead of it here by {shown}{told}. It was not chosen: to take it now would be to choose by "
         "these scores."
@@ -111,7 +100,7 @@ def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str
 def _against_the_strongest(lead: Result, control: Result, task: Task, statistic: Statistic | None) -> str:
     """What scores best of all controls, behind any filter: where it wins, the model adds nothing that shows."""
     name = control.in_words
-    ahead = _difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
+    ahead = difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
     if ahead.value > 0 and not ahead.tied:
         by = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
         return f"The strongest control of all wins: {name} ({_shown(control, task)}) is ahead of it by {by}."
@@ -119,23 +108,13 @@ def _against_the_strongest(lead: Result, control: Result, task: Task, statistic:
 
 
 def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
-    difference = _difference(best, control, task, statistic)
-    ahead = difference.value if task.greater_is_better else -difference.value
-    shown = f"{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
-    if ahead <= 0:
+    found = difference(best, control, task, statistic)
+    shown = f"{task.show(found.value)} {task.show_interval(found)}".rstrip()
+    if rank(control, task) <= rank(best, task):
         return f"It does not beat {what} ({_shown(control, task)}): the difference is {shown}."
-    if not difference.tied:
+    if not found.tied:
         return f"It beats {what} ({_shown(control, task)}) by {shown}."
     return f"It is ahead of {what} ({_shown(control, task)}), but the difference, {shown}, cannot be told from 0 here."
-
-
-def _difference(first: Result, second: Result, task: Task, statistic: Statistic | None) -> Estimate:
-    """First less second; tied if that cannot be told from 0."""
-    value = first.scores[task.name].value - second.scores[task.name].value
-    if statistic is None:
-        return Estimate(value, float("nan"), float("nan"), tied=True)
-    low, high = bootstrap.difference(statistic, first.name, second.name)
-    return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
 
 def _control(result: Result, scored: dict[str, Result], *kinds: Kind) -> Result | None:
@@ -154,9 +133,14 @@ def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> lis
     says = []
     for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
-        below = [result.name for result, control in with_control if _best([control, result], task) is control]
+        below = [result.name for result, control in with_control if rank(control, task) <= rank(result, task)]
+        some = "No recipe"
+        if controls is random and len(with_control) < len(own):
+            names = "; ".join(result.name for result, _ in with_control)
+            says.append(f"Run on random weights were the best alone: {names}." if names else _NOT_RANDOM)
+            some = "None of these"
         if with_control and len(below) == len(with_control):
-            says.append(f"No recipe beats {what.replace('themselves', 'itself')}.")
+            says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
         elif below:
             says.append(f"Not ahead of {what}: {'; '.join(below)}.")
     return says

@@ -19,9 +19,8 @@ is too high. "Tied" can be relied on; "not tied" by a little is a hint to confir
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,7 +57,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Statistic:
     """A score of each recipe as a function of which items are drawn: made by :func:`mean`, :func:`spearman`,
-    :func:`pearson`, :func:`partial_spearman` or :func:`from_function`.
+    :func:`pearson` or :func:`partial_spearman`.
 
     Attributes:
         recipes: M names.
@@ -261,26 +260,6 @@ def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, gi
         return _correlation(first - second * third, left, np.ones_like(left))
 
     return Statistic(with_labels.recipes, with_labels.items, of_counts)
-
-
-def from_function(score: Callable[[list[Any]], float], items: Mapping[str, Sequence[Any]]) -> Statistic:
-    """Any other score of a list of items. It is called once for each recipe and resample: choose ``resamples`` to suit.
-
-    Args:
-        score: From the N items that are drawn, some of them more than once, to a number; NaN if there is none.
-        items: For each recipe N items, whatever they are.
-
-    Raises:
-        ValueError: If there are none, or they are not equally many.
-    """
-    recipes = list(items)
-    total = _same_length({name: len(own) for name, own in items.items()})
-
-    def of_counts(counts: Array) -> Array:
-        draws = [np.repeat(np.arange(total), column.astype(int)).tolist() for column in counts.T]
-        return np.array([[score([own[index] for index in draw]) for draw in draws] for own in items.values()])
-
-    return Statistic(recipes, total, of_counts)
 
 
 class _Order:

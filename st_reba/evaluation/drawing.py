@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..optional import require_matplotlib
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -26,20 +28,6 @@ _FALLBACKS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
     "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",
 )  # fmt: skip
-
-
-def require_matplotlib() -> None:
-    """Say what to install, before anything long is begun.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "Drawing needs matplotlib, which is not installed: pip install 'st_reba[report]', or matplotlib itself."
-        ) from None
 
 
 @contextmanager

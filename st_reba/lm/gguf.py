@@ -10,10 +10,11 @@ import hashlib
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import whole_directory
+from ..optional import require_gguf
 
 _SUFFIX = ".gguf"
 #: What every GGUF file begins with; those of Ollama have no suffix.
@@ -44,6 +46,9 @@ _HALF = ("float16", "bfloat16")
 _FORMAT = 1
 
 _CHUNK = 1 << 20
+
+# Of all threads one at a time: it replaces names of the gguf package.
+_PARSING = threading.Lock()
 
 # Letters, digits, blanks, line breaks, another script, bytes: where tokenizers differ.
 _PROBES = ("Hello, world! It's 12345.", "  two  blanks\n\ttab", "我爱自然语言处理。", "Zwölf 🥊 <s> </s>")
@@ -108,7 +113,7 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-    _require_readers()
+    require_gguf()
     if not _begins_as_gguf(file):
         raise ValueError(
             f"{file} is not a GGUF file: it does not begin with {_MAGIC.decode()}. If it is a few lines of text, Git "
@@ -186,12 +191,6 @@ def _without_spent(options: dict[str, Any]) -> dict[str, Any]:
 # The conversion
 
 
-def _require_readers() -> None:
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise ImportError(f'A GGUF file needs {" and ".join(missing)}: pip install "st_reba[gguf]".')
-
-
 def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
     size = file.stat().st_size
@@ -233,7 +232,7 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
         def step(what: str) -> None:
             bar.set_description_str(f"Converting {file.name}, once: {what}")
 
-        with _alone(file) as source, _explained(file):
+        with _alone(file) as source, _explained(file), _parsed_once():
             step("tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
             bar.update()
@@ -249,6 +248,26 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
             _check_tokenizer(tokenizer, out, file)
         bar.update()
     return _entry(place, kept) / file.stem
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Keep what is slow to make, and the same each time that transformers asks for it while it reads a file.
+
+    It parses the file anew for the tokenizer, the configuration and the weights, and makes the table of tensors' names
+    for each of the model's submodules: most of the time that a conversion took.
+    """
+    import gguf
+
+    with _PARSING:
+        slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+        try:
+            for name, make in slow.items():
+                setattr(gguf, name, cache(make))
+            yield
+        finally:
+            for name, make in slow.items():
+                setattr(gguf, name, make)
 
 
 @contextmanager

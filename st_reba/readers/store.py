@@ -58,21 +58,25 @@ class EmbeddingStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._directory.cleanup()
 
-    def look_up(self, variant: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
-        """The embeddings of B texts in one variant, (B, D), on the CPU; texts not seen before are embedded first.
-
-        Raises:
-            KeyError: If ``embed`` does not give this variant.
-        """
+    def add(self, texts: Sequence[str], prompt: str | None = None) -> None:
+        """Embed those of the texts that have not been embedded yet, in all variants."""
         keys = [(prompt, text) for text in texts]
         if missing := [key for key in dict.fromkeys(keys) if key not in self._rows]:
             missing.sort(key=lambda key: -len(key[1]))
             size = self.batch_size or len(missing)
             for start in range(0, len(missing), size):
                 self._add(missing[start : start + size])
+
+    def look_up(self, variant: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """The embeddings of B texts in one variant, (B, D), on the CPU; those that were not added are first.
+
+        Raises:
+            KeyError: If ``embed`` does not give this variant.
+        """
+        self.add(texts, prompt)
         if variant not in self._files:
             raise KeyError(f"There is no variant {variant!r}; there are {sorted(self._files)}.")
-        return self._files[variant].read([self._rows[key] for key in keys])
+        return self._files[variant].read([self._rows[prompt, text] for text in texts])
 
     def forget(self) -> None:
         """Drop every embedding: the texts that come now are others."""

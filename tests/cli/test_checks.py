@@ -208,7 +208,7 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
         "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--report", out,
         expect=0,
     )  # fmt: skip
-    assert [path.name for path in out.iterdir()] == ["results.csv"]
-    assert said.startswith("--report will be results.csv alone, without a page.")
-    assert "pip install 'st_reba[report]'" in said
+    assert {path.name for path in out.iterdir()} == {"results.csv", "comparison.json"}
+    assert said.startswith("--report will be results.csv and comparison.json, without a page.")
+    assert 'pip install "st-reba[report]"' in said
     assert f"Report: {out / 'results.csv'}" in said

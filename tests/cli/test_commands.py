@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,7 +97,7 @@ class TestCompare:
         monkeypatch.setattr(cli.compare, "compare", asked)
         assert "enough" in run("compare", "--language", "zh", expect=1)
         assert shown == [(read_pairs(demo_pairs("zh")), 20)]
-        assert cli.compare._named(shown[0][0], None, "zh") == "200 demo pairs in Chinese"
+        assert cli.common.named(shown[0][0], None, cli.common.Language.zh) == "200 demo pairs in Chinese"
 
     @pytest.mark.parametrize(
         ("options", "repetitions", "fitted_on"),
@@ -171,11 +173,11 @@ class TestCompare:
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
         monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
         made = []
-        real = cli.compare.compare
+        real = cli.search.compare
 
-        def turned(recipes, pairs, words, *, chosen, **settings):
+        def turned(recipes, pairs, *, chosen, **settings):
             """The scores of the held-out half, with another recipe ahead of the chosen."""
-            found = real(recipes, pairs, words, chosen=chosen, **settings)
+            found = real(recipes, pairs, chosen=chosen, **settings)
             results = [
                 dataclasses.replace(
                     result,
@@ -189,10 +191,10 @@ class TestCompare:
             made.append(chosen)
             return dataclasses.replace(found, results=results)
 
-        monkeypatch.setattr(cli.compare, "compare", turned)
+        monkeypatch.setattr(cli.search, "compare", turned)
         best, report = tmp_path / "best", tmp_path / "report"
         options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--report", report)
-        output = run("compare", "--search", *options)
+        output = run("search", *options)
         (chosen,) = made
         assert chosen in ("Classical, mean", "Classical, last")
         assert f"and chose {chosen}" in output
@@ -243,7 +245,7 @@ class TestCompare:
             (("--mteb-results", "out"), "--mteb-results is for --mteb"),
             (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
             (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
-            (("--search", "--recipes", "all"), "--search has combinations of its own: leave --recipes and"),
+            (("--search", "--recipes", "all"), "among combinations of its own, and fits on those texts: leave --mteb"),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
             (("--recipes", "reba-2", "--recipes", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
@@ -253,6 +255,31 @@ class TestCompare:
     def test_refusals(self, options, message):
         assert message in run("compare", *options, expect=1)
 
+    def test_search_was_an_option_once(self, monkeypatch):
+        asked = {}
+        monkeypatch.setattr(cli.compare, "search_command", lambda **options: asked.update(options))
+        output = run("compare", "--search", "--model", "m", "--seed", 3, "--no-random", "--report", "out")
+        assert "compare --search is deprecated and will go: use st-reba search." in output
+        assert (asked["model"], asked["seed"], asked["random"], asked["report"]) == ("m", 3, False, Path("out"))
+        assert asked.keys() == inspect.signature(cli.search.search_command).parameters.keys()
+        assert "--search" not in run("compare", "--help")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--language", "zh", "--data", "x.tsv"), "--language chooses among the demo texts"),
+            (("--model", "no/such-model"), "Error: "),
+        ],
+    )
+    def test_a_search_refuses(self, options, message, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "x.tsv").write_text("a\tb\t1\n")
+        assert message in run("search", *options, expect=1)
+
+    def test_a_search_needs_labels(self, tmp_path):
+        (tmp_path / "plain.txt").write_text("one text\nanother text\na third\n")
+        assert "A search chooses by labelled pairs" in run("search", "--data", tmp_path / "plain.txt", expect=1)
+
     def test_malformed_data(self, tmp_path):
         data = tmp_path / "pairs.tsv"
         data.write_text("a\tb\t1\nc\td\n")
@@ -261,7 +288,7 @@ class TestCompare:
 
 def test_the_time_left_is_told_from_the_first_batch_on():
     now = 0.0
-    column = cli.compare._TimeLeft()
+    column = cli.showing._TimeLeft()
     with Progress(column, get_time=lambda: now, disable=True) as progress:
         bar = progress.add_task("", total=400)
         assert not column.render(progress.tasks[0])

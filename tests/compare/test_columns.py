@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
@@ -7,7 +9,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from st_reba import CausalTransformer
 from st_reba.catalogue import default_recipes
-from st_reba.compare.columns import geometry_columns, similarity_columns, word_sense_column
+from st_reba.compare.columns import embed, geometry_columns, similarity_columns, word_sense_column
 from st_reba.compare.runner import Recipes
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import DEMO_PAIRS, DEMO_QUESTIONS
@@ -24,6 +26,18 @@ def recipes(backbone_path):
     return Recipes(CausalTransformer(backbone_path()), chosen)
 
 
+@contextmanager
+def embedded(recipes, texts, words=None):
+    with EmbeddingStore(recipes.embed) as store:
+        found = embed(recipes, texts, words, store)
+        store.embed = None  # From here on there is nothing but looking up.
+        yield found
+
+
+def overlap_of(recipes, pairs, texts=None):
+    return TfIdf(recipes.backbone, pairs.texts() if texts is None else texts)
+
+
 @pytest.fixture(scope="module")
 def pairs():
     demo = read_pairs(DEMO_PAIRS)
@@ -31,8 +45,8 @@ def pairs():
 
 
 def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
-    with EmbeddingStore(recipes.embed) as store:
-        spearman, _, pearson = similarity_columns(recipes, store, pairs)
+    with embedded(recipes, pairs.texts()) as found:
+        spearman, _, pearson = similarity_columns(found, pairs, overlap_of(recipes, pairs))
     assert (spearman.task.name, pearson.task.name) == ("STS", "STS, Pearson")
     evaluator = EmbeddingSimilarityEvaluator(pairs.first, pairs.second, pairs.scores, main_similarity="cosine")
     for recipe in recipes.all:
@@ -49,8 +63,8 @@ def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
 
 def test_the_interval_is_about_the_value(recipes, pairs):
     """The statistic that is resampled is the score that the evaluator gave."""
-    with EmbeddingStore(recipes.embed) as store:
-        columns = similarity_columns(recipes, store, pairs)
+    with embedded(recipes, pairs.texts()) as looked_up:
+        columns = similarity_columns(looked_up, pairs, overlap_of(recipes, pairs))
     for column in columns:
         values = dict(zip(column.statistic.recipes, column.statistic.values(), strict=True))
         for key, found in column.estimates.items():
@@ -61,8 +75,8 @@ def test_the_interval_is_about_the_value(recipes, pairs):
 
 @pytest.mark.parametrize("fit_texts", [None, ["one text", "another text", "一句话"]])
 def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
-    with EmbeddingStore(recipes.embed) as store:
-        spearman, beyond, pearson = similarity_columns(recipes, store, pairs, fit_texts)
+    with embedded(recipes, pairs.texts()) as found:
+        spearman, beyond, pearson = similarity_columns(found, pairs, overlap_of(recipes, pairs, fit_texts))
     counted = pairs.texts() if fit_texts is None else fit_texts
     overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
     assert spearman.estimates["tf-idf, mean"].value == pytest.approx(spearmanr(overlap, pairs.scores).statistic)
@@ -79,7 +93,8 @@ def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
 
 def test_word_sense(recipes):
     questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions[:8]
-    column = word_sense_column(recipes, OddOneOutEvaluator(questions))
+    with embedded(recipes, [], OddOneOutEvaluator(questions)) as found:
+        column = word_sense_column(found, OddOneOutEvaluator(questions))
     assert column.task.chance == 0.25
     assert not any("RT-2" in key for key in column.estimates)
     for recipe in recipes.all:
@@ -93,8 +108,8 @@ def test_word_sense(recipes):
 
 def test_without_labels(recipes, pairs):
     evaluator = EmbeddingGeometryEvaluator(pairs.texts())
-    with EmbeddingStore(recipes.embed) as store:
-        columns = geometry_columns(recipes, store, evaluator)
+    with embedded(recipes, [*evaluator.texts, *evaluator.positives]) as found:
+        columns = geometry_columns(found, evaluator)
     assert [column.task.name for column in columns] == ["Contrastive loss", "Alignment", "Uniformity", "Anisotropy"]
     assert all(column.task.proxy and not column.task.greater_is_better for column in columns)
     model = next(recipe for recipe in recipes.all if recipe.key == "ReBA-2, mean").model(recipes.backbone)

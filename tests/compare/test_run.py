@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 
 import pytest
 
 from st_reba import CausalTransformer
 from st_reba.catalogue import asked_for, controls_of, default_recipes, find
-from st_reba.compare.run import Recipes, compare, compare_tasks, work
+from st_reba.compare.columns import Column
+from st_reba.compare.results import Task
+from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, work
 from st_reba.data.tables import Pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
+from st_reba.evaluation.bootstrap import Estimate
 
 from ..backbones import TEXTS
 from .mteb.demo import DemoClassification, DemoSTS
@@ -39,14 +43,63 @@ def test_the_progress_that_was_announced(recipes, found):
 
 def test_rows_and_columns(recipes, found):
     assert [task.name for task in found.tasks] == ["STS", "Word sense", "Beyond overlap", "STS, Pearson"]
-    assert [result.name for result in found.results] == ["tf-idf, mean", *(recipe.key for recipe in recipes.all)]
+    trained = [result.name for result in found.results if not result.recipe.startswith("Random weights")]
+    assert trained == ["tf-idf, mean", *recipes.keys]
+    assert [result.name for result in found.results][: len(trained)] == trained
     assert found.results[0].control
     assert found.results[0].scores.keys() == {"STS", "STS, Pearson"}
     worded = {recipe.key for recipe in recipes.all if recipe.words}
     for result in found.results:
-        assert ("Word sense" in result.scores) == (result.name in worded)
+        assert ("Word sense" in result.scores) == (result.name.removeprefix("Random weights, ") in worded)
         assert "STS" in result.scores
     assert found.best().name in {result.name for result in found.results if not result.control}
+
+
+def test_finalists():
+    """The best and what is tied with it, three at most; and what was chosen before, whatever it scored."""
+    recipes = default_recipes(2)
+    bag = dataclasses.replace(recipes[0], method="Bag", bag=True)
+    keys = [recipe.key for recipe in recipes]
+    scores = {key: Estimate(0.5 - place / 100, 0, 1, tied=place < 5) for place, key in enumerate(keys)}
+    column = Column(Task("STS", "Spearman x 100"), {**scores, bag.key: Estimate(0.9, 0, 1)})
+    assert finalists([bag, *recipes], column) == keys[:3]
+    assert finalists([bag, *recipes], column, keys[7]) == [keys[7], *keys[:2]]
+    apart = {key: dataclasses.replace(score, tied=key == keys[0]) for key, score in scores.items()}
+    assert finalists(recipes, Column(column.task, apart)) == keys[:1]
+    lower = Task("Loss", "loss", greater_is_better=False)
+    assert finalists(recipes, Column(lower, {**apart, keys[-1]: Estimate(math.nan, 0, 1)})) == [keys[-2], keys[0]]
+
+
+def test_random_weights_for_the_finalists_alone(recipes, found):
+    on_random = [result.name for result in found.results if result.recipe.startswith("Random weights, ")]
+    bags = [key for key in recipes.controls if key.startswith("Bag")]
+    assert 0 < len(on_random) - len(bags) <= 3
+    assert on_random[: len(bags)] == [f"Random weights, {bag}" for bag in bags]
+    best = found.best()
+    assert f"Random weights, {best.name}" in on_random
+    of_the_best = [name.removeprefix("Random weights, ") for name in on_random[len(bags) :]]
+    assert f"Run on random weights were the best alone: {'; '.join(of_the_best)}." in found.verdict
+
+
+def test_without_random_weights(backbone_path):
+    done = []
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    recipes.on_progress = lambda what, texts: done.append(texts)
+    found = compare(recipes, PAIRS, WORDS, random=False)
+    assert sum(done) == work(PAIRS, WORDS, random=False) < work(PAIRS, WORDS)
+    assert not any("Random" in result.name for result in found.results)
+    assert "Nothing was run on random weights, which may reach more than one expects." in found.verdict
+
+
+def test_every_text_is_embedded_once_by_each_model(backbone_path, monkeypatch):
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    embedded = []
+    embed = Recipes.embed
+    monkeypatch.setattr(
+        Recipes, "embed", lambda self, texts, prompt: embedded.append(texts) or embed(self, texts, prompt)
+    )
+    compare(recipes, PAIRS)
+    assert sorted(text for texts in embedded for text in texts) == sorted([*set(TEXTS)] * 2)
 
 
 def test_cost_is_relative_to_classical(found):
@@ -83,8 +136,9 @@ def test_the_batch_size_is_what_was_asked(batch_size, data, backbone_path, monke
     recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1], batch_size=batch_size)
     embed = recipes.embed
     monkeypatch.setattr(recipes, "embed", lambda texts, prompt: sizes.append(len(texts)) or embed(texts, prompt))
-    compare(recipes, Pairs(texts, texts[::-1], list(map(float, range(len(texts))))) if data == "pairs" else texts)
-    assert max(sizes) == min(batch_size, 40)
+    labelled = Pairs(texts, texts[::-1], list(map(float, range(len(texts)))))
+    compare(recipes, labelled if data == "pairs" else texts, random=False)
+    assert max(sizes) == min(batch_size, sum(sizes))
     assert len(sizes) == (sum(sizes) + batch_size - 1) // batch_size
     assert len(recipes.lengths) == sum(sizes)
 
@@ -150,10 +204,12 @@ def test_kept_results_are_not_those_of_other_fit_texts(backbone_path, tmp_path):
     alone, _ = scores(second, None)
     assert after == pytest.approx(alone, abs=1e-6)
     assert after["Classical, whitened, mean"] != pytest.approx(before["Classical, whitened, mean"], abs=1e-4)
-    # What depends on no fit texts is kept: twice there are the whitened recipe, the whitened bag, and both on random
-    # weights.
-    kept = list((tmp_path / "results").rglob("DemoSTS.json"))
-    assert len(kept) == len(before) + 4
+    # What depends on no fit texts is kept.
+    revisions = Counter(path.parts[-3] for path in (tmp_path / "results").rglob("DemoSTS.json"))
+    twice = [name.removeprefix("st_reba__tiny__") for name, count in revisions.items() if count == 2]
+    assert {name for name in twice if "Random" not in name} == {
+        "Bag-of-input-embeddings__whitened__mean", "Classical__whitened__mean",
+    }  # fmt: skip
     _, embedded = scores(first, tmp_path)
     assert embedded == []
 

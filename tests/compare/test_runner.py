@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
@@ -15,8 +16,9 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.catalogue import default_recipes, random_weights
-from st_reba.compare import runner
-from st_reba.compare.runner import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, RecipeReader, Recipes, timed_batches
+from st_reba.compare import runner, timing
+from st_reba.compare.runner import RecipeReader, Recipes
+from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
 from st_reba.lm.dry_run import TOKENS
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.readers.store import EmbeddingStore
@@ -44,10 +46,9 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     made, done = recipes
     found = made.embed(TEXTS, "query: ")
     assert done[-1] == ("Embedding", len(TEXTS))
-    assert list(found) == [recipe.key for recipe in made.all]
-    random = random_weights(backbone)
+    assert list(found) == made.keys == [recipe.key for recipe in made.all]
     for recipe in made.all:
-        alone = recipe.model(random if recipe.random else backbone)
+        alone = recipe.model(backbone)
         assert relative_error(found[recipe.key], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.key
 
 
@@ -56,21 +57,59 @@ def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
     found = made.words(SENTENCES, WORDS)
     assert done[-1] == ("Words", 3)
     assert set(found) == {recipe.name for recipe in made.all if recipe.words}
-    random = random_weights(backbone)
     for recipe in made.all:
         if recipe.words and recipe.pooling == "mean":
-            alone = recipe.model(random if recipe.random else backbone)
+            alone = recipe.model(backbone)
             assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.key
 
 
-def test_each_recipe_has_its_control(recipes):
+def test_the_bag_stands_beside_the_recipes(recipes):
     made, _ = recipes
     own = [recipe.key for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
     assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
     around = ["", *(f", {name}" for name in (PARTWISE, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
-    assert made.controls == [*bags, *(f"Random weights, {key}" for key in (*bags, *own))]
+    assert made.controls == bags
+
+
+def test_some_on_random_weights(recipes, backbone):
+    """Each as it is alone; and the trained weights are out of memory meanwhile, and back at the end."""
+    made, _ = recipes
+    before = made.embed(TEXTS)
+    keys = ["Classical, whitened, last", "ReBA-2, mean", "PromptEOL, last"]
+    with made.on_random_weights(keys) as controls:
+        assert sum(parameter.numel() for parameter in backbone.model.parameters()) == 0
+        bags = [recipe.key for recipe in made.all if recipe.bag]
+        assert (
+            controls.keys == controls.controls == [f"Random weights, {key}" for key in made.keys if key in bags + keys]
+        )
+        found, words = controls.embed(TEXTS), controls.words(SENTENCES, WORDS)
+    after = made.embed(TEXTS)
+    assert all(torch.equal(before[key], after[key]) for key in made.keys)
+    random = random_weights(backbone)
+    for recipe in controls.all:
+        alone = recipe.model(random)
+        assert relative_error(found[recipe.key], alone.encode(TEXTS)) < 1e-5, recipe.key
+        if recipe.words:
+            assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
+
+
+def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
+    """Six filters behind two poolings and the bag, on texts that are embedded by each once."""
+    texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
+    asked = [recipe for recipe in default_recipes(1, texts) if recipe.filter and recipe.method == "Classical"]
+    passes = []
+    for owner, name in ((runner.RecipeSweep, "encode"), (SentenceTransformer, "encode")):
+        encode = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda self, texts, *args, encode=encode, **kwargs:
+            passes.append(len(texts)) or encode(self, texts, *args, **kwargs),
+        )  # fmt: skip
+    made = Recipes(backbone, asked)
+    assert not [key for key, _ in made.skipped if "filtered" not in key]
+    assert len(made.all) > 10
+    assert passes == [len(texts)] * 2
 
 
 def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(recipes, backbone):
@@ -80,13 +119,14 @@ def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(recipes, backbone)
     assert standard.mean().abs() < 0.03
     assert scipy.stats.kstest(standard.detach().numpy(), "norm").pvalue > 0.01
     ids = backbone.token_ids(TEXTS[:1])[0]
-    found = made.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
+    with made.on_random_weights([]) as controls:
+        found = controls.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
     assert relative_error(found, vectors[ids].mean(dim=0).detach()) < 1e-5
 
 
 def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):
     ticks = itertools.count(step=6)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     made, done = recipes
     before = len(done)
     seconds = made.costs(TEXTS)
@@ -103,7 +143,7 @@ def test_costs_are_of_what_is_trained(recipes):
     before = len(done)
     seconds = made.costs(TEXTS)
     assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
-    assert set(seconds) == {recipe.key for recipe in made.all if not recipe.random}
+    assert set(seconds) == set(made.keys)
 
 
 def test_the_unit_is_timed_though_it_is_not_compared(backbone):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import builtins
 import csv
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -178,15 +178,8 @@ def test_a_plot_with_a_gap(model, tmp_path):
 def test_without_matplotlib(model, tmp_path, monkeypatch):
     evaluator = TurningPointEvaluator(Scores([1.0, 2.0, 3.0, 4.0]))
     evaluator(model)
-    real = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ImportError, match=r"Drawing needs matplotlib, .*: pip install 'st_reba\[report\]'"):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'Drawing needs matplotlib: pip install "st-reba\[report\]"'):
         evaluator.draw(tmp_path / "plot.png")
     assert not list(tmp_path.iterdir())
 

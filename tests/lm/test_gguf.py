@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -198,6 +199,19 @@ class TestKept:
         assert conversions == ["float32"]
         assert [path.name for path in cache.glob("*/*/*")] == ["tiny"]
 
+    def test_parsed_once(self, files, cache, monkeypatch):
+        """transformers asks for the whole file three times, and for the tensors' names once for each submodule."""
+        package = importlib.import_module("gguf")
+        asked = []
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            make = getattr(package, name)
+            counted = lambda *args, name=name, make=make: asked.append(name) or make(*args)  # noqa: E731
+            monkeypatch.setattr(package, name, counted)
+        before = package.GGUFReader, package.get_tensor_name_map
+        gguf.converted(files())
+        assert sorted(asked) == ["GGUFReader", "get_tensor_name_map"]
+        assert (package.GGUFReader, package.get_tensor_name_map) == before
+
     def test_by_content(self, files, cache, conversions, tmp_path):
         """Another file of the same name, size and time is another model."""
         file = tmp_path / "model.gguf"
@@ -243,7 +257,7 @@ class TestKept:
         """Killed when all but the last step is done, while another process waits for it."""
         script = (
             "import pathlib, sys, time\n"
-            "from st_reba import gguf\n"
+            "from st_reba.lm import gguf\n"
             "def stall(*_):\n"
             "    pathlib.Path(sys.argv[2]).touch()\n"
             "    time.sleep(600)\n"
@@ -285,8 +299,8 @@ class TestKept:
 
 class TestRefused:
     def test_without_the_reader(self, files, cache, monkeypatch):
-        monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "gguf" else object())
-        with pytest.raises(ImportError, match=r'A GGUF file needs gguf: pip install "st_reba\[gguf\]"\.'):
+        monkeypatch.setitem(sys.modules, "gguf", None)
+        with pytest.raises(ImportError, match=r'A GGUF file needs gguf: pip install "st-reba\[gguf\]"\.'):
             ReBAModule(str(files()))
 
     @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 0.999])

@@ -31,6 +31,16 @@ class Embedder:
         }
 
 
+def test_what_was_added_is_only_looked_up():
+    embedder = Embedder()
+    with EmbeddingStore(embedder, batch_size=2) as store:
+        store.add(["a", "bb", "ccc", "a"])
+        assert embedder.asked == [(None, "ccc"), (None, "bb"), (None, "a")]
+        store.embed = None
+        found = store.look_up("wide", ["bb", "a"])
+        assert torch.equal(found, torch.stack([vector("wide", text, None) for text in ("bb", "a")]))
+
+
 @settings(deadline=None, max_examples=examples(30))
 @given(
     st.lists(

@@ -2,13 +2,12 @@
 
 from .intervals import mteb_estimates, score_statistic
 from .run import TaskScore, TaskScores, run_tasks
-from .tasks import require_mteb, resolve_tasks
+from .tasks import resolve_tasks
 
 __all__ = [
     "TaskScore",
     "TaskScores",
     "mteb_estimates",
-    "require_mteb",
     "resolve_tasks",
     "run_tasks",
     "score_statistic",

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ...optional import require_mteb
+
 if TYPE_CHECKING:
     from mteb import AbsTask
 
@@ -21,21 +23,6 @@ PAPER_METRICS = {
 }
 
 _C_MTEB = "MTEB(cmn, v1)"
-
-
-def require_mteb() -> None:
-    """Say what to install, before anything long is begun.
-
-    Raises:
-        ImportError: If mteb is missing.
-    """
-    try:
-        import mteb  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "Tasks of the Massive Text Embedding Benchmark need mteb, which is not installed: "
-            "pip install 'st_reba[mteb]', or mteb itself."
-        ) from None
 
 
 def resolve_tasks(names: Sequence[str | AbsTask]) -> list[AbsTask]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable, require_matplotlib
+from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
+from ...optional import require_matplotlib
 from ..ranking import best_of, has_number, pareto_front, rank
 from ..results import Comparison, Result, Task
-from .labels import Label, place
 from .svg import TIP
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _MARKERS = "os^DvP"
 _ROW_HEIGHT = 17
 _NARROW = 500
+# Beside the plane of costs and scores there is room for so many names.
+_NAMED = 10
 
 
 def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
@@ -51,10 +54,9 @@ def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
     _key(figure, _cost_key(comparison, timed, poolings, front), columns=5 if width > _NARROW else 2)
 
     rest = [result for result in timed if result.control or any(result is other for other in front)]
-    # The best of either kind first, lest the others take their room.
+    # The most telling first: not all may be named.
     rest.sort(key=lambda result: (result is not best, result is not control, result.control, rank(result, task)))
-    labels = [Label(_name(result), *_point(result, task), bold=result is best) for result in rest]
-    place(axes, labels, [_point(result, task) for result in timed], line=GREY, ground=SURFACE)
+    _names_beside(axes, rest[:_NAMED], best, task, width=38 if width > _NARROW else 20)
     return figure
 
 
@@ -134,12 +136,29 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), dpi=144, layout="constrained")
-    # Labels are placed by their measured size, before anything is saved.
+    # Names have a measured size before anything is saved.
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _names_beside(axes: Axes, results: Sequence[Result], best: Result, task: Task, width: int) -> None:
+    """Names in a column to the right of the points, in the order of their heights, each with a line to its own."""
+    ordered = sorted(results, key=lambda result: _shown(result, task))
+    for place, result in enumerate(ordered):
+        axes.annotate(
+            fill(_name(result), width),
+            xy=_point(result, task),
+            xytext=(1.04, (place + 0.5) / len(ordered)),
+            textcoords="axes fraction",
+            verticalalignment="center",
+            fontsize="small",
+            fontweight="bold" if result is best else "normal",
+            color=MUTED if result.control else INK,
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (0, 0.5), "shrinkB": 5},
+        )
 
 
 def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:

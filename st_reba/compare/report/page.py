@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...evaluation.drawing import drawable, drawing_style, freeze, require_matplotlib
+from ...evaluation.drawing import drawable, drawing_style, freeze
 from ...files import whole_directory
+from ...optional import require_report
 from ..ranking import best_of, has_number, rank
 from ..results import Comparison, Result, Task
 from .charts import cost_figure, lengths_figure, scores_figure
@@ -62,23 +63,8 @@ class Drawing:
     narrow_svg: str = ""
 
 
-def require_report() -> None:
-    """Say what would keep a page from being made, before anything long is begun.
-
-    Raises:
-        ImportError: If Jinja2 or matplotlib is missing.
-    """
-    require_matplotlib()
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "A report needs Jinja2, which is not installed: pip install 'st_reba[report]', or jinja2 itself."
-        ) from None
-
-
 def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
-    """Write ``report.html``, its figures as PNG files and the numbers as ``results.csv``.
+    """Write ``report.html``, its figures as PNG files, the numbers as ``results.csv`` and all as ``comparison.json``.
 
     The page is complete in itself: it loads nothing and runs no script.
 
@@ -99,6 +85,7 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
     comparison.best()
     with whole_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
+        comparison.save(scratch / "comparison.json")
         with drawing_style():
             drawings = {
                 "cost": list(_cost_drawing(comparison, scratch)),
@@ -111,7 +98,7 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
 
 
 def write_results(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
-    """Write ``results.csv`` alone, which needs neither Jinja2 nor matplotlib.
+    """Write ``results.csv`` and ``comparison.json`` alone, which need neither Jinja2 nor matplotlib.
 
     Args:
         comparison: What to show.
@@ -119,7 +106,7 @@ def write_results(comparison: Comparison, directory: Path, called: str = "direct
         called: Likewise.
 
     Returns:
-        The file's path.
+        The CSV file's path.
 
     Raises:
         ValueError: If something lies in the directory already.
@@ -127,6 +114,7 @@ def write_results(comparison: Comparison, directory: Path, called: str = "direct
     """
     with whole_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
+        comparison.save(scratch / "comparison.json")
     return directory / "results.csv"
 
 
@@ -183,7 +171,11 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
         descriptions=[(result.recipe, result.says) for result in described.values() if result.says],
         drawings=drawings,
         open_figures=_OPEN_FIGURES,
-        files=["results.csv", *(f"{drawing.name}.png" for group in drawings.values() for drawing in group)],
+        files=[
+            "results.csv",
+            "comparison.json",
+            *(f"{drawing.name}.png" for group in drawings.values() for drawing in group),
+        ],
     )
 
 

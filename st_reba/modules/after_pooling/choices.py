@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
@@ -74,7 +75,7 @@ class Filter:
         """Make it.
 
         Args:
-            model: Ends in its pooling.
+            model: Begins with a module of st_reba's, and ends in its pooling.
             batch_size: Texts at a time.
 
         Raises:
@@ -82,9 +83,22 @@ class Filter:
         """
         if self.name == HEAD_FILTER:
             return EmbeddingFilter.from_language_model(model)
+        shares = cast(CausalModule, model[0]).SHARES
+        return self.from_moments(embedding_moments(model, self.texts, batch_size=batch_size), shares)
+
+    def from_moments(self, moments: Moments, shares: Sequence[float]) -> nn.Module:
+        """Make one that is fitted, on embeddings that were seen elsewhere.
+
+        Args:
+            moments: Of the embeddings of :attr:`texts`.
+            shares: How much each of their parts counts.
+
+        Raises:
+            ValueError: If there are too few texts.
+        """
         if self.name == PARTWISE:
-            return PartwiseWhitening.fit(model, self.texts, batch_size=batch_size)
-        return fitted(self.name, embedding_moments(model, self.texts, batch_size=batch_size))
+            return PartwiseWhitening.from_moments(moments, shares=shares)
+        return fitted(self.name, moments)
 
 
 @dataclass(frozen=True)

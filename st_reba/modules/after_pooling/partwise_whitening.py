@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from ..base import CausalModule
 from .moments import Moments, embedding_moments, principal_directions, whole_dimension
-from .transform import ROUNDING, EmbeddingTransform, check_that_they_vary
+from .transform import ROUNDING, EmbeddingTransform, check_shrinkage, check_that_they_vary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,7 +93,7 @@ class PartwiseWhitening(EmbeddingTransform):
         """
         if shares is None:
             shares = model[0].SHARES if isinstance(model[0], CausalModule) else CausalModule.SHARES
-        _check_shrinkage(shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
         if known := whole_dimension(model):
             _check_parts(known, _checked(shares))
         return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)
@@ -110,7 +110,7 @@ class PartwiseWhitening(EmbeddingTransform):
         Raises:
             ValueError: As for :meth:`fit`.
         """
-        _check_shrinkage(shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
         _check_parts(len(moments.mean), _checked(shares))
         check_that_they_vary(moments)
         mean = moments.mean.view(len(shares), -1)
@@ -156,12 +156,4 @@ def _check_parts(dimension: int, shares: Sequence[float]) -> None:
         raise ValueError(
             f"shares={list(shares)}: embeddings of {dimension} values cannot be cut into {len(shares)} equal parts. "
             "Give as many shares as the module in front hands on parts."
-        )
-
-
-def _check_shrinkage(shrinkage: float) -> None:
-    if isinstance(shrinkage, bool) or not isinstance(shrinkage, (int, float)) or not 0 < shrinkage < math.inf:
-        raise ValueError(
-            f"shrinkage={shrinkage!r}: give a number above 0: what is added to the variance of each direction, as a "
-            f"share of their mean. {SHRINKAGE:g} is usual."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -63,6 +64,23 @@ def check_count(name: str, value: int | None, least: int, most: int, what: str) 
     """Refuse what is not a whole number in a range, or None."""
     if value is not None and (type(value) is not int or not least <= value <= most):
         raise ValueError(f"{name}={value!r}: give {what}, a whole number from {least} to {most}.")
+
+
+def check_shrinkage(value: float, usual: float, *, plain: bool) -> None:
+    """Refuse what cannot be added to the variance of each direction.
+
+    Args:
+        value: As a share of the mean variance.
+        usual: For the message.
+        plain: Whether 0 is allowed, which is plain whitening.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (0 < value < math.inf or (plain and value == 0)):
+        allowed, ending = ("a number, 0 or more", ", and 0 is plain whitening") if plain else ("a number above 0", "")
+        raise ValueError(
+            f"shrinkage={value!r}: give {allowed}: what is added to the variance of each direction, as a share of "
+            f"their mean. {usual:g} is usual{ending}."
+        )
 
 
 def check_that_they_vary(moments: Moments) -> None:

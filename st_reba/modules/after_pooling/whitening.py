@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .moments import Moments, embedding_moments, principal_directions, whole_dimension
-from .transform import EmbeddingTransform, check_count, check_that_they_vary
+from .transform import EmbeddingTransform, check_count, check_shrinkage, check_that_they_vary
 
 #: What is added to each direction's variance by default, as a share of their mean.
 SHRINKAGE = 0.1
@@ -81,7 +80,7 @@ class WhiteningTransform(EmbeddingTransform):
         """
         if known := whole_dimension(model):
             check_count("dimension", dimension, 1, known, "the directions to keep")
-        _check_shrinkage(shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
         moments = embedding_moments(model, texts, **kwargs)
         return cls.from_moments(moments, dimension=dimension, shrinkage=shrinkage)
 
@@ -101,7 +100,7 @@ class WhiteningTransform(EmbeddingTransform):
         """
         size = len(moments.mean)
         check_count("dimension", dimension, 1, size, "the directions to keep")
-        _check_shrinkage(shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
         kept = _kept(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
@@ -112,14 +111,6 @@ class WhiteningTransform(EmbeddingTransform):
 
     def _transform(self, embedding: Tensor) -> Tensor:
         return linear(embedding - self.mean.to(embedding.dtype), self.weight.to(embedding.dtype))
-
-
-def _check_shrinkage(shrinkage: float) -> None:
-    if isinstance(shrinkage, bool) or not isinstance(shrinkage, (int, float)) or not 0 <= shrinkage < math.inf:
-        raise ValueError(
-            f"shrinkage={shrinkage!r}: give a number, 0 or more: what is added to the variance of each direction, as a "
-            f"share of their mean. {SHRINKAGE} is usual, and 0 is plain whitening."
-        )
 
 
 def _kept(count: int, variances: Tensor, dimension: int | None) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -74,13 +75,30 @@ def test_a_task_without_numbers_has_names_only():
 def test_the_best_the_front_and_the_controls_are_named():
     figure = cost_figure(comparison())
     assert texts(figure) == [
-        "Echo-2, mean",
+        "Random weights, Classical, mean",
         "Bag of input embeddings, mean",
         "Classical, mean",
-        "Random weights, Classical, mean",
+        "Echo-2, mean",
     ]
     assert key(figure) == ["best", "tied with it", "worse", "control", "Pareto front", "best control"]
-    assert figure.axes[0].texts[0].get_fontweight() == "bold"
+    assert figure.axes[0].texts[-1].get_fontweight() == "bold"
+    assert figure.axes[0].texts[0].get_fontweight() == "normal"
+
+
+@pytest.mark.parametrize("width", [660, 380])
+def test_names_are_few_and_none_covers_another_or_leaves_the_figure(width):
+    many = [result(f"{name}, with a filter of a long name", 0.71 + place / 1000, 3.0 + place, tied=True)
+            for place, name in enumerate(f"Echo-{number}" for number in range(2, 30))]  # fmt: skip
+    figure = cost_figure(comparison([*RESULTS, *many]), width)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    # An annotation's own extent has its line in it.
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert len(boxes) == 10
+    assert "Echo-29, with a filter of a long name" in axes.texts[-1].get_text().replace("\n", " ")
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(box.x0 > axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
+    assert axes.get_window_extent().width > 0.3 * figure.bbox.width
 
 
 @pytest.mark.parametrize(("dearest", "scale"), [(3.0, "linear"), (20.0, "log")])

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-import builtins
 import csv
 import dataclasses
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from matplotlib.image import imread
 
 from st_reba.compare.report import page as report
-from st_reba.compare.report.page import require_report, write_csv, write_report, write_results
+from st_reba.compare.report.page import write_csv, write_report, write_results
 from st_reba.compare.results import Comparison, Result, Task
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.optional import require_report
 
 from . import samples
 
@@ -280,6 +281,7 @@ def test_whatever_text_there_is_does_no_harm(tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         "report.html",
+        "comparison.json",
         "results.csv",
         "cost.png",
         "lengths.png",
@@ -368,23 +370,17 @@ def test_a_comparison_that_decides_nothing_is_refused(changes, message, tmp_path
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("matplotlib", "Drawing needs matplotlib"),
-        ("jinja2", "A report needs Jinja2, which is not installed: pip install"),
+        ("matplotlib.figure", "Drawing needs matplotlib"),
+        ("jinja2", "A report needs jinja2: pip install"),
     ],
 )
 def test_what_is_not_installed_is_said_at_once(missing, message, tmp_path, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name.split(".")[0] == missing:
-            raise ImportError(name)
-        return original(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=message):
         require_report()
     with pytest.raises(ImportError, match=message):
         write_report(tiny(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert write_results(tiny(), tmp_path / "out") == tmp_path / "out" / "results.csv"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.csv"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.csv", "comparison.json"}
+    assert Comparison.load(tmp_path / "out" / "comparison.json") == tiny()

@@ -1,0 +1,62 @@
+"""What recipes cost: seconds a text, each run alone, on a few texts that stand for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from sentence_transformers import SentenceTransformer
+
+#: How many batches each recipe is timed on, of how many texts at most, and how often: enough to tell recipes apart, few
+#: enough not to wait for.
+TIMED_BATCHES = 3
+TIMED_TEXTS = 16
+TIMED_ROUNDS = 2
+#: A first round that takes longer is enough: a moment in which something else ran does not show in it.
+TIMED_SECONDS = 5.0
+
+
+def costs(
+    models: Mapping[str, SentenceTransformer],
+    texts: Sequence[str],
+    batch_size: int,
+    on_texts: Callable[[int], None] = lambda texts: None,
+) -> dict[str, float]:
+    """Seconds a text in which each model embeds texts like these.
+
+    Timed on :func:`timed_batches` in rounds in which all take turns, in one if that takes long; of each batch the
+    fastest counts.
+
+    Args:
+        models: By name.
+        texts: What the timed ones are taken from.
+        batch_size: Texts at a time, at most.
+        on_texts: Called with the number of texts after each round; one that is not run counts as done.
+    """
+    batches = timed_batches(texts, batch_size)
+    fastest = {key: [float("inf")] * len(batches) for key in models}
+    begun = time.perf_counter()
+    for done in range(TIMED_ROUNDS):
+        enough = done and time.perf_counter() - begun > TIMED_SECONDS
+        for key, model in () if enough else models.items():
+            for index, batch in enumerate(batches):
+                start = time.perf_counter()
+                model.encode(batch, batch_size=batch_size, show_progress_bar=False)
+                fastest[key][index] = min(fastest[key][index], time.perf_counter() - start)
+        on_texts(sum(map(len, batches)))
+    return {key: sum(seconds) / sum(map(len, batches)) for key, seconds in fastest.items()}
+
+
+def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
+    """Batches that stand for all of these texts: from the middle of the longest, the middling and the shortest third.
+
+    A batch holds neighbours in length, as ``encode`` makes them, so that as much of it is padding as of the whole. Few
+    texts are all taken.
+    """
+    size = min(batch_size, TIMED_TEXTS)
+    ordered = sorted(texts, key=len, reverse=True)
+    starts: Sequence[int] = range(0, len(ordered), size)
+    if len(starts) > TIMED_BATCHES:
+        part = len(ordered) / TIMED_BATCHES
+        starts = [int((index + 0.5) * part - size / 2) for index in range(TIMED_BATCHES)]
+    return [ordered[start : start + size] for start in starts]
