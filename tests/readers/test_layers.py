@@ -151,7 +151,7 @@ def test_one_pass_that_leaves_no_trace(backbone_path):
     before = model.encode(TEXTS)
     reader = LayerReader(model)
     backbone, passes = model[0].model, []
-    hook = backbone.register_forward_pre_hook(lambda *call: passes.append(call))
+    hook = backbone.get_input_embeddings().register_forward_pre_hook(lambda *call: passes.append(call))
     state = {key: dict(vars(part)) for key, part in (("module", model[0]), ("backbone", backbone))}
     reader.embeddings(TEXTS)
     hook.remove()
