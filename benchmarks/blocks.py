@@ -159,6 +159,15 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         rows=Each(("claim", "first", "second"), (("claim", "{claim}"), ("difference", "{first} − {second}"))),
         columns=Each(("set",), (("", "{set}"),)),
     ),
+    "ablations": Table(
+        "ablations",
+        split=("model", "set"),
+        rows=Each(("recipe", "change")),
+        columns=(
+            Column("score", interval=False, bold=False),
+            Column("ahead of PromptEOL", show="difference", bold=False),
+        ),
+    ),
     "precision": Table(
         "scores",
         where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},

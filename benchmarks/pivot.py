@@ -397,6 +397,7 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "score": partial(show_fraction, "score", "low", "high"),
     "beyond overlap": partial(show_fraction, "beyond_overlap", "beyond_low", "beyond_high"),
     "difference": show_difference,
+    "median": partial(show_fraction, "median", "low", "high"),
     "cost": show_cost,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
     "date": partial(show_field, "date"),

@@ -30,6 +30,14 @@ COLUMNS: dict[str, dict[str, type]] = {
         "claim": str, "model": str, "precision": str, "set": str, "first": str, "second": str, "difference": float,
         "low": float, "high": float, "date": str,
     },
+    "ablations": {
+        "model": str, "precision": str, "set": str, "recipe": str, "change": str, "score": float,
+        "difference": float, "low": float, "high": float, "date": str, "versions": str,
+    },
+    "dependency": {
+        "model": str, "weights": str, "precision": str, "set": str, "recipe": str, "layer": int, "median": float,
+        "low": float, "high": float, "date": str, "versions": str,
+    },
     "cost": {
         "table": str, "quantity": str, "contender": str, "unit": str, "model": str, "precision": str, "tokens": int,
         "batch": int, "value": float, "low": float, "high": float, "how": str, "date": str, "machine": str,
@@ -44,10 +52,12 @@ COLUMNS: dict[str, dict[str, type]] = {
 KEYS: dict[str, tuple[str, ...]] = {
     "scores": ("model", "weights", "precision", "set", "metric", "recipe", "layer", "pooling", "filter"),
     "claims": ("claim", "model", "precision", "set", "first", "second"),
+    "ablations": ("model", "precision", "set", "recipe", "change"),
+    "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "batches": ("module", "model", "precision"),
 }
-FRACTIONS = {"scores": ("score", "beyond_overlap"), "claims": ("difference",)}
+FRACTIONS = {"scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference")}
 ALLOWED = {"weights": ("trained", "random")}
 
 

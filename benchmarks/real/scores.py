@@ -87,7 +87,7 @@ def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pair
             for filtered, vectors in kept.filtered([names[part] for part in own], source, at, **some):
                 for part, each in zip(own, vectors, strict=True):
                     variant = Variant(*key, layer, filtered)
-                    found.cosines[part][variant] = _cosines(each, *columns[part])
+                    found.cosines[part][variant] = cosines_of(each, *columns[part])
     return found
 
 
@@ -183,7 +183,8 @@ def title_rows(found: Titles) -> Iterator[Row]:
         yield {**shared, **_named(found.variants[key]), **_estimated(estimate)}
 
 
-def _cosines(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
+def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
+    """(pairs,): of the rows that two index arrays name."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms == 0, 1, norms)
     return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)

@@ -1,0 +1,153 @@
+"""Why a recipe is ahead, or is not: its parts changed one at a time, on pairs of the development part.
+
+    python benchmarks/ablations.py --data DIR
+
+Each row of ``benchmarks/results/ablations.csv`` is a recipe with one setting changed, beside PromptEOL read at its own
+end on the same pairs: the difference is paired. Vectors are kept below ``--out``; a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+from transformers.utils import logging
+
+import records
+from real.models import MODELS
+from real.passes import own_end
+from real.scores import cosines_of
+from real.texts import LISTS, Sets, TextList
+from real.vectors import Vectors
+from real_models import Measured, keep
+from st_reba.evaluation import bootstrap
+from st_reba.lm import backbone as facts
+from st_reba.modules import (
+    CausalModule,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+
+#: Pairs of the development part.
+PAIRS = 500
+
+Build = Callable[[CausalModule], CausalModule]
+
+
+def prompteol(**settings: object) -> Build:
+    return lambda backbone: CausalTransformer(backbone, template="prompteol", **settings)
+
+
+def contrastive(**settings: object) -> Build:
+    return lambda backbone: ContrastivePromptingModule(backbone, **settings)
+
+
+def prepending(**settings: object) -> Build:
+    return lambda backbone: TokenPrependingModule(backbone, **settings)
+
+
+def aggregated(**settings: object) -> Build:
+    return lambda backbone: ValueAggregationModule(backbone, **settings)
+
+
+#: What every other row is held against.
+REFERENCE = ("PromptEOL", "as it is")
+
+
+def variants(depth: int) -> Mapping[tuple[str, str], Build]:
+    """By recipe and what is changed, for a model of so many layers."""
+    exit_layer = round(27 / 32 * depth)
+    all_layers = {"output_layer": depth, "final_norm": True}
+    return {
+        REFERENCE: prompteol(),
+        ("PromptEOL", f"after layer {exit_layer}"): prompteol(output_layer=exit_layer),
+        ("PromptEOL", f"after layer {exit_layer}, without the final norm"): prompteol(
+            output_layer=exit_layer, final_norm=False
+        ),
+        ("Contrastive prompting", "as it is"): contrastive(),
+        ("Contrastive prompting", "all layers, final norm"): contrastive(**all_layers),
+        **{
+            ("Contrastive prompting", f"contrast in layer {layer}"): contrastive(contrast_layer=layer)
+            for layer in sorted({1, depth // 4, depth // 2, exit_layer - 2})
+        },
+        ("Contrastive prompting", "scale 1"): contrastive(scale=1.0),
+        ("Contrastive prompting", "scale norm"): contrastive(scale="norm"),
+        ("Token prepending", "as it is"): prepending(),
+        ("Token prepending", "all layers, final norm"): prepending(**all_layers),
+        **{
+            ("Token prepending", f"prepended to {layers} layer{'s' if layers > 1 else ''}"): prepending(
+                prepend_layers=layers
+            )
+            for layers in (1, 2, depth // 2)
+        },
+        ("Value aggregation", "as it is"): aggregated(),
+    }
+
+
+def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> None:
+    """Embed under every variant, and write how each stands beside the reference."""
+    language = texts_of.language
+    labelled = Sets(options.data).pairs(language, "dev")
+    texts = texts_of.read(options.data)
+    row = {text: index for index, text in enumerate(texts)}
+    sides = [np.array([row[text] for text in side[:PAIRS]]) for side in (labelled.first, labelled.second)]
+    found = {}
+    for (recipe, change), build in variants(facts.depth(measured.backbone.model)).items():
+        kept = Vectors(measured.directory(options.out) / texts_of.name / f"{recipe}, {change}")
+        if not kept.done:
+            one = own_end(recipe, lambda backbone, _, build=build: build(backbone), ("last",))
+            keep(kept, one.make(measured.backbone, language), texts_of, options.data)
+        [variant] = kept.variants()
+        found[recipe, change] = cosines_of(kept.read(variant), *sides)
+    named = {str(number): each for number, each in enumerate(found.values())}
+    statistic = bootstrap.spearman(named, labelled.scores[:PAIRS])
+    values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
+    start = list(found).index(REFERENCE)
+    rows = []
+    for number, (recipe, change) in enumerate(found):
+        low, high = bootstrap.interval(replicates[number] - replicates[start])
+        rows.append(
+            {
+                "model": measured.model.name, "precision": measured.precision, "set": f"STS-B {language} dev, {PAIRS}",
+                "recipe": recipe, "change": change, "score": float(values[number]),
+                "difference": float(values[number] - values[start]), "low": float(low), "high": float(high),
+                "date": time.strftime("%Y-%m-%d"), "versions": records.versions(),
+            }
+        )  # fmt: skip
+    records.rewrite("ablations", rows)
+
+
+def some_pairs(language: str) -> TextList:
+    """The texts of the first pairs of the development part."""
+
+    def read(directory: Path) -> list[str]:
+        pairs = Sets(directory).pairs(language, "dev")
+        return list(dict.fromkeys([*pairs.first[:PAIRS], *pairs.second[:PAIRS]]))
+
+    return TextList(f"{LISTS[f'stsb-{language}-dev'].name}-{PAIRS}", language, read)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
+    parser.add_argument("--models", nargs="+", default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    for model in map(MODELS.__getitem__, options.models):
+        measured = Measured(model, model.located(options.out / "models"), options.precision, random=False)
+        # The prompts of these recipes are English.
+        run(measured, some_pairs("en"), options)
+
+
+if __name__ == "__main__":
+    main()
