@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -57,6 +58,11 @@ CONFIGS = {
 #: Those that compute attention in code of their own.
 OWN_ATTENTION = ("falcon", "bloom", "gpt_j", "gpt_neo", "mpt")
 ARCHITECTURES = tuple(CONFIGS)
+#: For tests of every architecture: of those with code of their own, which take one fallback, two stand for the rest.
+EACH = [
+    pytest.param(name, marks=pytest.mark.long) if name in ("gpt_j", "gpt_neo", "mpt") else name
+    for name in ARCHITECTURES
+]
 
 TEXTS = [
     "I love natural language processing.",

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import asked_for, controls_of, default_recipes, find
+from st_reba.catalogue import asked_for, bags_of_input_embeddings, controls_of, default_recipes, find
 from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, work
@@ -58,7 +58,7 @@ def test_rows_and_columns(recipes, found):
 def test_finalists():
     """The best and what is tied with it, three at most; and what was chosen before, whatever it scored."""
     recipes = default_recipes(2)
-    bag = dataclasses.replace(recipes[0], method="Bag", bag=True)
+    bag = bags_of_input_embeddings(recipes)[0]
     keys = [recipe.key for recipe in recipes]
     scores = {key: Estimate(0.5 - place / 100, 0, 1, tied=place < 5) for place, key in enumerate(keys)}
     column = Column(Task("STS", "Spearman x 100"), {**scores, bag.key: Estimate(0.9, 0, 1)})

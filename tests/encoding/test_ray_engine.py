@@ -102,5 +102,5 @@ def test_refusals(options, message):
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match='needs Ray Data: pip install "st-reba\\[ray\\]"'):
+    with pytest.raises(ImportError, match='needs ray: pip install "st-reba\\[ray\\]"'):
         RayEngine()

@@ -74,8 +74,8 @@ def test_each_text_passes_once(model):
     rows = []
     model[0].model.layers[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     evaluator(model)
-    # Two more rows: the trials that find the layers and the final norm.
-    assert sum(rows) == 2 + len(set(TEXTS))
+    # The layers and the final norm are known: the model was looked at when its module was made.
+    assert sum(rows) == len(set(TEXTS))
     assert sum(steps) == len(set(TEXTS))
 
 

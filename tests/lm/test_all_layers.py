@@ -41,7 +41,7 @@ from st_reba import (
 )
 
 from .. import oracles
-from ..backbones import ARCHITECTURES, TEXTS, VOCABULARY
+from ..backbones import EACH, TEXTS, VOCABULARY
 from ..conftest import pipeline, relative_error
 
 #: Modules that begin a pipeline, or read what no text encoder hands on.
@@ -154,7 +154,7 @@ def test_lstm_wants_lengths_that_no_transformer_gives(backbone_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_the_layers_are_those_of_transformer(architecture, backbone_path):
     """The same, in the same order, on every architecture; and no hooks are left that cannot be pickled."""
     path = backbone_path(architecture)

@@ -31,7 +31,7 @@ from st_reba.lm.decoder import shortened, view
 from st_reba.lm.dry_run import CANNOT_RUN, dry_run, given_instead, noting_calls, output_on
 
 from .. import backbones
-from ..backbones import ARCHITECTURES
+from ..backbones import EACH
 from ..conftest import forward_passes, pipeline, relative_error
 from ..modules.test_shared_backbone import everything_set_on, mixed_modes
 
@@ -198,7 +198,7 @@ def test_layers_above_are_let_go(backbone_path):
     assert below() is None or below() in short.model.modules()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_a_dry_run_leaves_attention_and_hooks_as_they_were(architecture):
     model = mixed_modes(backbones.backbone(architecture))
     before, hooks = everything_set_on(model), hooks_on(model)

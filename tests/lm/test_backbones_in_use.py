@@ -26,7 +26,7 @@ from st_reba.lm import backbone
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import first, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
 RECIPES = {
@@ -342,7 +342,7 @@ class TestCompiled:
         assert relative_error(words(model), wanted) < EXACT
         return model
 
-    @pytest.mark.parametrize("recipe", ["classical", "echo", "thought"])
+    @pytest.mark.parametrize("recipe", ["echo", *first(["classical", "thought"], 0)])
     def test_a_graph_never_decides_what_is_watched(self, recipe, path):
         graphs = []
 
@@ -358,6 +358,7 @@ class TestCompiled:
         assert (len(graphs) == 1) == (recipe in ("classical", "echo"))
 
     @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+    @pytest.mark.long
     def test_down_to_machine_code(self, path, tmp_path):
         model = self.check("reba, bidirectional", path, "inductor")
         model.save_pretrained(str(tmp_path))

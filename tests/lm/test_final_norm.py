@@ -12,7 +12,7 @@ from transformers import AutoModel
 from st_reba import CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
 
-from ..backbones import ARCHITECTURES, TEXTS
+from ..backbones import EACH, TEXTS
 from ..conftest import pipeline, relative_error
 from ..modules.test_invariance import RECIPES
 from ..readers.test_layers import final_norm
@@ -36,7 +36,7 @@ def test_every_module(recipe, normless, backbone_path):
     assert relative_error(model.encode(TEXTS, batch_size=2), expected) < 1e-5
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("layer", [1, 3])
 def test_every_architecture(architecture, layer, backbone_path, eager, token_ids):
     """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""

@@ -8,11 +8,11 @@ from st_reba.data.demo import DEMO_MODEL
 from st_reba.lm.projections import output_projections
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES
+from ..backbones import EACH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_they_are_what_each_architecture_calls_so(architecture, dtype):
     model = backbones.backbone(architecture).to(dtype)
     attention = model.config._attn_implementation

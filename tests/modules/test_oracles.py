@@ -10,7 +10,7 @@ import torch
 from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
 
 from .. import oracles
-from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
+from ..backbones import EACH, OWN_ATTENTION, TEXTS
 from ..conftest import pipeline, relative_error
 
 TOLERANCE = 1e-5
@@ -28,7 +28,7 @@ def assert_words_equal(module, expected_words):
         assert relative_error(value, expected_words(text)) < TOLERANCE, text
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_reba(architecture, k, backbone_path, eager, token_ids):
     module = make(ReBAModule, backbone_path(architecture), repetitions=k)
@@ -41,7 +41,7 @@ def test_reba(architecture, k, backbone_path, eager, token_ids):
             assert relative_error(vector, oracles.algorithm_3(words[text], pooling)) < TOLERANCE, (pooling, text)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_reba_last_row(architecture, backbone_path, eager, token_ids):
     module = make(ReBAModule, backbone_path(architecture), rows="last")
     for pooling in ("mean", "lasttoken"):
@@ -64,7 +64,7 @@ def test_reba_with_normalized_weights(architecture, backbone_path, eager, token_
     assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, normalize=True))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("k", [2, 3])
 def test_echo(architecture, k, backbone_path, eager, token_ids):
     module = make(EchoModule, backbone_path(architecture), repetitions=k)
@@ -73,7 +73,7 @@ def test_echo(architecture, k, backbone_path, eager, token_ids):
     assert_words_equal(module, lambda text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_classical(architecture, backbone_path, eager, token_ids):
     module = make(CausalTransformer, backbone_path(architecture))
     assert_words_equal(module, lambda text: oracles.classical(eager(architecture), token_ids(text)))
@@ -84,7 +84,7 @@ def test_input_embeddings(backbone_path, eager, token_ids):
     assert_words_equal(InputEmbeddings(backbone_path()), lambda text: table[torch.tensor(token_ids(text))])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_the_backbones_attend_far_from_uniformly(architecture, eager, token_ids):
     """Otherwise the tests above could not tell one attention from another."""
     _, maps = oracles.run(eager(architecture), token_ids(TEXTS[2]) * 2)
@@ -105,13 +105,13 @@ def test_mean_pooling_equals_the_sum_over_columns(backbone_path, eager, token_id
 class TestChunked:
     """Chunks of 5 tokens, where the texts have 1 to 40."""
 
-    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    @pytest.mark.parametrize("architecture", EACH)
     @pytest.mark.parametrize("k", [1, 2, 3])
     def test_words(self, architecture, k, backbone_path, eager, token_ids):
         module = make(ReBAModule, backbone_path(architecture), repetitions=k, chunk_length=5)
         assert_words_equal(module, lambda text: oracles.chunked(eager(architecture), token_ids(text), k, 5))
 
-    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    @pytest.mark.parametrize("architecture", EACH)
     def test_last_row(self, architecture, backbone_path, eager, token_ids):
         module = make(ReBAModule, backbone_path(architecture), chunk_length=5, rows="last")
         vectors = pipeline(module, "lasttoken").encode(TEXTS, batch_size=len(TEXTS))

@@ -195,6 +195,7 @@ def test_a_fresh_process_without_the_import(saved):
     assert "the same" in run(code, str(saved))
 
 
+@pytest.mark.long
 def test_worker_processes(saved, tmp_path):
     code = textwrap.dedent(
         ENCODE.format(imports="import st_reba", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)

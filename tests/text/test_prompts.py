@@ -33,13 +33,13 @@ from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.templates import normalized
 
 from .. import oracles
-from ..backbones import ARCHITECTURES, TEXTS
+from ..backbones import EACH, TEXTS
 from ..conftest import pipeline, relative_error
 
 RECIPE = {"pool_over": "all", "rows": "last", "normalize_text": True}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
 def test_oracle(architecture, template, backbone_path, eager, token_ids):
     model = pipeline(CausalTransformer(backbone_path(architecture), template=template, **RECIPE), "lasttoken")

@@ -22,7 +22,7 @@ from st_reba import (
 )
 from st_reba.text.templates import PRESETS, normalized
 
-from ..backbones import ARCHITECTURES, TEXTS
+from ..backbones import EACH, TEXTS
 from ..conftest import pipeline, relative_error
 
 FAMILY = [name for name, preset in PRESETS.items() if preset.rows == "last"]
@@ -49,7 +49,7 @@ def test_the_family_is_that_of_prompteol():
     ]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("template", ["prompteol", "knowledge-zh"])
 def test_oracle(architecture, template, backbone_path, eager, token_ids):
     """The last token of the prompt, of transformers' own hidden states: the last entry, or the last but one."""

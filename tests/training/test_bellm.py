@@ -227,6 +227,7 @@ class TestResuming:
                 train_bellm(settings(epochs=2, checkpoint_steps=2), tmp_path / "broken", progress=False)
         return tmp_path / "broken"
 
+    @pytest.mark.long
     def test_with_moved_data_and_other_intervals(self, stopped, settings, triplets, tmp_path):
         straight = train_bellm(settings(epochs=2), tmp_path / "straight", progress=False)
         moved = shutil.move(triplets, tmp_path / "moved.tsv")

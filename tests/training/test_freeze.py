@@ -14,6 +14,7 @@ from st_reba.training.digests import weights_digest
 from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
+from ..conftest import first
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -116,7 +117,7 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("run", ["pretraining", "out/checkpoints"])
+@pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
 def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     given = settings(checkpoint_steps=2)
     whole = train_freeze(given, files / "whole", progress=False)
@@ -130,6 +131,7 @@ def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     assert same(resumed[1].state_dict(), whole[1].state_dict())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["pretraining", "out/checkpoints"])
 def test_a_run_goes_on_with_moved_data_and_other_intervals(run, settings, files, monkeypatch):
     given = settings(checkpoint_steps=2, sentences=str(files / "sentences.txt"))

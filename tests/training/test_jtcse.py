@@ -60,6 +60,7 @@ def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):
     assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_moved_data_and_other_intervals(settings, texts, tmp_path, monkeypatch):
     whole = train_jtcse(settings(), tmp_path / "whole", progress=False)
     with monkeypatch.context() as patched:

@@ -177,7 +177,6 @@ def test_what_was_set_and_measured(demo):
     assert page.all("time", datetime="2026-11-20") == ["2026-11-20"]
     for name, reason in comparison.skipped:
         assert f"{name}{reason}" in text
-    assert "Echo-2The text stands 2 times, and is read in its last copy." in text
 
 
 def test_the_table_can_be_read_aloud(demo):

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba import CausalTransformer, LayerStates
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import examples, pipeline, relative_error
 
 
@@ -24,7 +24,7 @@ def states(module, texts, **kwargs):
         return module(module.preprocess(texts, **kwargs))["layer_states"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_every_layer_on_every_architecture(architecture, backbone_path, eager, token_ids):
     module = LayerStates(backbone_path(architecture)).eval()
     assert module.depth == 3

@@ -11,7 +11,7 @@ from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
 from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -25,7 +25,7 @@ def prompts(token_ids):
     return lambda text: [token_ids(f'{front} sentence : "{normalized(text)}" means in one word:"') for front in fronts]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize(("layer", "output_layer", "scale"), [(0, 3, 0.5), (1, 2, "norm"), (1, 2, 2), (2, 3, 0.5)])
 def test_oracle(architecture, layer, output_layer, scale, backbone_path, eager, prompts):
     module = ContrastivePromptingModule(

@@ -16,7 +16,7 @@ from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, IdfWeights, P
 from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 
 TOLERANCE = 1e-5
@@ -46,7 +46,7 @@ def whole(module, **kwargs) -> SentenceTransformer:
     return SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, CORPUS, **kwargs)], device="cpu")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("layer", [1, 2])
 def test_oracle(architecture, layer, backbone_path, expected):
     module = EarlyLateModule(backbone_path(architecture), early_layer=layer)

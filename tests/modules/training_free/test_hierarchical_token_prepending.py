@@ -10,7 +10,7 @@ from st_reba import HierarchicalTokenPrependingModule
 from st_reba.text.blocks import _SENTENCE_END
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 from .test_token_prepending import drawn
 
@@ -30,7 +30,7 @@ def laid_out(blocks, slot, front=()):
     return ids, takes, text
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize(("layers", "output_layer", "length"), [(2, 3, 4), (3, 3, 1), (2, 2, 100)])
 def test_oracle(architecture, layers, output_layer, length, backbone_path, eager, token_ids):
     module = HierarchicalTokenPrependingModule(

@@ -10,7 +10,7 @@ from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, enc
 from st_reba.lm.prefixes import Prefixes
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 
 TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
@@ -21,7 +21,7 @@ def whole_prompts(token_ids, text, before=""):
     return [token_ids(before + TEMPLATES.get(task, task).replace("{text}", text)) for task in TASKS]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 def test_oracle(architecture, backbone_path, eager, token_ids):
     model = pipeline(MetaEOLModule(backbone_path(architecture), templates=TASKS))
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))

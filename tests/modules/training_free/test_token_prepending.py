@@ -14,7 +14,7 @@ from st_reba import CausalTransformer, TokenPrependingModule
 from st_reba.modules.changes.prepend import Slots
 
 from ... import backbones, oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -25,7 +25,7 @@ def drawn(module):
     return torch.randn(module.model.get_input_embeddings().weight.shape[1], generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize(("layers", "output_layer"), [(1, 3), (2, 2), (3, 3)])
 def test_oracle(architecture, layers, output_layer, backbone_path, eager, token_ids):
     module = TokenPrependingModule(

@@ -8,7 +8,7 @@ from st_reba import CausalTransformer, ValueAggregationModule
 from st_reba.text.templates import normalized
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, TEXTS
+from ...backbones import EACH, TEXTS
 from ...conftest import pipeline, relative_error
 
 TOLERANCE = 1e-5
@@ -20,7 +20,7 @@ def prompted(token_ids):
     return lambda text: token_ids(f'This sentence : "{normalized(text)}" means in one word:"')
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("layers", ["all", [0], [-1, 1]])
 def test_oracle(architecture, layers, backbone_path, eager, prompted):
     module = ValueAggregationModule(backbone_path(architecture), layers=layers)
