@@ -62,6 +62,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	env MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases benchmarks examples
+	env MYPYPATH=scripts/demo_lm $(BIN)/mypy --explicit-package-bases scripts/demo_lm
 	$(BIN)/lint-imports
 
 # Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the catalogue.

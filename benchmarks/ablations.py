@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -21,7 +22,7 @@ from transformers.utils import logging
 
 import records
 from real.models import MODELS
-from real.passes import own_end
+from real.passes import Pass, own_end
 from real.scores import cosines_of
 from real.texts import LISTS, Sets, TextList
 from real.vectors import Vectors
@@ -42,19 +43,19 @@ PAIRS = 500
 Build = Callable[[CausalModule], CausalModule]
 
 
-def prompteol(**settings: object) -> Build:
+def prompteol(**settings: Any) -> Build:
     return lambda backbone: CausalTransformer(backbone, template="prompteol", **settings)
 
 
-def contrastive(**settings: object) -> Build:
+def contrastive(**settings: Any) -> Build:
     return lambda backbone: ContrastivePromptingModule(backbone, **settings)
 
 
-def prepending(**settings: object) -> Build:
+def prepending(**settings: Any) -> Build:
     return lambda backbone: TokenPrependingModule(backbone, **settings)
 
 
-def aggregated(**settings: object) -> Build:
+def aggregated(**settings: Any) -> Build:
     return lambda backbone: ValueAggregationModule(backbone, **settings)
 
 
@@ -92,6 +93,11 @@ def variants(depth: int) -> Mapping[tuple[str, str], Build]:
     }
 
 
+def at_its_end(recipe: str, build: Build) -> Pass:
+    """A recipe, read at its last token."""
+    return own_end(recipe, lambda backbone, language: build(backbone), ("last",))
+
+
 def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> None:
     """Embed under every variant, and write how each stands beside the reference."""
     language = texts_of.language
@@ -103,15 +109,14 @@ def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> 
     for (recipe, change), build in variants(facts.depth(measured.backbone.model)).items():
         kept = Vectors(measured.directory(options.out) / texts_of.name / f"{recipe}, {change}")
         if not kept.done:
-            one = own_end(recipe, lambda backbone, _, build=build: build(backbone), ("last",))
-            keep(kept, one.make(measured.backbone, language), texts_of, options.data)
+            keep(kept, at_its_end(recipe, build).make(measured.backbone, language), texts_of, options.data)
         [variant] = kept.variants()
         found[recipe, change] = cosines_of(kept.read(variant), *sides)
     named = {str(number): each for number, each in enumerate(found.values())}
     statistic = bootstrap.spearman(named, labelled.scores[:PAIRS])
     values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
     start = list(found).index(REFERENCE)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, (recipe, change) in enumerate(found):
         low, high = bootstrap.interval(replicates[number] - replicates[start])
         rows.append(

@@ -25,7 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -38,7 +38,7 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.modules.base import CausalModule
+from st_reba.modules.base import CausalModule, Rows
 from st_reba.modules.readout import Reading
 from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.layout import Layout
@@ -83,7 +83,7 @@ TABLES = {"repetition": REPETITION, "passes": PASSES, "sweep": SWEEP, "chunked":
 class WholePasses(RefinedThoughtModule):
     """RT as one would write it down: every pass over the whole text."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reuses_cache = False
 
@@ -94,14 +94,14 @@ class PaperReBA(CausalTransformer):
     For texts of one length, as all here are, so that nothing needs to be masked.
     """
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, template="{text}", **kwargs)
         self.model.set_attn_implementation("eager")
 
     def _part_size(self, layout: Layout) -> int:
         return len(layout.input_ids)
 
-    def _read(self, layout: Layout, **kwargs: object) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         n = layout.input_ids.shape[1]
         output = self.model(input_ids=layout.input_ids.repeat(1, 2), output_attentions=True)
         fused = torch.zeros_like(output.attentions[0][:, 0])
@@ -123,20 +123,21 @@ class OneByOne:
     """The recipes of a sweep over three copies, each on its own."""
 
     def __init__(self, backbone: CausalTransformer) -> None:
-        modules = []
-        for pooling, rows in (("mean", "all"), ("lasttoken", "last")):
+        modules: list[tuple[CausalModule, str]] = []
+        both: tuple[tuple[str, Rows], ...] = (("mean", "all"), ("lasttoken", "last"))
+        for pooling, rows in both:
             modules.append((CausalTransformer(backbone), pooling))
             modules += [(EchoModule(backbone, repetitions=k), pooling) for k in (2, 3)]
             modules += [(ReBAModule(backbone, repetitions=k, rows=rows), pooling) for k in (1, 2, 3)]
         self.models = [as_model(module, pooling, str(backbone.model.device)) for module, pooling in modules]
         self.device = backbone.model.device
 
-    def encode(self, inputs: list[str], **kwargs: object) -> None:
+    def encode(self, inputs: list[str], **kwargs: Any) -> None:
         for model in self.models:
             model.encode(inputs, **kwargs)
 
 
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[type[CausalModule], dict[str, Any], str]] = {
     "Classical, mean": (CausalTransformer, {}, "mean"),
     "Echo-3, mean": (EchoModule, {"repetitions": 3}, "mean"),
     "Classical, last": (CausalTransformer, {}, "lasttoken"),
@@ -154,7 +155,7 @@ CONTENDERS = {
     "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}, "mean"),
 }
 #: Those that give many embeddings of a text: Classical, Echo-2 and -3, ReBA-1 to -3, under mean and last pooling.
-SWEEPS = {"All recipes in one pass": RecipeSweep, "All recipes, one by one": OneByOne}
+SWEEPS: dict[str, Any] = {"All recipes in one pass": RecipeSweep, "All recipes, one by one": OneByOne}
 
 
 def make_backbone(size: str, directory: Path, dtype: str) -> Path:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -32,7 +32,7 @@ SENTENCES = 500
 QUARTILES = {"low": "first_quartile", "median": "median", "high": "third_quartile"}
 
 
-def readings(backbone: CausalModule) -> Iterator[tuple[str, CausalModule, str]]:
+def readings(backbone: CausalModule) -> Iterator[tuple[str, CausalModule, Literal["last", "all"]]]:
     """A name, the module, and which layers are read."""
     yield "Classical", CausalTransformer(backbone), "all"
     yield "Bidirectional", CausalTransformer(backbone, bidirectional_layers=1), "last"

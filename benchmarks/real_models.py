@@ -78,7 +78,8 @@ class Measured:
 
 def embed(measured: Measured, options: argparse.Namespace) -> None:
     """Run passes over lists, and keep what comes out."""
-    passes = [Pass("as it is", PASSES["repeated"].make)] if measured.model.embedder else map(PASSES.get, options.passes)
+    own = [Pass("as it is", PASSES["repeated"].make)]
+    passes = own if measured.model.embedder else [PASSES[name] for name in options.passes]
     for chosen in passes:
         for texts_of in map(LISTS.__getitem__, options.lists):
             kept = Vectors(measured.directory(options.out) / texts_of.name / chosen.name)

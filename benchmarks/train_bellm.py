@@ -14,6 +14,7 @@ import os
 import random
 from collections import defaultdict
 from pathlib import Path
+from typing import Literal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -26,7 +27,7 @@ from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.training import BeLLMTraining, build_bellm, train_bellm
 
-SETTINGS = ("none", "last", "all")
+SETTINGS: tuple[Literal["none", "last", "all"], ...] = ("none", "last", "all")
 
 
 def triplets(pairs: Pairs, seed: int) -> list[tuple[str, str, str]]:

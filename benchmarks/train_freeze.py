@@ -16,7 +16,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
 from transformers.utils import logging
 
-from st_reba import CausalTransformer, LayerStates
+from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder
 from st_reba.data.demo import DEMO_MODEL
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
@@ -100,7 +100,7 @@ def run(
         for split, pairs in sets.items()
     }
     embeddings = trained.encode(sets["test"].first, batch_size=256)
-    return {**found, "identical": trained[-1].score_pairs(embeddings, embeddings).numpy()}
+    return {**found, "identical": cast(LayerwiseAutoencoder, trained[-1]).score_pairs(embeddings, embeddings).numpy()}
 
 
 def correlations(values: np.ndarray, labels: list[float]) -> tuple[float, float]:

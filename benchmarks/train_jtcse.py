@@ -16,7 +16,9 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,7 +33,7 @@ from sentence_transformers.sentence_transformer.losses import MSELoss, MultipleN
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import BertWordPieceTokenizer
 from torch.nn.functional import cross_entropy
-from transformers import (
+from transformers import (  # type: ignore[attr-defined]
     AutoModel,
     BertConfig,
     BertForMaskedLM,
@@ -52,9 +54,15 @@ from st_reba.training import fit
 
 VOCABULARY = 6000
 LENGTH = 48
-SIZE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
-MLM = {"epochs": 5, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
-RUN = {"batch_size": 64, "weight_decay": 0.01, "evaluation_steps": 30, "logging_steps": 30, "progress": False}
+SIZE: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+MLM: dict[str, Any] = {"epochs": 5, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
+RUN: dict[str, Any] = {
+    "batch_size": 64,
+    "weight_decay": 0.01,
+    "evaluation_steps": 30,
+    "logging_steps": 30,
+    "progress": False,
+}
 #: A pair with at least this score is a positive of the alignment, as in SimCSE.
 ALIKE = 4.0
 #: The share of the learning rate that distillation needs to be as fast: its loss is a mean over dimensions.
@@ -192,13 +200,13 @@ class BagOfEmbeddings:
         return np.stack([table[row].mean(dim=0).numpy() for row in ids])
 
 
-def measure(model: SentenceTransformer | BagOfEmbeddings, pairs: Pairs) -> dict[str, object]:
+def measure(model: SentenceTransformer | BagOfEmbeddings, pairs: Pairs) -> dict[str, Any]:
     """Cosines of the pairs, and how the embeddings lie."""
     first, second = (model.encode(texts, batch_size=128) for texts in (pairs.first, pairs.second))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     alike = np.asarray(pairs.scores) >= ALIKE
     distinct = dict(zip([*pairs.first, *pairs.second], [*first, *second], strict=True))
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "cosines": cosines,
         "alignment": float(alignment(first[alike], second[alike]).mean()),
         "uniformity": float(uniformity(np.stack(list(distinct.values()))).mean()),
@@ -249,7 +257,7 @@ def report(trained: dict[tuple[str, int], Path], options: argparse.Namespace) ->
         "before: CLS": lambda: single(start),
     }
     for (name, seed), out in trained.items():
-        models[f"{name} (seed {seed})"] = lambda out=out: SentenceTransformer(str(out / "model"), device="cpu")
+        models[f"{name} (seed {seed})"] = partial(SentenceTransformer, str(out / "model"), device="cpu")
     found = {name: measure(make(), test) for name, make in models.items()}
     scores = estimate(
         spearman({name: row["cosines"] for name, row in found.items()}, test.scores), controls=[*models][:3]

@@ -10,9 +10,11 @@ the same command goes on.
 from __future__ import annotations
 
 import argparse
+from typing import cast
 
 from sentence_transformers import SentenceTransformer
 
+from st_reba import LayerwiseAutoencoder
 from st_reba.training import FreezeTraining, train_freeze
 
 FIRST = ["A man is playing the flute.", "A brown dog is jumping."]
@@ -43,7 +45,7 @@ def main() -> None:
     print(f"Saved to {options.out}; reloaded, its embeddings are {first.shape}, and their cosines")
     print(reloaded.similarity_pairwise(first, second))
     print("The trained similarity, 1 for equal texts:")
-    print(reloaded[-1].score_pairs(first, second))
+    print(cast(LayerwiseAutoencoder, reloaded[-1]).score_pairs(first, second))
 
 
 if __name__ == "__main__":

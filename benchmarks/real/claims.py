@@ -134,9 +134,10 @@ def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
                 pair = (Variant(first, ""), Variant(second, ""))
                 best = [_best_layer(readings[other][metric], each) for each in pair]
                 called = (f"{first}, its best layer", f"{second}, its best layer")
-                for claimed, said in ((pair, None), (best, called)):
-                    if all(each in correct for each in claimed):
-                        claims.append(Claim(f"{first} is ahead of {second} on word senses", *claimed, said))
+                text = f"{first} is ahead of {second} on word senses"
+                for claim in (Claim(text, *pair), Claim(text, best[0], best[1], called)):
+                    if claim.first in correct and claim.second in correct:
+                        claims.append(claim)
             used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
             if used:
                 statistic = bootstrap.mean({str(used.index(each)): correct[each] for each in used})

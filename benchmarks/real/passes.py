@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -147,7 +148,7 @@ def _in(language: str, template: str) -> str:
     return template if language == "en" else f"{template}-zh"
 
 
-def _prompt(template: str, **kwargs: object) -> Callable[[CausalModule, str], CausalModule]:
+def _prompt(template: str, **kwargs: Any) -> Callable[[CausalModule, str], CausalModule]:
     return lambda backbone, language: CausalTransformer(backbone, template=_in(language, template), **kwargs)
 
 
@@ -159,7 +160,7 @@ def _thought(passes: int) -> Callable[[CausalModule, str], CausalModule]:
     return lambda backbone, language: RefinedThoughtModule(backbone, iterations=passes)
 
 
-def _ignoring_language(build: Callable[..., CausalModule], **kwargs: object) -> Callable[..., CausalModule]:
+def _ignoring_language(build: Callable[..., CausalModule], **kwargs: Any) -> Callable[..., CausalModule]:
     return lambda backbone, language: build(backbone, **kwargs)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +56,10 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Update all matrices that have a gradient."""
         for group in self.param_groups:
-            by_shape: defaultdict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
@@ -68,7 +69,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(directions.unbind()), alpha=-group["lr"] * scale)
 
-    def _lookahead(self, parameter: nn.Parameter, momentum: float) -> Tensor:
+    def _lookahead(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov's: the gradient, and the momentum after it."""
         state = self.state[parameter]
         if not state:

@@ -299,7 +299,7 @@ def train(
             f"{settings.length}. Give more text."
         )
     workers = Workers(settings)
-    model = (build_model(settings, vocabulary) if start is None else started_model(start)).to(device)
+    model = (build_model(settings, vocabulary) if start is None else started_model(start)).to(device)  # type: ignore[arg-type]
     optimizers = build_optimizers(model, settings)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     text = {"stream length": len(stream), "stream sum": int(stream.sum())}
@@ -348,7 +348,8 @@ def faster_precision(device: str) -> str:
 
 def save_model(model: LlamaForCausalLM, data: Path, out: Path, settings: Settings) -> None:
     """The model directory: bfloat16 weights in files of at most 16 MiB, tokenizer, and what it was trained with."""
-    model.to("cpu", torch.bfloat16).save_pretrained(out, max_shard_size="15MB" if settings.size == "16M" else "5GB")
+    whole = "15MB" if settings.size == "16M" else "5GB"
+    model.to("cpu", torch.bfloat16).save_pretrained(out, max_shard_size=whole)  # type: ignore[arg-type]
     for name in TOKENIZER_FILES:
         shutil.copyfile(data / name, out / name)
     (out / "training.json").write_text(json.dumps(asdict(settings), indent=1), encoding="utf-8")
