@@ -1,4 +1,7 @@
-"""Texts from a file of any size: plain text, JSON lines or Parquet, a chunk of rows at a time."""
+"""Texts from a file of any size: plain text, JSON lines or Parquet, a chunk of rows at a time.
+
+Longer than other files, because the kinds of files share one way to count, skip and resume.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """How sure a score is: bootstrap intervals, and which recipes cannot be told from the best.
 
+A little longer than other files, because each statistic stands beside the counting that it is made from.
+
 Every statistic here is a function of *counts*, how often each of N items (sentence pairs, questions, texts) stands in a
 resample. All recipes of a table see the same resamples, so that differences between them are paired: what makes an item
 hard makes it hard for all, and the difference of two recipes is surer than either score.
