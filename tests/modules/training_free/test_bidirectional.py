@@ -8,14 +8,14 @@ from st_reba.data.demo import DEMO_MODEL
 from st_reba.lm.attention.masks import attending_both_ways
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, EACH, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ...conftest import pipeline, relative_error
 
 ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("count", [1, 2])
 class TestOracle:
     def assert_words(self, module, expected):
@@ -44,7 +44,7 @@ class TestOracle:
             assert relative_error(vector, words[text][-1]) < TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_causality(architecture, count, backbone_path):
     """The last token reaches the first token's state in the last layer if and only if that layer attends both ways,

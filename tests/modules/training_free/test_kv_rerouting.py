@@ -13,7 +13,7 @@ from st_reba.modules.changes.reroute import middle_third
 from st_reba.readers.layers import LayerReader
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, EACH, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ...conftest import pipeline, relative_error
 
 ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
@@ -32,7 +32,7 @@ def tokens(eager, token_ids):
     return states
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("layers", "bias"), [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)])
 def test_oracle(architecture, layers, bias, backbone_path, tokens):
     module = KVReroutingModule(backbone_path(architecture), layers=layers, prefix_bias=bias, hybrid=False)

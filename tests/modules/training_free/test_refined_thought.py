@@ -11,7 +11,7 @@ from st_reba import CausalTransformer, RefinedThoughtModule
 from st_reba.lm.prefixes import Prefixes
 
 from ... import backbones, oracles
-from ...backbones import ARCHITECTURES, EACH, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ...conftest import pipeline, relative_error
 
 ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 EOS = 0
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("passes", [1, 2, 5])
 def test_oracle(architecture, passes, backbone_path, eager, token_ids):
     module = RefinedThoughtModule(backbone_path(architecture), iterations=passes)
