@@ -102,7 +102,11 @@ def pair_claims(found: Pairs) -> Iterator[Row]:
     cosines = found.cosines["test"]
     claims = []
     for claim in on_pairs(found.language):
-        first = replace(claim.first, layer=found.chosen_layer(claim.first)) if claim.names else claim.first
+        layer = found.chosen_layer(claim.first) if claim.names else None
+        if claim.names and layer is None:
+            # Without a development part there is nothing to choose a layer on.
+            continue
+        first = replace(claim.first, layer=layer)
         if first in cosines and claim.second in cosines:
             claims.append(replace(claim, first=first))
     used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
