@@ -12,6 +12,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import records
 from real.models import MODELS
 from real.passes import Pass, own_end
 from real.scores import cosines_of
-from real.texts import LISTS, Sets, TextList
+from real.texts import Sets, TextList
 from real.vectors import Vectors
 from real_models import Measured, keep
 from st_reba.evaluation import bootstrap
@@ -43,22 +44,6 @@ PAIRS = 500
 Build = Callable[[CausalModule], CausalModule]
 
 
-def prompteol(**settings: Any) -> Build:
-    return lambda backbone: CausalTransformer(backbone, template="prompteol", **settings)
-
-
-def contrastive(**settings: Any) -> Build:
-    return lambda backbone: ContrastivePromptingModule(backbone, **settings)
-
-
-def prepending(**settings: Any) -> Build:
-    return lambda backbone: TokenPrependingModule(backbone, **settings)
-
-
-def aggregated(**settings: Any) -> Build:
-    return lambda backbone: ValueAggregationModule(backbone, **settings)
-
-
 #: What every other row is held against.
 REFERENCE = ("PromptEOL", "as it is")
 
@@ -66,30 +51,33 @@ REFERENCE = ("PromptEOL", "as it is")
 def variants(depth: int) -> Mapping[tuple[str, str], Build]:
     """By recipe and what is changed, for a model of so many layers."""
     exit_layer = round(27 / 32 * depth)
-    all_layers = {"output_layer": depth, "final_norm": True}
+    all_layers: dict[str, Any] = {"output_layer": depth, "final_norm": True}
+    prompteol = partial(CausalTransformer, template="prompteol")
     return {
-        REFERENCE: prompteol(),
-        ("PromptEOL", f"after layer {exit_layer}"): prompteol(output_layer=exit_layer),
-        ("PromptEOL", f"after layer {exit_layer}, without the final norm"): prompteol(
-            output_layer=exit_layer, final_norm=False
+        REFERENCE: prompteol,
+        ("PromptEOL", f"after layer {exit_layer}"): partial(prompteol, output_layer=exit_layer),
+        ("PromptEOL", f"after layer {exit_layer}, without the final norm"): partial(
+            prompteol, output_layer=exit_layer, final_norm=False
         ),
-        ("Contrastive prompting", "as it is"): contrastive(),
-        ("Contrastive prompting", "all layers, final norm"): contrastive(**all_layers),
+        ("Contrastive prompting", "as it is"): ContrastivePromptingModule,
+        ("Contrastive prompting", "all layers, final norm"): partial(ContrastivePromptingModule, **all_layers),
         **{
-            ("Contrastive prompting", f"contrast in layer {layer}"): contrastive(contrast_layer=layer)
+            ("Contrastive prompting", f"contrast in layer {layer}"): partial(
+                ContrastivePromptingModule, contrast_layer=layer
+            )
             for layer in sorted({1, depth // 4, depth // 2, exit_layer - 2})
         },
-        ("Contrastive prompting", "scale 1"): contrastive(scale=1.0),
-        ("Contrastive prompting", "scale norm"): contrastive(scale="norm"),
-        ("Token prepending", "as it is"): prepending(),
-        ("Token prepending", "all layers, final norm"): prepending(**all_layers),
+        ("Contrastive prompting", "scale 1"): partial(ContrastivePromptingModule, scale=1.0),
+        ("Contrastive prompting", "scale norm"): partial(ContrastivePromptingModule, scale="norm"),
+        ("Token prepending", "as it is"): TokenPrependingModule,
+        ("Token prepending", "all layers, final norm"): partial(TokenPrependingModule, **all_layers),
         **{
-            ("Token prepending", f"prepended to {layers} layer{'s' if layers > 1 else ''}"): prepending(
-                prepend_layers=layers
+            ("Token prepending", f"prepended to {layers} layer{'s' if layers > 1 else ''}"): partial(
+                TokenPrependingModule, prepend_layers=layers
             )
             for layers in (1, 2, depth // 2)
         },
-        ("Value aggregation", "as it is"): aggregated(),
+        ("Value aggregation", "as it is"): ValueAggregationModule,
     }
 
 
@@ -137,7 +125,7 @@ def some_pairs(language: str) -> TextList:
         pairs = Sets(directory).pairs(language, "dev")
         return list(dict.fromkeys([*pairs.first[:PAIRS], *pairs.second[:PAIRS]]))
 
-    return TextList(f"{LISTS[f'stsb-{language}-dev'].name}-{PAIRS}", language, read)
+    return TextList(f"stsb-{language}-dev-{PAIRS}", language, read)
 
 
 def main() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from ..context import entered
 
 
 class Masking(Protocol):
@@ -92,8 +89,3 @@ class AfterPrefix:
             prefix = prefix & (start + step[:, None] - slot < window)
             own = own & (step[:, None] - step < window)
         return torch.cat([prefix, own], dim=-1)
-
-
-def attending_both_ways(layers: Collection[int], real: Tensor) -> contextlib.AbstractContextManager[None]:
-    """Let these layers attend both ways among the real tokens, (B, N)."""
-    return entered(masking=BothWays(layers, real) if layers else None)

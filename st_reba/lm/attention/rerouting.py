@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..context import entered
 from ..precision import widened
 
 
@@ -52,8 +50,3 @@ class Rerouting:
         """(B, G, 1, d): the token's, of (B, G, N, d)."""
         index = self.positions.to(states.device).view(-1, 1, 1, 1)
         return states.gather(2, index.expand(-1, states.shape[1], 1, states.shape[3]))
-
-
-def rerouted(rerouting: Rerouting) -> contextlib.AbstractContextManager[None]:
-    """Re-route in this block, in this thread."""
-    return entered(rerouting=rerouting)

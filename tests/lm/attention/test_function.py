@@ -10,8 +10,9 @@ from torch import nn
 from st_reba.lm.attention import observers
 from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.observers import InChunks, LayerCensus, RunningMaximum, watching
-from st_reba.lm.attention.rerouting import Rerouting, rerouted
+from st_reba.lm.attention.rerouting import Rerouting
 from st_reba.lm.attention.weights import MapSource, QueryKeySource
+from st_reba.lm.context import entered
 
 
 def layer(index=0, **attributes):
@@ -308,7 +309,7 @@ class TestRerouting:
         extras = CASES[case]
         mask = extras.get("mask")
         with (
-            rerouted(Rerouting([0], self.POSITIONS, bias)),
+            entered(rerouting=Rerouting([0], self.POSITIONS, bias)),
             watching(observer) if observer else contextlib.nullcontext(),
         ):
             output, _ = observable_attention(
@@ -375,6 +376,6 @@ class TestRerouting:
 
     def test_only_in_its_layers_and_only_in_its_block(self):
         tensors = problem()
-        with rerouted(Rerouting([1], self.POSITIONS)):
+        with entered(rerouting=Rerouting([1], self.POSITIONS)):
             torch.testing.assert_close(observable_attention(layer(0), *tensors, None)[0], naive(*tensors)[0])
         torch.testing.assert_close(observable_attention(layer(1), *tensors, None)[0], naive(*tensors)[0])
