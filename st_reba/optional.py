@@ -35,9 +35,9 @@ def require_ray() -> Any:
     return require("ray", "ray", "The ray engine")
 
 
-def require_datasets() -> Any:
+def require_datasets(purpose: str = "Training data", extra: str = "train") -> Any:
     """``datasets``."""
-    return require("datasets", "train", "Training data")
+    return require("datasets", extra, purpose)
 
 
 def require_peft() -> Any:

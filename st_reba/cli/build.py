@@ -18,7 +18,8 @@ from ..data.tables import read_texts
 from ..files import whole_directory
 from ..hub.card import add_recipe
 from ..text.templates import PRESETS
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, check_file, clear_errors, console, load
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
+from .data import prompts_of
 
 #: Recipes by what ``--method`` calls them.
 METHODS = {row.method: row for row in every_row() if row.method}
@@ -65,11 +66,17 @@ def build_command(
         typer.Option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol" (prompteol).'),
     ] = None,
     fit_texts: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Plain texts, one a line, some hundreds, that what stands around the pooling is fitted on, such as "
-            "the whitening behind early-late. Default: demo texts."
+            help="Plain texts, one a line or the column text of a table, some hundreds, that what stands around the "
+            "pooling is fitted on, such as the whitening behind early-late. Default: demo texts."
         ),
+    ] = None,
+    query_prompt: Annotated[
+        str | None, typer.Option(help="Retrieval: what stands before a text in encode_query.", show_default=False)
+    ] = None,
+    document_prompt: Annotated[
+        str | None, typer.Option(help="Retrieval: what stands before a text in encode_document.", show_default=False)
     ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     max_seq_length: LengthOption = None,
@@ -94,7 +101,11 @@ def build_command(
             parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
             if chosen.filter is not None:
                 parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
-            built = SentenceTransformer(modules=[*parts, Normalize()] if normalize else parts, device="cpu")
+            built = SentenceTransformer(
+                modules=[*parts, Normalize()] if normalize else parts,
+                device="cpu",
+                prompts=prompts_of(query_prompt, document_prompt) or None,
+            )
             row = matching(chosen.row.module, {**chosen.row.settings, **settings})
             if row is not None:
                 named = replace(chosen, row=row)
@@ -141,7 +152,7 @@ def _check_pooling(chosen: Recipe, mode: str) -> None:
         raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
-def _fit_texts(chosen: Recipe, path: Path | None) -> list[str]:
+def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
     """What stands around the pooling is fitted on; nothing where nothing is."""
     fitted = replace(chosen, fit_texts=("a text",))
     if fitted.weighting is None and (fitted.filter is None or not fitted.filter.texts):
@@ -151,7 +162,6 @@ def _fit_texts(chosen: Recipe, path: Path | None) -> list[str]:
                 f"{chosen.row.key}+whitened; {chosen.name} is not."
             )
         return []
-    check_file(path, "--fit-texts")
     texts = demo_sentences() if path is None else read_texts(path)
     hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
     console.print(f"Fitting what is {chosen.filtered} on {len(texts)} texts{hint}.", soft_wrap=True)

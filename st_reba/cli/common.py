@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
-from ..data.tables import Pairs
 from ..files import is_full
 from ..lm.gguf import is_gguf
 from ..lm.precision import fastest_on_cpu
@@ -69,13 +68,6 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; the fastest there is by default.")]
 LengthOption = Annotated[int | None, typer.Option(help="Tokens of one copy of a text, at most.", min=1)]
 BatchOption = Annotated[int, typer.Option(help="Texts at a time.", min=1)]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Lines of two texts and a score, separated by tabs; or plain texts, one a line, for which there are "
-        "proxies only. Default: demo texts."
-    ),
-]
 LanguageOption = Annotated[
     Language | None, typer.Option(help="Of the demo texts: English (the default) or Chinese.", show_default=False)
 ]
@@ -230,13 +222,6 @@ def clear_errors() -> Iterator[None]:
             said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
         _errors.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-def named(texts: Sequence[str] | Pairs, data: Path | None, demo: Language) -> str:
-    """What is scored, in words."""
-    if data is None:
-        return f"{len(texts)} demo pairs in {'English' if demo is Language.en else 'Chinese'}"
-    return f"{len(texts)} {'pairs' if isinstance(texts, Pairs) else 'plain texts'} of {data.name}"
 
 
 def description() -> TextColumn:

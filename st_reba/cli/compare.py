@@ -10,14 +10,13 @@ import typer
 from ..catalogue import asked_for
 from ..compare.mteb import resolve_tasks
 from ..compare.run import compare, compare_tasks, work
-from ..data.demo import DEMO_MODEL, demo_pairs, demo_questions, demo_sentences
-from ..data.tables import Pairs, read_data, read_texts
+from ..data.demo import DEMO_MODEL, demo_questions, demo_sentences
+from ..data.tables import Labelled, read_texts
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalTransformer
 from .common import (
     BatchOption,
     BestOption,
-    DataOption,
     DeviceOption,
     Dtype,
     DtypeOption,
@@ -33,8 +32,19 @@ from .common import (
     clear_errors,
     console,
     load,
-    named,
     placement,
+)
+from .data import (
+    ColumnsOption,
+    CorpusOption,
+    DataOption,
+    Demo,
+    DemoOption,
+    DocumentPromptOption,
+    QrelsOption,
+    QueriesOption,
+    QueryPromptOption,
+    given,
 )
 from .search import search_command
 from .several import ManyTasks
@@ -48,6 +58,13 @@ _REPETITIONS = 3
 def compare_command(
     model: ModelOption = str(DEMO_MODEL),
     data: DataOption = None,
+    columns: ColumnsOption = None,
+    queries: QueriesOption = None,
+    corpus: CorpusOption = None,
+    qrels: QrelsOption = None,
+    query_prompt: QueryPromptOption = None,
+    document_prompt: DocumentPromptOption = None,
+    demo: DemoOption = None,
     language: LanguageOption = None,
     words: Annotated[
         Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
@@ -70,9 +87,10 @@ def compare_command(
     search: Annotated[bool, typer.Option("--search", hidden=True)] = False,
     seed: Annotated[int, typer.Option(hidden=True)] = 0,
     fit_texts: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Plain texts, one a line, to fit filters and tf-idf on. Default: demo texts; for tf-idf the data."
+            help="Plain texts, one a line or the column text of a table, to fit filters and tf-idf on. Default: demo "
+            "texts; for tf-idf the data."
         ),
     ] = None,
     repetitions: Annotated[
@@ -97,33 +115,38 @@ def compare_command(
         if search:
             _search_instead(
                 mteb or words or fit_texts or recipes or repetitions,
-                model=model, data=data, language=language, seed=seed, random=random, report=report, best=best,
-                batch_size=batch_size, max_seq_length=max_seq_length, dtype=dtype, device=device,
+                model=model, data=data, columns=columns, queries=queries, corpus=corpus, qrels=qrels,
+                query_prompt=query_prompt, document_prompt=document_prompt, demo=demo, language=language, seed=seed,
+                random=random, report=report, best=best, batch_size=batch_size, max_seq_length=max_seq_length,
+                dtype=dtype, device=device,
             )  # fmt: skip
             return
-        if mteb and (data or words):
+        if mteb and (data or queries or corpus or qrels or demo or words):
             raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
         if mteb_results and not mteb:
             raise ValueError("--mteb-results is for --mteb, which names the tasks.")
         with_page = has_page(report, best)
         check_devices(device)
-        for path, called in ((data, "--data"), (words, "--words"), (fit_texts, "--fit-texts")):
-            check_file(path, called)
+        check_file(words, "--words")
         every = "all" in (recipes or [])
         if repetitions and not every:
             raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
-        if language and (data or mteb):
-            raise ValueError("--language chooses among the demo texts: leave it out with --data and --mteb.")
-        demo = Language.en if language is None else language
+        if language and mteb:
+            raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
         tasks = resolve_tasks(mteb) if mteb else []
-        texts = read_data(demo_pairs(demo.value) if data is None else data)
-        if best is not None and not tasks and not isinstance(texts, Pairs):
+        texts, measured_on = ([], f"{len(tasks)} tasks of mteb") if tasks else given(
+            data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+            query_prompt=query_prompt, document_prompt=document_prompt,
+        )  # fmt: skip
+        if best is not None and not tasks and not isinstance(texts, Labelled):
             raise ValueError(
                 "--save-best needs labels, and plain texts have none: use st-reba build to choose yourself."
             )
-        questions = None if tasks else _questions(words, demo if data is None else None)
+        own = bool(tasks or data or queries)
+        shipped = None if own else language or Language.en
+        questions = None if tasks else _questions(words, None if demo is Demo.retrieval else shipped)
         fit_on = None if fit_texts is None else read_texts(fit_texts)
-        plain = demo_sentences(None if data or tasks else demo.value) if fit_on is None else fit_on
+        plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
         asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
@@ -131,10 +154,8 @@ def compare_command(
         with running(backbone, asked, batch_size, total) as compared:
             if tasks:
                 found = compare_tasks(compared, tasks, model=shown_model(model), output=mteb_results, random=random)
-                measured_on = f"{len(tasks)} tasks of mteb"
             else:
                 found = compare(compared, texts, questions, fit_texts=fit_on, random=random)
-                measured_on = named(texts, data, demo)
         hints = [] if recipes else ["--recipes all compares every recipe."]
         write(show(found, model, measured_on, hints), compared, report, with_page, best)
 

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ..encoding import HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
+from ..encoding import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 from .common import Dtype, DtypeOption, app, clear_errors, console, placement, usable
 
 
@@ -46,15 +46,18 @@ class EngineName(str, Enum):
 def encode_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A SentenceTransformer: a directory or a Hub id.")],
     texts: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Texts: .txt (one a line), .jsonl or .parquet; also .gz, .zst.")
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Texts: .txt (one a line), .tsv, .csv, .jsonl or .parquet; a folder of shards; a remote path (s3://, "
+            "hf://, https://); a data set of the Hub.",
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(help="An .npy, a .parquet, or (no suffix) a directory of Parquet shards.", show_default=False),
     ],
-    column: Annotated[
-        str | None, typer.Option(help='Where a .jsonl or .parquet has its texts. Default: "text".')
-    ] = None,
+    column: Annotated[str | None, typer.Option(help='Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None, typer.Option(help="A column to keep in a Parquet --out; may be repeated.")
     ] = None,
@@ -157,7 +160,7 @@ def _engine(engine: EngineName, workers: int | None, device: str | None, dtype: 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        unit = "MB/s" if task.description == HASHING else "texts/s"
+        unit = "MB/s" if task.description in (COPYING, HASHING) else "texts/s"
         return Text("" if speed is None else f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.1f} {unit}")
 
 

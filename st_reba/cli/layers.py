@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 from scipy.stats import ConstantInputWarning
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from ..data.demo import DEMO_MODEL, DEMO_PAIRS
-from ..data.tables import read_pairs
+from ..data.demo import DEMO_MODEL
+from ..data.tables import Labelled
 from ..evaluation import DependencyEvaluator, TurningPointEvaluator
+from ..evaluation.tasks import task_of
 from ..files import whole_directory
 from ..modules import CausalTransformer, EchoModule
 from ..optional import require_matplotlib
@@ -27,18 +27,29 @@ from .common import (
     DeviceOption,
     Dtype,
     DtypeOption,
+    LanguageOption,
     LengthOption,
     ModelOption,
     PoolingMode,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
     description,
     load,
     marked,
     placement,
+)
+from .data import (
+    ColumnsOption,
+    CorpusOption,
+    DataOption,
+    DemoOption,
+    DocumentPromptOption,
+    QrelsOption,
+    QueriesOption,
+    QueryPromptOption,
+    given,
 )
 
 # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
@@ -48,9 +59,15 @@ _EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm
 @app.command("layers")
 def layers_command(
     model: ModelOption = str(DEMO_MODEL),
-    data: Annotated[
-        Path | None, typer.Option(help="Lines of two texts and a score, separated by tabs. Default: demo texts.")
-    ] = None,
+    data: DataOption = None,
+    columns: ColumnsOption = None,
+    queries: QueriesOption = None,
+    corpus: CorpusOption = None,
+    qrels: QrelsOption = None,
+    query_prompt: QueryPromptOption = None,
+    document_prompt: DocumentPromptOption = None,
+    demo: DemoOption = None,
+    language: LanguageOption = None,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")] = Path(
         "st-reba-layers"
     ),
@@ -70,8 +87,15 @@ def layers_command(
     with clear_errors():
         require_matplotlib()
         check_devices(device)
-        check_file(data, "--data")
-        pairs = read_pairs(DEMO_PAIRS if data is None else data)
+        labelled, called = given(
+            data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+            query_prompt=query_prompt, document_prompt=document_prompt,
+        )  # fmt: skip
+        if not isinstance(labelled, Labelled):
+            raise ValueError(
+                "Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task."
+            )
+        scored = task_of(labelled)
         device, dtype = placement(device, dtype)
         template = "{text}" if template is None else template
         repeats = Template.parse(template).copies > 1
@@ -79,20 +103,20 @@ def layers_command(
         with whole_directory(out) as scratch:
             reader = EchoModule if repeats else CausalTransformer
             module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
-            read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
-            columns = (
+            parts = [module, Pooling(module.get_embedding_dimension(), mode)]
+            read = SentenceTransformer(modules=parts, device=device, prompts=dict(scored.prompts))
+            bars = (
                 description(),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
             )
-            with Progress(*columns, console=console, transient=True) as progress:
-                texts = pairs.texts()
+            with Progress(*bars, console=console, transient=True) as progress:
+                texts = labelled.texts()
                 task = progress.add_task("Reading every layer", total=2 * len(texts))
-                similarity = EmbeddingSimilarityEvaluator(
-                    pairs.first, pairs.second, pairs.scores, batch_size=batch_size, main_similarity="cosine"
+                turning_point = TurningPointEvaluator(
+                    scored.evaluator(batch_size), on_step=lambda count: progress.advance(task, count)
                 )
-                turning_point = TurningPointEvaluator(similarity, on_step=lambda count: progress.advance(task, count))
                 with warnings.catch_warnings():
                     # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
                     warnings.simplefilter("ignore", ConstantInputWarning)
@@ -106,27 +130,29 @@ def layers_command(
             dependency.write_csv(scratch / "dependency.csv")
             dependency.draw(scratch / "dependency.png")
     shown = "the demo LM" if model == str(DEMO_MODEL) else model
-    title = f"{shown}, {pooling.value} pooling, {len(pairs)} pairs of {'demo texts' if data is None else data}"
+    metric = scored.metrics()[0]
+    title = f"{shown}, {pooling.value} pooling, {called}"
     # Not the table's own title, which would be broken where the table ends.
     console.print(Text(title, style="italic"), soft_wrap=True)
-    console.print(_layers_table(turning_point, dependency))
+    console.print(_layers_table(turning_point, dependency, metric.metric))
     console.print(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
-        "Spearman: cosine similarity against the labels, x 100. Dependency: mean Spearman correlation of a text's last "
-        "token with its others."
+        f"{metric.metric}, x 100: {metric.note} Dependency: mean Spearman correlation of a text's last token with its "
+        "others.",
+        soft_wrap=True,
     )
     console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)
 
 
-def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator) -> Table:
+def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator, metric: str) -> Table:
     table = Table()
     table.add_column("Layer", justify="right")
-    table.add_column("Spearman", justify="right")
+    table.add_column(metric[:1].upper() + metric[1:], justify="right")
     table.add_column("Dependency", justify="right")
     table.add_column("")
     means = dependency.correlations.mean(axis=1)
     for layer, (score, mean) in enumerate(zip(turning_point.scores, means, strict=True)):
         best = layer == turning_point.turning_point
-        spearman = "-" if math.isnan(score) else f"{100 * score:.1f}"
-        table.add_row(str(layer), marked(spearman, best), f"{mean:.2f}", marked("turning point" if best else "", best))
+        shown = "-" if math.isnan(score) else f"{100 * score:.1f}"
+        table.add_row(str(layer), marked(shown, best), f"{mean:.2f}", marked("turning point" if best else "", best))
     return table

@@ -10,17 +10,15 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElaps
 from ..compare.run import compare, work
 from ..compare.search import Found, with_selection
 from ..compare.search import search as run_search
-from ..data.demo import DEMO_MODEL, demo_pairs
-from ..data.tables import Pairs, read_data
+from ..data.demo import DEMO_MODEL
+from ..data.tables import Labelled
 from ..modules import CausalModule, CausalTransformer
 from .common import (
     BatchOption,
     BestOption,
-    DataOption,
     DeviceOption,
     Dtype,
     DtypeOption,
-    Language,
     LanguageOption,
     LengthOption,
     ModelOption,
@@ -28,13 +26,23 @@ from .common import (
     ReportOption,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
     description,
     load,
-    named,
     placement,
+)
+from .data import (
+    ColumnsOption,
+    CorpusOption,
+    DataOption,
+    DemoOption,
+    DocumentPromptOption,
+    QrelsOption,
+    QueriesOption,
+    QueryPromptOption,
+    described,
+    given,
 )
 from .showing import has_page, running, show, write
 
@@ -43,6 +51,13 @@ from .showing import has_page, running, show, write
 def search_command(
     model: ModelOption = str(DEMO_MODEL),
     data: DataOption = None,
+    columns: ColumnsOption = None,
+    queries: QueriesOption = None,
+    corpus: CorpusOption = None,
+    qrels: QrelsOption = None,
+    query_prompt: QueryPromptOption = None,
+    document_prompt: DocumentPromptOption = None,
+    demo: DemoOption = None,
     language: LanguageOption = None,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
     random: RandomOption = True,
@@ -53,34 +68,32 @@ def search_command(
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """The best of all combinations of template, repetition, output layer, pooling and filter, for a model and pairs.
+    """The best of all combinations of template, repetition, output layer, pooling and filter, for a model and texts.
 
-    It is looked for on one half of the labelled pairs, and shown beside its controls on the other.
+    It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
     with clear_errors():
         with_page = has_page(report, best)
         check_devices(device)
-        check_file(data, "--data")
-        if language and data:
-            raise ValueError("--language chooses among the demo texts: leave it out with --data.")
-        demo = Language.en if language is None else language
-        pairs = read_data(demo_pairs(demo.value) if data is None else data)
-        if not isinstance(pairs, Pairs):
+        labelled, _ = given(
+            data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+            query_prompt=query_prompt, document_prompt=document_prompt,
+        )  # fmt: skip
+        if not isinstance(labelled, Labelled):
             raise ValueError(
-                "A search chooses by labelled pairs: give --data with lines of two texts and a score, separated by "
-                "tabs."
+                "A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task."
             )
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
-        chosen = _searched(backbone, pairs, seed, batch_size)
+        chosen = _searched(backbone, labelled, seed, batch_size)
         total = work(chosen.held_out, None, batch_size, random)
         with running(backbone, chosen.recipes(), batch_size, total) as recipes:
             found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
-        on = f"{named(chosen.held_out, data, demo)}, held out"
+        on = f"{described(chosen.held_out, data, queries, language)}, held out"
         write(show(with_selection(chosen, found), model, on), recipes, report, with_page, best)
 
 
-def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:
+def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
     columns = (
         SpinnerColumn(),
@@ -92,7 +105,7 @@ def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) 
         bar = progress.add_task("Searching", total=None)
         return run_search(
             backbone,
-            pairs,
+            data,
             seed=seed,
             batch_size=batch_size,
             on_progress=lambda what, texts: progress.update(bar, advance=texts, description=f"Searching: {what}"),

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor
 
-from ..catalogue import TF_IDF, TF_IDF_RESULT, Recipe
-from ..data.tables import Pairs
+from ..catalogue import TF_IDF_RESULT, Recipe
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
+from ..evaluation.tasks import Task as LabelledTask
+from ..evaluation.tasks import Vectors
 from ..readers.store import EmbeddingStore, stand_in
 from .mteb import TaskScores, mteb_estimates, score_statistic
 from .results import Task
 from .runner import Recipes
 from .tf_idf import TfIdf
+
+#: Texts to embed, each once, and the prompt that stands before them.
+Inputs = Sequence[tuple[str | None, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,26 @@ class Embedded:
     def __or__(self, other: Embedded) -> Embedded:
         return Embedded(self.recipes + other.recipes, self.stores | other.stores, self.words | other.words)
 
-    def look_up(self, key: str, texts: Sequence[str]) -> Tensor:
-        """The embeddings of B texts, (B, D)."""
-        return self.stores[key].look_up(key, texts)
+    def look_up(self, key: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """The embeddings of B texts behind a prompt, (B, D)."""
+        return self.stores[key].look_up(key, texts, prompt)
+
+    def similarity(self, key: str, task: LabelledTask) -> Vectors:
+        """How alike one recipe finds the texts of a task."""
+        return Vectors(lambda texts, role: self.look_up(key, texts, task.prompt(role)))
 
 
-def embed(recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | None, store: EmbeddingStore) -> Embedded:
+def embed(recipes: Recipes, inputs: Inputs, words: OddOneOutEvaluator | None, store: EmbeddingStore) -> Embedded:
     """Embed everything that will be looked up.
 
     Args:
         recipes: On one model.
-        texts: What is scored.
+        inputs: What is scored.
         words: Questions whose words are wanted, too, if any.
         store: Is given the texts, embedded by all recipes.
     """
-    store.add(texts)
+    for prompt, texts in inputs:
+        store.add(texts, prompt)
     return Embedded(
         recipes.all,
         dict.fromkeys(recipes.keys, store),
@@ -77,41 +85,27 @@ def embed(recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | No
     )
 
 
-def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf) -> list[Column]:
-    """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator, and between them what is
-    left of the first once the cosine of tf-idf is given.
+def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf) -> list[Column]:
+    """The scores of a task, by ST's evaluator, the one that decides first.
 
     Args:
-        embedded: The texts of the pairs.
-        pairs: Labelled.
+        embedded: The task's texts.
+        task: What is scored.
         tf_idf: The control without any model.
     """
-    evaluator = EmbeddingSimilarityEvaluator(
-        pairs.first, pairs.second, pairs.scores, main_similarity="cosine", write_csv=False
-    )
     keys = [recipe.key for recipe in embedded.recipes]
-    scores = {key: evaluator(stand_in(embedded.stores[key], key)) for key in keys}
-    cosines = {
-        key: pairwise_cos_sim(embedded.look_up(key, pairs.first), embedded.look_up(key, pairs.second)).numpy()
-        for key in keys
-    }
-    overlap = tf_idf.cosines(pairs.first, pairs.second)
-    note = f"Correlation of cosine similarities with the labels of {len(pairs)} pairs of texts."
-    beyond = (
-        f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, given "
-        f"the cosine of the tf-idf of the texts' tokens, counted on {tf_idf.texts} texts."
-    )
-    everywhere = {TF_IDF_RESULT: overlap, **cosines}
+    evaluator = task.evaluator()
+    of_st: dict[str, Any] = {key: evaluator(stand_in(embedded.stores[key], key, prompts=task.prompts)) for key in keys}
+    measured = {key: task.measure(embedded.similarity(key, task)) for key in keys}
+    overlap = task.measure(tf_idf)
     columns = []
-    for name, metric, statistic, says in (
-        ("STS", "Spearman", bootstrap.spearman(everywhere, pairs.scores), note),
-        ("Beyond overlap", "partial Spearman", bootstrap.partial_spearman(cosines, pairs.scores, overlap), beyond),
-        ("STS, Pearson", "Pearson", bootstrap.pearson(everywhere, pairs.scores), note),
-    ):
-        metric_of_st = f"{metric.lower()}_cosine"
-        values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
-        task = Task(name, f"{metric} x 100", note=says)
-        columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
+    for metric in task.metrics(overlap):
+        values = {key: float(found[metric.of_st]) for key, found in of_st.items() if metric.of_st in found}
+        without_model = {} if metric.beyond else {TF_IDF_RESULT: overlap}
+        note = f"{metric.note}, counted on {tf_idf.texts} texts." if metric.beyond else metric.note
+        column = Task(metric.name, f"{metric.metric} x 100", chance=metric.chance, note=note)
+        statistic = metric.statistic({**without_model, **measured})
+        columns.append(_column(column, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
     return columns
 
 

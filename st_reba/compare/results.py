@@ -118,6 +118,7 @@ class Comparison:
         date: Of the day, ISO 8601.
         chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
         answer: Which recipe to use, how far ahead of using none it is, and how sure that is: what to show first.
+        prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
     """
 
     model: str
@@ -133,6 +134,7 @@ class Comparison:
     date: str = ""
     chosen: str = ""
     answer: str = ""
+    prompts: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write all of it as JSON; where there is no number, there is null.

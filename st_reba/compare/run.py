@@ -20,19 +20,21 @@ from typing import TYPE_CHECKING
 
 from ..catalogue import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
 from ..data.demo import DEMO_PAIRS
-from ..data.tables import Pairs, read_pairs
+from ..data.tables import Data, Labelled, Retrieval, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate
+from ..evaluation.tasks import task_of
 from ..readers.store import EmbeddingStore
 from ..readers.sweep import RecipeSweep
 from .answer import answer
 from .columns import (
     Column,
     Embedded,
+    Inputs,
     embed,
     geometry_columns,
     mteb_columns,
-    similarity_columns,
+    task_columns,
     word_sense_column,
 )
 from .mteb import TaskScores, resolve_tasks, run_tasks
@@ -53,26 +55,30 @@ FINALISTS = 3
 
 
 def work(
-    data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32, random: bool = True
+    data: Data | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32, random: bool = True
 ) -> int:
     """How many texts :func:`compare` will report the progress of."""
-    texts = _texts(data)
+    texts = [text for _, texts in _inputs(data) for text in texts]
     asked = 0 if words is None else 4 * len(words.questions)
     read = (2 if random else 1) * (len(texts) + asked)
     return read + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
 
 
-def _texts(data: Pairs | Sequence[str]) -> list[str]:
-    """What is embedded, each once."""
-    if isinstance(data, Pairs):
-        return data.texts()
+def _inputs(data: Data | Sequence[str]) -> Inputs:
+    """What is embedded, each once behind its prompt."""
+    if isinstance(data, Labelled):
+        task = task_of(data)
+        found: dict[str | None, dict[str, None]] = {}
+        for role, texts in task.inputs():
+            found.setdefault(task.prompt(role), {}).update(dict.fromkeys(texts))
+        return [(prompt, list(texts)) for prompt, texts in found.items()]
     geometry = EmbeddingGeometryEvaluator(data)
-    return list(dict.fromkeys([*geometry.texts, *geometry.positives]))
+    return [(None, list(dict.fromkeys([*geometry.texts, *geometry.positives])))]
 
 
 def compare(
     recipes: Recipes,
-    data: Pairs | Sequence[str],
+    data: Data | Sequence[str],
     words: OddOneOutEvaluator | None = None,
     *,
     fit_texts: Sequence[str] | None = None,
@@ -83,9 +89,9 @@ def compare(
 
     Args:
         recipes: On one model.
-        data: Labelled sentence pairs; or plain texts, and then there are only proxies.
+        data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
         words: Word-sense questions, if any are to be asked.
-        fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the pairs if None.
+        fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
         random: Whether the best recipes are run on random weights, too: see :func:`finalists`.
@@ -96,13 +102,13 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    texts = _texts(data)
-    if isinstance(data, Pairs):
+    inputs = _inputs(data)
+    if isinstance(data, Labelled):
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
 
     def estimated(embedded: Embedded) -> list[Column]:
-        if isinstance(data, Pairs):
-            columns = similarity_columns(embedded, data, tf_idf)
+        if isinstance(data, Labelled):
+            columns = task_columns(embedded, task_of(data), tf_idf)
         else:
             columns = geometry_columns(embedded, EmbeddingGeometryEvaluator(data))
         if words is not None:
@@ -114,7 +120,7 @@ def compare(
 
         def read(model: Recipes) -> Embedded:
             store = stores.enter_context(EmbeddingStore(model.embed, batch_size=model.batch_size))
-            return embed(model, texts, words, store)
+            return embed(model, inputs, words, store)
 
         embedded = read(recipes)
         columns = estimated(embedded)
@@ -123,7 +129,10 @@ def compare(
             with recipes.on_random_weights(finalists(recipes.all, columns[0], chosen)) as untrained:
                 embedded |= read(untrained)
             columns = estimated(embedded)
-    return assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen)
+    found = assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen)
+    prompts = dict(data.prompts) if isinstance(data, Retrieval) else {}
+    told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
+    return replace(found, prompts=prompts, settings={**found.settings, **told})
 
 
 def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
@@ -207,7 +216,7 @@ def compare_tasks(
 
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
-_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared on labelled pairs alone."
+_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
 
 
 def assemble(

@@ -35,7 +35,8 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     best = comparison.choice()
     recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
     parts = list(recipes.model(best.name).children())
-    model = SentenceTransformer(modules=[*parts, Normalize()], device=str(recipes.backbone.model.device))
+    device = str(recipes.backbone.model.device)
+    model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
     card.add_recipe(model, recipe.name, recipe.spec, recipe.says, recipe.row.citation)
     add_comparison(model, comparison)
     with whole_directory(out, "--save-best") as scratch:

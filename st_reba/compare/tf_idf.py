@@ -15,7 +15,7 @@ from ..text.idf import DocumentFrequencies
 
 
 class TfIdf:
-    r"""Cosines of tf-idf vectors of token ids.
+    r"""Cosines of tf-idf vectors of token ids: a :class:`~st_reba.evaluation.tasks.Similarity`.
 
     .. math:: x_w = tf(w) \, idf(w), \qquad idf(w) = \ln \frac{1 + N}{1 + df(w)} + 1
 
@@ -38,6 +38,17 @@ class TfIdf:
         rows = [torch.full_like(own, row) for row, own in enumerate(ids)]
         frequencies.add(torch.cat(rows), torch.cat(ids))
         self._idf = frequencies.idf.numpy()
+
+    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+        """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
+        asked, there = self._vectors(queries), self._vectors(documents).T.tocsc()
+        found = []
+        for row in range(asked.shape[0]):
+            scores = (asked[row] @ there).toarray().ravel()
+            # Of equals those that stand first.
+            best = np.argsort(-scores, kind="stable")[:count]
+            found.append([(int(index), float(scores[index])) for index in best])
+        return found
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float64]:
         """Of each text with the one in its place among the others, (B,); 0 where one has no tokens."""

@@ -22,6 +22,11 @@ def demo_pairs(language: Language) -> Path:
     return _ASSETS / f"demo_pairs_{language}.tsv"
 
 
+def demo_retrieval(language: Language) -> Path:
+    """The package's queries, documents and judgements in a language: a folder in the layout of BEIR."""
+    return _ASSETS / f"demo_retrieval_{language}"
+
+
 def demo_questions(language: Language) -> Path:
     """The package's word-sense questions in a language."""
     return _ASSETS / f"demo_odd_one_out_{language}.csv"

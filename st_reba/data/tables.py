@@ -1,25 +1,48 @@
-"""Texts to measure on: the user's own, labelled or not, and those that ship inside the package."""
+"""What recipes are measured on: the user's own tables and texts, labelled or not, whatever files they come in."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, TypeAlias
 
-from ..files import check_file
+from .columns import CORPUS, PAIRS, QRELS, QUERIES, TEXTS
+from .reading import MEASURED, Table, place, read_table, sniffed
+from .records import rows
+from .sources import TO_MEASURE, File, is_remote, located
 
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
 
+#: Is told in a line what was read.
+Tell = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sentence pairs with a graded similarity; the three lists are equally long."""
+    """Sentence pairs with a graded similarity, or in two classes; the three lists are equally long.
+
+    Attributes:
+        first: Texts.
+        second: As many others.
+        scores: More is more alike.
+        two_classes: Whether the scores are labels of two classes, the higher the one of pairs that are alike; None:
+            whether there are two different ones.
+    """
 
     first: list[str]
     second: list[str]
     scores: list[float]
+    two_classes: bool | None = None
+
+    #: What its items are.
+    noun: ClassVar[str] = "pairs"
+
+    def __post_init__(self) -> None:
+        if self.two_classes is None:
+            object.__setattr__(self, "two_classes", len(set(self.scores)) == 2)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -28,92 +51,319 @@ class Pairs:
         """Every text once, in order of appearance."""
         return list(dict.fromkeys([*self.first, *self.second]))
 
+    def items(self) -> list[tuple[str, ...]]:
+        """The texts of each pair."""
+        return list(zip(self.first, self.second, strict=True))
 
-def read_data(path: str | Path) -> Pairs | list[str]:
-    """Read labelled pairs or plain texts, whichever a file holds.
-
-    A file without any tab holds texts (:func:`read_texts`); one whose first line has tabs holds pairs
-    (:func:`read_pairs`).
-
-    Raises:
-        ValueError: If the file is neither, naming the first line that does not fit; or a directory.
-        FileNotFoundError: If there is no such file.
-    """
-    lines = list(_lines(path))
-    tabbed = [number for number, line in lines if "\t" in line]
-    if not tabbed:
-        return _texts(path, lines)
-    first, _ = lines[0]
-    if tabbed[0] != first:
-        raise ValueError(
-            f"{path}, line {tabbed[0]}: has tabs, but line {first} has none. Give plain texts, one a line and without "
-            "tabs, or labelled pairs, each line two texts and a score, separated by tabs."
+    def part(self, indices: Sequence[int]) -> Pairs:
+        """Some of the pairs."""
+        return Pairs(
+            [self.first[index] for index in indices],
+            [self.second[index] for index in indices],
+            [self.scores[index] for index in indices],
+            self.two_classes,
         )
-    return _pairs(path, lines)
+
+    def head(self, count: int) -> Pairs:
+        """The first few."""
+        return self.part(range(count))
+
+    @property
+    def in_words(self) -> str:
+        """How many of what."""
+        if not self.two_classes:
+            return f"{len(self):,} pairs with scores from {min(self.scores):g} to {max(self.scores):g}"
+        alike = max(self.scores)
+        positive = sum(score == alike for score in self.scores)
+        return (
+            f"{len(self):,} pairs in two classes, {positive:,} alike ({alike:g}) and {len(self) - positive:,} not "
+            f"({min(self.scores):g})"
+        )
 
 
-def read_texts(path: str | Path) -> list[str]:
-    """Read plain texts, one a line, UTF-8. Empty lines are passed over; a text that stands twice is read twice.
+@dataclass(frozen=True)
+class Triplets:
+    """Texts with one that is alike and one that is less so; the three lists are equally long."""
+
+    anchors: list[str]
+    positives: list[str]
+    negatives: list[str]
+
+    #: What its items are.
+    noun: ClassVar[str] = "triplets"
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    def texts(self) -> list[str]:
+        """Every text once, in order of appearance."""
+        return list(dict.fromkeys([*self.anchors, *self.positives, *self.negatives]))
+
+    def items(self) -> list[tuple[str, ...]]:
+        """The texts of each triplet."""
+        return list(zip(self.anchors, self.positives, self.negatives, strict=True))
+
+    def part(self, indices: Sequence[int]) -> Triplets:
+        """Some of the triplets."""
+        sides = (self.anchors, self.positives, self.negatives)
+        return Triplets(*([side[index] for index in indices] for side in sides))
+
+    def head(self, count: int) -> Triplets:
+        """The first few."""
+        return self.part(range(count))
+
+    @property
+    def in_words(self) -> str:
+        """How many of what."""
+        return f"{len(self):,} triplets"
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Queries, and which of many documents are relevant to each.
+
+    Attributes:
+        queries: By their identifiers; each has something relevant.
+        documents: By theirs; a title stands before the text.
+        relevant: By the queries' identifiers, those of documents, in order.
+        prompts: What stands before a ``"query"`` and before a ``"document"`` when it is embedded.
+    """
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    relevant: dict[str, tuple[str, ...]]
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+    #: What its items are.
+    noun: ClassVar[str] = "queries"
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def texts(self) -> list[str]:
+        """Every text once, the queries first."""
+        return list(dict.fromkeys([*self.queries.values(), *self.documents.values()]))
+
+    def items(self) -> list[tuple[str, ...]]:
+        """The text of each query. The documents belong to all of them."""
+        return [(text,) for text in self.queries.values()]
+
+    def part(self, indices: Sequence[int]) -> Retrieval:
+        """Some of the queries, among all documents."""
+        names = list(self.queries)
+        chosen = [names[index] for index in indices]
+        return Retrieval(
+            {name: self.queries[name] for name in chosen},
+            self.documents,
+            {name: self.relevant[name] for name in chosen},
+            self.prompts,
+        )
+
+    def head(self, count: int) -> Retrieval:
+        """The first few queries, among what is relevant to them and as large a share of the other documents."""
+        part = self.part(range(count))
+        asked = {name for names in part.relevant.values() for name in names}
+        others = [name for name in self.documents if name not in asked]
+        random.Random(0).shuffle(others)
+        kept = asked.union(others[: len(others) * count // len(self)])
+        documents = {name: text for name, text in self.documents.items() if name in kept}
+        return Retrieval(part.queries, documents, part.relevant, self.prompts)
+
+    @property
+    def in_words(self) -> str:
+        """How many of what."""
+        judged = sum(map(len, self.relevant.values()))
+        return f"{len(self):,} queries, {len(self.documents):,} documents, {judged:,} judged relevant"
+
+
+#: What has labels.
+Labelled: TypeAlias = Pairs | Triplets | Retrieval
+#: What recipes are measured on; plain texts have no labels.
+Data: TypeAlias = Labelled | list[str]
+
+
+def _quietly(line: str) -> None:
+    """Nobody is told."""
+
+
+def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Data:
+    """Read pairs, triplets, a retrieval task or plain texts, whichever a source holds.
+
+    A table is told by the names of its columns; without a header, rows of two texts and a number are pairs. A file that
+    ends in ``.txt``, or in nothing known, holds rows where its first line has tabs, and else plain texts. A folder with
+    ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
+
+    Args:
+        source: As for :func:`st_reba.data.sources.files_of`.
+        columns: What the columns are called: see :meth:`st_reba.data.columns.Schema.asked`.
+        tell: Is told in a line what was read.
 
     Raises:
-        ValueError: If a line has a tab, or is not UTF-8, naming it; or if there are fewer than three different texts.
-        FileNotFoundError: If there is no such file.
+        ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
+        FileNotFoundError: If there is nothing of that name.
+        OSError: If it cannot be read.
+        ImportError: If a package is missing that reads it.
     """
-    return _texts(path, _lines(path))
+    if columns is None and (retrieval := _in_layout_of_beir(source)) is not None:
+        return read_retrieval(*retrieval, tell=tell)
+    with located(source, TO_MEASURE) as files:
+        files = [sniffed(file) for file in files]
+        if all(file.kind == "txt" for file in files) and columns is None:
+            return _texts(str(source), files, tell)
+        table = read_table(str(source), files, MEASURED, columns)
+    if table.schema is PAIRS:
+        return _pairs(table, columns, tell)
+    if table.schema is TEXTS:
+        return _checked_texts(table, tell)
+    triplets = Triplets(*(table.values[column.name] for column in table.schema.columns))
+    tell(f"{source}: {triplets.in_words}; {table.in_words}.")
+    return triplets
 
 
-def read_pairs(path: str | Path) -> Pairs:
-    """Read ``text <TAB> text <TAB> score`` lines, UTF-8. Empty lines are passed over.
+def read_texts(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> list[str]:
+    """Read plain texts: one a line, or the column ``text`` of a table. Empty ones are passed over.
+
+    Args and errors as for :func:`read_data`; a text that stands twice is read twice. Fewer than three different texts
+    are refused, and so are tabs in a file without columns.
+    """
+    with located(source, TO_MEASURE) as files:
+        if all(file.kind in ("", "txt") for file in files) and columns is None:
+            return _texts(str(source), files, tell)
+        return _checked_texts(read_table(str(source), files, [TEXTS], columns), tell)
+
+
+def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Pairs:
+    """Read pairs of texts with a score.
+
+    Args and errors as for :func:`read_data`; what holds no pairs is refused.
+    """
+    with located(source, TO_MEASURE) as files:
+        files = [sniffed(file) for file in files]
+        table = read_table(str(source), [_rows_of(file) for file in files], [PAIRS], columns)
+    return _pairs(table, columns, tell)
+
+
+def read_retrieval(
+    queries: str | Path,
+    corpus: str | Path,
+    qrels: str | Path,
+    prompts: Mapping[str, str] | None = None,
+    tell: Tell = _quietly,
+) -> Retrieval:
+    """Read a retrieval task, in the layout of BEIR.
+
+    Args:
+        queries: With the columns ``_id`` and ``text``.
+        corpus: The documents, with ``_id`` and ``text``, and ``title`` where there are titles.
+        qrels: With ``query-id``, ``corpus-id`` and ``score``; above 0 is relevant. Queries without anything relevant
+            are left out.
+        prompts: As :attr:`Retrieval.prompts`.
+        tell: Is told in a line what was read.
 
     Raises:
-        ValueError: If a line is malformed, naming it; or if the scores leave nothing to correlate with.
-        FileNotFoundError: If there is no such file.
+        ValueError: If a row does not fit, naming file and line; or if an identifier stands twice, or a judgement is of
+            a query or a document that is not there; or nothing is relevant.
+        FileNotFoundError: If there is nothing of one of these names.
     """
-    return _pairs(path, _lines(path))
+    tables = {}
+    for source, schema in ((queries, QUERIES), (corpus, CORPUS), (qrels, QRELS)):
+        with located(source, TO_MEASURE) as files:
+            tables[schema.name] = read_table(str(source), files, [schema])
+    asked = _by_identifier(tables["queries"])
+    documents = _by_identifier(tables["documents"])
+    relevant: dict[str, dict[str, None]] = {}
+    judged = tables["judgements"]
+    columns = (judged.values[column.name] for column in QRELS.columns)
+    for row, (query, document, score) in enumerate(zip(*columns, strict=True)):
+        for name, there, what, where in ((query, asked, "query", queries), (document, documents, "document", corpus)):
+            if name not in there:
+                raise ValueError(f'{judged.where(row)}: there is no {what} "{name}" in {where}.')
+        if score > 0:
+            relevant.setdefault(query, {})[document] = None
+    if not relevant:
+        raise ValueError(f"{qrels}: nothing is relevant: no score is above 0.")
+    kept = {name: text for name, text in asked.items() if name in relevant}
+    found = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
+    alone = len(asked) - len(kept)
+    left = f"; {alone:,} queries without anything relevant are left out" if alone else ""
+    tell(f"{queries}, {corpus}, {qrels}: {found.in_words}{left}.")
+    return found
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, and their numbers."""
-    check_file(Path(path))
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
-        if text:
-            yield number, text
+def _by_identifier(table: Table) -> dict[str, str]:
+    titles = table.values.get("title") or [""] * len(table)
+    found: dict[str, str] = {}
+    for row, (name, title, text) in enumerate(zip(table.values["_id"], titles, table.values["text"], strict=True)):
+        if name in found:
+            raise ValueError(f'{table.where(row)}: "{name}" stands twice: give each of the {table.schema.name} an _id.')
+        found[name] = f"{title} {text}".strip()
+    return found
 
 
-def _texts(path: str | Path, lines: Iterable[tuple[int, str]]) -> list[str]:
+def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
+    """The three tables in a folder, if it is one of BEIR's."""
+    if is_remote(source) or not Path(source).is_dir():
+        return None
+    folder = Path(source)
+    names = {path.name.partition(".")[0]: path for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
+    if not {"queries", "corpus", "qrels"} <= names.keys():
+        return None
+    return names["queries"], names["corpus"], names["qrels"]
+
+
+def _rows_of(file: File) -> File:
+    """A file in which pairs are looked for: where nothing else is known, tabs separate."""
+    return File(file.path, file.name, "tsv", file.compression) if file.kind == "txt" else file
+
+
+def _texts(name: str, files: Sequence[File], tell: Tell) -> list[str]:
     texts = []
-    for number, line in lines:
-        if "\t" in line:
-            raise ValueError(f"{path}, line {number}: has a tab. Plain texts stand one a line, without tabs.")
-        if line.strip():
-            texts.append(line.strip())
-    if (different := len(set(texts))) < LEAST_TEXTS:
-        raise ValueError(f"{path}: {different} different texts, one a line; at least {LEAST_TEXTS} are needed.")
+    for file in files:
+        first = 0
+        for line, text in rows(File(file.path, file.name, "txt", file.compression)):
+            if "\t" in text:
+                before = f", but line {first} has none" if first else ""
+                raise ValueError(
+                    f"{place(file, line)}: has a tab{before}. Plain texts stand one a line, without tabs; labelled "
+                    "pairs are two texts and a score on each line, separated by tabs."
+                )
+            if text.strip():
+                first = first or line
+                texts.append(text.strip())
+    _check_enough(name, texts)
+    tell(f"{name}: {len(texts):,} plain texts, one a line.")
     return texts
 
 
-def _pairs(path: str | Path, lines: Iterable[tuple[int, str]]) -> Pairs:
-    first, second, scores = [], [], []
-    for number, line in lines:
-        fields = line.split("\t")
-        where = f"{path}, line {number}"
-        if len(fields) != 3:
-            raise ValueError(f"{where}: {len(fields)} fields, but a line is two texts and a score, separated by tabs.")
-        if not fields[0].strip() or not fields[1].strip():
-            raise ValueError(f"{where}: an empty text. A line is two texts and a score, separated by tabs.")
-        try:
-            score = float(fields[2])
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
-            raise ValueError(f"{where}: the score {fields[2]!r} is not a number. A header line must be removed.")
-        first.append(fields[0])
-        second.append(fields[1])
-        scores.append(score)
-    if len(set(scores)) < 2:
-        raise ValueError(f"{path}: {len(scores)} pairs with {len(set(scores))} different scores leave nothing to rank.")
-    return Pairs(first, second, scores)
+def _checked_texts(table: Table, tell: Tell) -> list[str]:
+    texts = [text.strip() for text in table.values["text"]]
+    _check_enough(table.name, texts)
+    tell(f"{table.name}: {len(texts):,} plain texts, read without labels; {table.in_words}.")
+    return texts
+
+
+def _check_enough(name: str, texts: Sequence[str]) -> None:
+    if (different := len(set(texts))) < LEAST_TEXTS:
+        raise ValueError(f"{name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
+
+
+def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
+    first, second, scores = (table.values[column.name] for column in PAIRS.columns)
+    pairs = Pairs(first, second, scores)
+    if (different := len(set(pairs.scores))) < 2:
+        raise ValueError(f"{table.name}: {len(pairs)} pairs with {different} different scores leave nothing to rank.")
+    _check_order(table, pairs, columns)
+    tell(f"{table.name}: {pairs.in_words}; {table.in_words}.")
+    return pairs
+
+
+def _check_order(table: Table, pairs: Pairs, columns: str | None) -> None:
+    """Refuse classes of inference, whose numbers are in no order: 0 is often the one that is most alike."""
+    title = table.titles.get("score", "").strip().lower()
+    inference = table.titles.get("sentence1", "").strip().lower() == "premise" and title in ("label", "labels")
+    if columns is None and inference and set(pairs.scores) <= {-1.0, 0.0, 1.0, 2.0}:
+        raise ValueError(
+            f"{table.name}: {title} numbers the classes of inference, of which 0 often is entailment: a higher number "
+            "is not more alike. Make a score of it that is; or, if it is one, say so: --columns "
+            f"{','.join(table.titles[column.name] for column in PAIRS.columns)}."
+        )

@@ -2,7 +2,7 @@
 
 from .encoder import Encoder
 from .engines import Engine, LocalEngine
-from .job import HASHING, Encoded, encode_file
+from .job import COPYING, HASHING, Encoded, encode_file
 from .ray_engine import RayEngine
 
-__all__ = ["HASHING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "encode_file"]
+__all__ = ["COPYING", "HASHING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "encode_file"]

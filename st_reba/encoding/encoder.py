@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from ..data.kept import check_characters
 from ..lm.gguf import is_gguf
-from .kept import check_characters
 from .sources import Sources, check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..data.sources import ALL, files_here, files_of
+from ..data.streams import Index, Texts, open_texts
 from ..files import check_file, durable
 from ..optional import require_pyarrow
 from ..version import __version__
@@ -21,16 +23,17 @@ from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
 from .outputs import EMBEDDING, NpyOutput, Output, check_schema, output_for
 from .target import Target
-from .texts import Index, TextFile, open_texts
 from .work import Plan
 from .workspace import Settings, Workspace
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
-#: Of :data:`HASHING` it is megabytes.
+#: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
 OnProgress = Callable[[str, int, int | None], None]
 
 #: Reading the model and the input for their digests; told of where it takes a while.
 HASHING = "Hashing"
+#: Fetching an input that is not on this machine.
+COPYING = "Copying"
 _A_WHILE = 10**9
 _MEGABYTE = 10**6
 
@@ -78,10 +81,11 @@ def encode_file(
 
     Args:
         encoder: The model and how it is used.
-        texts: Plain text, JSON lines or Parquet; see :func:`~st_reba.encoding.texts.open_texts`.
+        texts: Plain text, TSV, CSV, JSON lines or Parquet; a folder of shards; a remote path, or a data set of the
+            Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
         out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
             No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy.
-        column: Where the texts are in JSON lines or Parquet; ``"text"`` if None.
+        column: Where the texts are, in all but plain text; see :func:`~st_reba.data.streams.open_texts`.
         keep: Columns to write beside the vectors, to Parquet alone.
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
         calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
@@ -100,13 +104,17 @@ def encode_file(
     """
     out = Path(out).absolute()
     _check_numbers(precision, calibration_rows, ranges, chunk_size)
-    source = open_texts(texts, column, keep)
+    here = files_here(texts, ALL)
+    source = None if here is None else open_texts(here, column, keep)
     output = output_for(out)
     _check_kept(keep, output)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
     workspace = Workspace.beside(out)
     encoder = encoder.pinned()
-    _check_apart(out, workspace, [source.path, *([] if ranges is None else [Path(ranges)])], Path(encoder.model))
+    read = [*(file.path for file in here or ()), *([] if ranges is None else [Path(ranges)])]
+    _check_apart(out, workspace, read, Path(encoder.model))
+    if Path(texts).is_dir() and _within(out, Path(texts)):
+        raise ValueError(f"--out {out} lies in the folder that is read: choose another --out.")
     output.check_target(out)
     targets = {path: Target(path, overwrite) for path in (out, sidecar) if path is not None}
     for path, target in targets.items():
@@ -115,8 +123,7 @@ def encode_file(
             raise ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
-    settings: Settings = {
-        "column": source.column,
+    asked: Settings = {
         "keep": ", ".join(keep),
         **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
         "device": engine.device,
@@ -128,14 +135,20 @@ def encode_file(
         **_versions(),
     }
     with workspace.held():
+        if source is None:
+            on_progress(COPYING, 0, None)
+            copied = files_of(texts, ALL, workspace.input, lambda done: on_progress(COPYING, done // _MEGABYTE, None))
+            source = open_texts(copied, column, keep)
         sources = encoder.sources()
-        stamps = [Stamp.of(path) for path in (source.path, *sources.files.values())]
-        digests = Digests(workspace.digests, _told(on_progress)).read(stamp.path for stamp in stamps)
-        settings = {
-            "input size": stamps[0].size,
-            "input digest": digests[source.path],
+        stamps = tuple(Stamp.of(file.path) for file in source.files)
+        weights = tuple(Stamp.of(path) for path in sources.files.values())
+        digests = Digests(workspace.digests, _told(on_progress)).read(stamp.path for stamp in (*stamps, *weights))
+        settings: Settings = {
+            "input size": sum(stamp.size for stamp in stamps),
+            "input digest": _digest([digests[stamp.path] for stamp in stamps]),
             "weights": sources.identity(digests),
-            **settings,
+            "column": source.column,
+            **asked,
         }
         workspace.begin(settings, overwrite)
         index, schema = _checked(source, chunk_size, workspace, on_progress)
@@ -145,11 +158,12 @@ def encode_file(
         elif precision in SCALED and min(index.rows, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
         plan = Plan(
-            source=stamps[0],
+            files=source.files,
+            stamps=stamps,
             column=column,
             keep=tuple(keep),
             schema=schema,
-            model=tuple(stamps[1:]),
+            model=weights,
             encoder=encoder,
             precision=precision,
             calibration_rows=calibration_rows,
@@ -185,7 +199,12 @@ def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -
     return resumed
 
 
-def _checked(source: TextFile, chunk_size: int, workspace: Workspace, on_progress: OnProgress) -> tuple[Index, Any]:
+def _digest(digests: Sequence[str]) -> str:
+    """One digest of files: of a single one its own."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _checked(source: Texts, chunk_size: int, workspace: Workspace, on_progress: OnProgress) -> tuple[Index, Any]:
     """Where the chunks begin, and the types of the kept columns; None if there are none."""
     if not workspace.index.exists():
         on_progress("Checking", 0, None)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from sentence_transformers.util import quantize_embeddings
 
+from ..data.sources import File
+from ..data.streams import Chunk, Index, Rows, Texts, open_texts
 from ..files import durable
 from ..optional import require_pyarrow
 from .digests import Stamp
 from .encoder import SCALED, Encoder, Precision
 from .outputs import Output
-from .texts import Chunk, Index, Rows, TextFile, open_texts
 from .workspace import Workspace
 
 #: ``(texts) -> (len(texts), values)``.
@@ -27,8 +28,9 @@ class Plan:
     """All that a worker needs to know. Plain data, for worker processes.
 
     Attributes:
-        source: The file of texts, as it was checked.
-        column: Its column, as :func:`open_texts` takes it.
+        files: The texts.
+        stamps: The same files, as they were checked.
+        column: Their column, as :func:`~st_reba.data.streams.open_texts` takes it.
         keep: Columns to write beside the vectors.
         schema: Their Arrow types; None if there are none.
         model: The model's files on this machine, as they were when the run was begun.
@@ -39,7 +41,8 @@ class Plan:
         workspace: Where.
     """
 
-    source: Stamp
+    files: tuple[File, ...]
+    stamps: tuple[Stamp, ...]
     column: str | None
     keep: tuple[str, ...]
     schema: Any
@@ -55,8 +58,8 @@ class Plan:
         """Whether :meth:`ChunkWorker.calibrate` has something to do."""
         return self.precision in SCALED and not self.workspace.ranges.exists()
 
-    def open(self) -> TextFile:
-        return open_texts(self.source.path, self.column, self.keep)
+    def open(self) -> Texts:
+        return open_texts(self.files, self.column, self.keep)
 
 
 class ChunkWorker:
@@ -116,12 +119,13 @@ class ChunkWorker:
             self.plan.output.write_part(stream, vectors, kept)
 
     def _read(self, chunk: Chunk) -> Rows:
-        """The rows of a chunk, of the file that was checked and no other."""
+        """The rows of a chunk, of the files that were checked and no others."""
         try:
             return self.texts.read(chunk)
         finally:
             # Also instead of what is wrong with the row of another file.
-            self.plan.source.check()
+            for piece in chunk.pieces:
+                self.plan.stamps[piece.file].check()
 
     def _quantized(self, vectors: np.ndarray) -> np.ndarray:
         if self._ranges is not None and self._ranges.shape[1] != vectors.shape[1]:
@@ -143,5 +147,5 @@ def kept_table(rows: Rows, chunk: Chunk, plan: Plan) -> Any:
     try:
         return arrow.table(rows.kept, schema=plan.schema)
     except arrow.ArrowException as error:
-        where = f"{plan.source.path}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
+        where = f"{plan.files[chunk.pieces[0].file].name}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
         raise ValueError(f"{where}: a kept column is of another type than when it was checked ({error}).") from None

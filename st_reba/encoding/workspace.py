@@ -45,6 +45,11 @@ class Workspace:
         return self.path / ".digests.json"
 
     @property
+    def input(self) -> Path:
+        """Copies of what is not on this machine; hidden, as the digests are."""
+        return self.path / ".input"
+
+    @property
     def ranges(self) -> Path:
         return self.path / "ranges.npy"
 

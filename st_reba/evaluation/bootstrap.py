@@ -59,7 +59,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Statistic:
     """A score of each recipe as a function of which items are drawn: made by :func:`mean`, :func:`spearman`,
-    :func:`pearson` or :func:`partial_spearman`.
+    :func:`pearson`, :func:`partial_spearman` or :func:`average_precision`.
 
     Attributes:
         recipes: M names.
@@ -264,6 +264,32 @@ def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, gi
     return Statistic(with_labels.recipes, with_labels.items, of_counts)
 
 
+def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statistic:
+    r"""The average precision of each recipe's predictions, for labels of two classes.
+
+    .. math:: \mathrm{AP} = \sum_t (R_t - R_{t-1}) P_t
+
+    with recall R and precision P of the items whose prediction is no less than t, over the values t of the predictions
+    from the highest on: scikit-learn's ``average_precision_score``.
+
+    Args:
+        predictions: For each recipe (N,), such as cosine similarities. One that holds NaN has no score.
+        labels: (N,), 1 for the items to be found and 0 for the others.
+
+    Raises:
+        ValueError: If there are none, or they are not equally many, or a label is not finite.
+    """
+    recipes, rows, target = _with_labels(predictions, labels)
+    orders = [_Order(row) for row in rows]
+    unranked = np.isnan(rows).any(axis=1, keepdims=True)
+
+    def of_counts(counts: Array) -> Array:
+        scores = np.stack([_average_precision(order, counts, target) for order in orders])
+        return np.where(unranked, np.nan, scores)
+
+    return Statistic(recipes, target.size, of_counts)
+
+
 class _Order:
     """N values in ascending order, in groups of equals."""
 
@@ -283,6 +309,17 @@ class _Order:
         items = np.empty((len(self.order), groups.shape[1]))
         items[self.order] = np.repeat(groups, self.sizes, axis=0)
         return items
+
+
+def _average_precision(order: _Order, counts: Array, labels: Array) -> Array:
+    """(R,): of ordered values; NaN where no item is to be found."""
+    every = order.sums(counts)
+    found = order.sums(counts * labels[:, None])
+    # From each value upwards.
+    above, found_above = (np.cumsum(each[::-1], axis=0)[::-1] for each in (every, found))
+    precision = np.divide(found_above, above, out=np.zeros_like(above), where=above > 0)
+    total = found_above[0]
+    return np.divide((found * precision).sum(axis=0), total, out=np.full_like(total, np.nan), where=total > 0)
 
 
 def _rank_correlation(order: _Order, counts: Array, ranked: Array, spread: Array) -> Array:

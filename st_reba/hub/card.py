@@ -110,10 +110,17 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
             "licence": _code(self.license or ""),
             "copies": module.copies,
+            # ST has both names in every model, empty where there is no prompt.
+            "role_prompts": {role: _code(prompt) for role, prompt in self._role_prompts().items()},
             "towers": hasattr(module, "towers"),
             "st_reba_version": __version__,
             "comparison": self.comparison,
         }
+
+    def _role_prompts(self) -> dict[str, str]:
+        """What stands before queries and documents, if anything does."""
+        prompts = {} if self.model is None else self.model.prompts
+        return {role: prompt for role in ("query", "document") if (prompt := prompts.get(role))}
 
     def _evaluation(self) -> dict[str, Any]:
         """mteb's scores for the front matter, together with those of ST's evaluators."""

@@ -148,15 +148,20 @@ class Lookup(nn.Module):
         return {"sentence_embedding": embeddings}
 
 
-def stand_in(store: EmbeddingStore, variant: str, like: Any = None) -> SentenceTransformer:
+def stand_in(
+    store: EmbeddingStore, variant: str, like: Any = None, *, prompts: Mapping[str, str] | None = None
+) -> SentenceTransformer:
     """A model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up.
 
     Args:
         store: Knows the embeddings.
         variant: Which of them to give.
         like: A ``SentenceTransformer`` whose prompts, similarity and truncation it takes over; ST's defaults if None.
+        prompts: Others in place of its prompts.
     """
     settings = {} if like is None else adopted_settings(like)
+    if prompts is not None:
+        settings["prompts"] = dict(prompts)
     return SentenceTransformer(modules=[Lookup(store, variant)], device="cpu", **settings)
 
 

@@ -127,10 +127,7 @@ def test_damaged_weights(commands, backbone_path, tmp_path):
 @pytest.mark.parametrize(
     ("line", "called"),
     [
-        (("compare",), "--data"),
         (("compare",), "--words"),
-        (("compare",), "--fit-texts"),
-        (("layers",), "--data"),
         (("train", "freeze", "--out", "x"), "--config"),
     ],
 )
@@ -139,6 +136,18 @@ def test_files(line, called, tmp_path, monkeypatch):
     assert f"{called} {tmp_path} is a directory: give one file." in run(*line, called, tmp_path)
     missing = tmp_path / "no.tsv"
     assert f"{called} {missing}: there is no such file. Check the name." in run(*line, called, missing)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "called"),
+    [(("compare",), "--data"), (("compare",), "--fit-texts"), (("layers",), "--data"), (("search",), "--data")],
+)
+def test_tables(line, called, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"{tmp_path} is a directory without a table in it (nothing): give a file" in run(*line, called, tmp_path)
+    missing = tmp_path / "no.tsv"
+    assert f"{missing}: there is no such file. Check the name." in run(*line, called, missing)
     assert not list(tmp_path.iterdir())
 
 

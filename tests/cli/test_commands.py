@@ -97,7 +97,6 @@ class TestCompare:
         monkeypatch.setattr(cli.compare, "compare", asked)
         assert "enough" in run("compare", "--language", "zh", expect=1)
         assert shown == [(read_pairs(demo_pairs("zh")), 20)]
-        assert cli.common.named(shown[0][0], None, cli.common.Language.zh) == "200 demo pairs in Chinese"
 
     @pytest.mark.parametrize(
         ("options", "repetitions", "fitted_on"),
@@ -229,6 +228,56 @@ class TestCompare:
         refused = run("compare", "--model", backbone_path(), "--data", data, "--save-best", tmp_path / "m", expect=1)
         assert "--save-best needs labels, and plain texts have none" in refused
 
+    def test_retrieval(self, backbone_path, tmp_path):
+        """A task of one's own, prompts, and what is saved: a model with the prompts that it was measured with."""
+        files = {
+            "queries.jsonl": "".join(f'{{"_id": "q{n}", "text": "which cat is {n}?"}}\n' for n in range(6)),
+            "corpus.csv": "_id,title,text\n" + "".join(f'd{n},Cats,"a cat, {n}"\n' for n in range(9)),
+            "qrels.tsv": "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(6)),
+        }
+        for name, content in files.items():
+            (tmp_path / name).write_text(content, encoding="utf-8")
+        queries, corpus, qrels = (tmp_path / name for name in files)
+        best = tmp_path / "best"
+        output = run(
+            "compare", "--model", backbone_path(), "--device", "cpu", "--queries", queries, "--corpus", corpus,
+            "--qrels", qrels, "--query-prompt", "question: ", "--save-best", best,
+        )  # fmt: skip
+        assert "6 queries, 9 documents, 6 judged relevant." in output
+        assert "on 6 queries on 9 documents of queries.jsonl" in output
+        assert "Best on Retrieval: " in output
+        assert "Recall@100" in output
+        model = SentenceTransformer(str(best), device="cpu")
+        assert model.prompts["query"] == "question: "
+        assert np.allclose(model.encode_query("a"), model.encode("a", prompt="question: "))
+        card = (best / "README.md").read_text(encoding="utf-8")
+        assert "model.encode_query" in card
+        assert "question: " in card
+
+    def test_the_retrieval_demo(self, backbone_path, monkeypatch):
+        shown = []
+
+        def asked(recipes, data, words, **settings):
+            shown.append((data, words))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "compare", asked)
+        run("compare", "--model", backbone_path(), "--demo", "retrieval", "--language", "zh", expect=1)
+        ((data, words),) = shown
+        assert (len(data), len(data.documents), words) == (60, 300, None)
+
+    def test_labels_in_a_csv_are_read(self, backbone_path, tmp_path):
+        """It was read as plain texts, header and all, in silence."""
+        data = tmp_path / "pairs.csv"
+        rows = "".join(f'"a cat, {number}",a dog {number * 7},{number % 5}\n' for number in range(20))
+        data.write_text(f"text1,text2,label\n{rows}", encoding="utf-8")
+        output = run("compare", "--model", backbone_path(), "--data", data, "--device", "cpu")
+        assert (
+            "pairs.csv: 20 pairs with scores from 0 to 4; columns: text1 as sentence1, text2 as sentence2, label as"
+            in output
+        )
+        assert "Best on STS" in output
+
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(cli.compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
         options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS")
@@ -244,6 +293,15 @@ class TestCompare:
             (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
             (("--mteb-results", "out"), "--mteb-results is for --mteb"),
             (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
+            (("--language", "zh", "--data", "x.tsv"), "--language and --demo choose among the demo texts: leave them"),
+            (("--demo", "retrieval", "--data", "x.tsv"), "--language and --demo choose among the demo texts"),
+            (
+                ("--queries", "q.jsonl", "--qrels", "r.tsv"),
+                "Retrieval takes --queries, --corpus and --qrels, all",
+            ),
+            (("--columns", "a,b,c"), "--columns is for --data"),
+            (("--data", "x.tsv", "--columns", "a,b"), "--columns a,b: give sentence1=...,sentence2=...,score=..."),
+            (("--query-prompt", "find: "), "--query-prompt and --document-prompt are for retrieval"),
             (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
             (("--search", "--recipes", "all"), "among combinations of its own, and fits on those texts: leave --mteb"),
             (("--data", "no.tsv"), "no.tsv"),
@@ -267,7 +325,7 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("--language", "zh", "--data", "x.tsv"), "--language chooses among the demo texts"),
+            (("--language", "zh", "--data", "x.tsv"), "--language and --demo choose among the demo texts"),
             (("--model", "no/such-model"), "Error: "),
         ],
     )
@@ -278,12 +336,12 @@ class TestCompare:
 
     def test_a_search_needs_labels(self, tmp_path):
         (tmp_path / "plain.txt").write_text("one text\nanother text\na third\n")
-        assert "A search chooses by labelled pairs" in run("search", "--data", tmp_path / "plain.txt", expect=1)
+        assert "A search chooses by labels" in run("search", "--data", tmp_path / "plain.txt", expect=1)
 
     def test_malformed_data(self, tmp_path):
         data = tmp_path / "pairs.tsv"
         data.write_text("a\tb\t1\nc\td\n")
-        assert "pairs.tsv, line 2: 2 fields" in run("compare", "--data", data, expect=1)
+        assert "pairs.tsv, line 2: 2 columns where 3 are expected" in run("compare", "--data", data, expect=1)
 
 
 def test_the_time_left_is_told_from_the_first_batch_on():
@@ -302,6 +360,17 @@ def test_the_time_left_is_told_from_the_first_batch_on():
 class TestBuild:
     def build(self, backbone_path, out, *options, expect=0):
         return run("build", "--model", backbone_path(), "--out", out, *options, expect=expect)
+
+    def test_prompts(self, backbone_path, tmp_path):
+        self.build(backbone_path, tmp_path / "m", "--query-prompt", "find: ", "--document-prompt", "text: ")
+        model = SentenceTransformer(str(tmp_path / "m"), device="cpu")
+        assert {name: model.prompts[name] for name in ("query", "document")} == {
+            "query": "find: ",
+            "document": "text: ",
+        }
+        card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+        assert "`find: `" in card
+        assert "model.encode_document" in card
 
     @pytest.mark.parametrize(
         ("options", "kind", "settings"),

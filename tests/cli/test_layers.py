@@ -58,6 +58,32 @@ def test_in_the_current_directory_by_default(layers, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("header", "rows", "metric"),
+    [
+        ("anchor\tpositive\tnegative", "a cat\ta dog\tthe bank\none\ttwo\tthe river", "Accuracy"),
+        ("text1\ttext2\tlabel", "a cat\ta dog\t1\none\ttwo\t0", "Average precision"),
+    ],
+)
+def test_every_task_that_has_labels(header, rows, metric, layers, tmp_path):
+    (tmp_path / "task.tsv").write_text(f"{header}\n{rows}\n", encoding="utf-8")
+    output = layers("--data", tmp_path / "task.tsv", "--out", tmp_path / "out")
+    assert f"│ Layer │ {metric} │" in output.replace("┃", "│")
+    assert f"{metric[:1].lower()}{metric[1:]}, x 100" in output
+
+
+def test_retrieval(backbone_path, tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"_id": 1, "text": "a cat?"}\n', encoding="utf-8")
+    (tmp_path / "c.tsv").write_text("_id\ttext\n7\ta cat\n8\ta dog\n9\ta bank\n", encoding="utf-8")
+    (tmp_path / "r.tsv").write_text("1\t7\t1\n", encoding="utf-8")
+    arguments = ["layers", "--model", backbone_path(), "--device", "cpu", "--out", tmp_path / "out"]
+    task = ["--queries", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.tsv", "--qrels", tmp_path / "r.tsv"]
+    result = runner.invoke(cli.app, [*map(str, arguments), *map(str, task), "--query-prompt", "q: "])
+    assert result.exit_code == 0, result.output
+    assert "1 queries, 3 documents, 1 judged relevant." in result.output
+    assert "cosine_ndcg@10" in (tmp_path / "out" / "layers.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--template", "no slot"), "The template 'no slot' has no {text}"),

@@ -9,12 +9,13 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from st_reba import CausalTransformer
 from st_reba.catalogue import default_recipes
-from st_reba.compare.columns import embed, geometry_columns, similarity_columns, word_sense_column
+from st_reba.compare.columns import embed, geometry_columns, task_columns, word_sense_column
 from st_reba.compare.runner import Recipes
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import DEMO_PAIRS, DEMO_QUESTIONS
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
+from st_reba.evaluation.tasks import task_of
 from st_reba.readers.store import EmbeddingStore
 
 from .. import oracles
@@ -29,7 +30,7 @@ def recipes(backbone_path):
 @contextmanager
 def embedded(recipes, texts, words=None):
     with EmbeddingStore(recipes.embed) as store:
-        found = embed(recipes, texts, words, store)
+        found = embed(recipes, [(None, texts)], words, store)
         store.embed = None  # From here on there is nothing but looking up.
         yield found
 
@@ -46,7 +47,7 @@ def pairs():
 
 def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
     with embedded(recipes, pairs.texts()) as found:
-        spearman, _, pearson = similarity_columns(found, pairs, overlap_of(recipes, pairs))
+        spearman, _, pearson = task_columns(found, task_of(pairs), overlap_of(recipes, pairs))
     assert (spearman.task.name, pearson.task.name) == ("STS", "STS, Pearson")
     evaluator = EmbeddingSimilarityEvaluator(pairs.first, pairs.second, pairs.scores, main_similarity="cosine")
     for recipe in recipes.all:
@@ -64,7 +65,7 @@ def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
 def test_the_interval_is_about_the_value(recipes, pairs):
     """The statistic that is resampled is the score that the evaluator gave."""
     with embedded(recipes, pairs.texts()) as looked_up:
-        columns = similarity_columns(looked_up, pairs, overlap_of(recipes, pairs))
+        columns = task_columns(looked_up, task_of(pairs), overlap_of(recipes, pairs))
     for column in columns:
         values = dict(zip(column.statistic.recipes, column.statistic.values(), strict=True))
         for key, found in column.estimates.items():
@@ -76,7 +77,7 @@ def test_the_interval_is_about_the_value(recipes, pairs):
 @pytest.mark.parametrize("fit_texts", [None, ["one text", "another text", "一句话"]])
 def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
     with embedded(recipes, pairs.texts()) as found:
-        spearman, beyond, pearson = similarity_columns(found, pairs, overlap_of(recipes, pairs, fit_texts))
+        spearman, beyond, pearson = task_columns(found, task_of(pairs), overlap_of(recipes, pairs, fit_texts))
     counted = pairs.texts() if fit_texts is None else fit_texts
     overlap = TfIdf(recipes.backbone, counted).cosines(pairs.first, pairs.second)
     assert spearman.estimates["tf-idf, mean"].value == pytest.approx(spearmanr(overlap, pairs.scores).statistic)

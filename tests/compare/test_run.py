@@ -11,7 +11,7 @@ from st_reba.catalogue import asked_for, bags_of_input_embeddings, controls_of, 
 from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, work
-from st_reba.data.tables import Pairs
+from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
 
@@ -163,6 +163,51 @@ def test_plain_texts(backbone_path):
     assert "these are proxies" in found.verdict[0]
     assert "no embedding" in dict(found.skipped)["tf-idf, mean"]
     assert not any(result.recipe == "tf-idf" for result in found.results)
+
+
+TRIPLETS = Triplets(TEXTS[:4], TEXTS[1:], TEXTS[::-1][:4])
+RETRIEVAL = Retrieval(
+    {"q1": "find it", "q2": TEXTS[0]},
+    {f"d{number}": text for number, text in enumerate(TEXTS)},
+    {"q1": ("d1", "d2"), "q2": ("d0",)},
+    {"query": "query: "},
+)
+CLASSES = Pairs(TEXTS, TEXTS[::-1], [1.0, 0.0, 1.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        (CLASSES, ["Two classes", "Word sense", "Beyond overlap", "Two classes, Spearman"]),
+        (TRIPLETS, ["Triplets", "Word sense"]),
+        (RETRIEVAL, ["Retrieval", "Word sense", "Recall@100"]),
+    ],
+)
+def test_every_task_has_every_control(data, columns, backbone_path):
+    done = []
+    recipes = Recipes(
+        CausalTransformer(backbone_path()), default_recipes(1)[:2], on_progress=lambda what, texts: done.append(texts)
+    )
+    found = compare(recipes, data, WORDS)
+    assert sum(done) == work(data, WORDS)
+    assert [task.name for task in found.tasks] == columns
+    bag = "Bag of input embeddings, mean"
+    assert {"tf-idf, mean", bag, f"Random weights, {bag}"} <= {result.name for result in found.results}
+    for result in found.results:
+        assert not math.isnan(result.scores[columns[0]].value)
+        assert ("Beyond overlap" in result.scores) == ("Beyond overlap" in columns and result.recipe != "tf-idf")
+    assert found.prompts == ({"query": "query: "} if data is RETRIEVAL else {})
+
+
+def test_a_query_is_embedded_behind_its_prompt(backbone_path, monkeypatch):
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1])
+    embedded = []
+    embed = recipes.embed
+    monkeypatch.setattr(
+        recipes, "embed", lambda texts, prompt: embedded.append((prompt, set(texts))) or embed(texts, prompt)
+    )
+    compare(recipes, RETRIEVAL, random=False)
+    assert embedded == [("query: ", {"find it", TEXTS[0]}), (None, set(TEXTS))]
 
 
 def test_tasks_of_mteb(backbone_path, tmp_path):

@@ -90,14 +90,17 @@ def test_reading(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\tb\t1\na\tb\n", r"pairs\.tsv, line 2: 2 fields, but a line is two texts and a score, separated by tabs"),
-        (b"a\tb\t1\tx\n", "line 1: 4 fields"),
-        (b"a\tb\t1\nc\t \t2\n", "line 2: an empty text"),
-        (b"first\tsecond\tscore\n", "line 1: the score 'score' is not a number. A header line must be removed"),
-        (b"a\tb\tnan\n", "line 1: the score 'nan' is not a number"),
+        (
+            b"a\tb\t1\na\tb\n",
+            r"pairs\.tsv, line 2: 2 columns where 3 are expected\. A row is sentence1,",
+        ),
+        (b"a\tb\t1\tx\n", "line 1: 4 columns where 3 are expected"),
+        (b"a\tb\t1\nc\t \t2\n", "line 2: sentence2: an empty text"),
+        (b"first\tsecond\tscore\n", "line 1: score: 'score' is not a number.*If this line names the columns, say"),
+        (b"a\tb\tnan\n", "line 1: score: 'nan' is not a number"),
         (b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
         (b"a\tb\t1\nc\td\t1\n", "2 pairs with 1 different scores leave nothing to rank"),
-        (b"", "0 pairs"),
+        (b"", "holds no rows"),
     ],
 )
 def test_malformed_files(content, message, tmp_path):
@@ -116,9 +119,12 @@ def test_reading_plain_texts(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\nb\tc\nd\n", r"texts\.txt, line 2: has a tab\. Plain texts stand one a line, without tabs"),
+        (
+            b"a\nb\tc\nd\n",
+            r"texts\.txt, line 2: has a tab, but line 1 has none\. Plain texts stand one a line",
+        ),
         (b"a\n\nb\nc \xff\n", r"texts\.txt, line 4: not UTF-8"),
-        (b"a\na\nb\n", r"texts\.txt: 2 different texts, one a line; at least 3 are needed"),
+        (b"a\na\nb\n", r"texts\.txt: 2 different texts; at least 3 are needed"),
         (b"", "0 different texts"),
         ("a\nb\nc\n".encode("utf-16"), "line 1: not UTF-8"),
     ],
@@ -141,9 +147,12 @@ def test_pairs_or_texts(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\n\nb\nc\td\t1\n", "data, line 4: has tabs, but line 1 has none. Give plain texts, one a line and without"),
-        ("a\tb\t1\nc\n", "data, line 2: 1 fields, but a line is two texts and a score, separated by tabs"),
-        ("a\tnews\nb\tsport\n", "data, line 1: 2 fields"),
+        ("\na\nb\nc\td\t1\n", "data, line 4: has a tab, but line 2 has none. Plain texts stand one a line, without"),
+        ("a\tb\t1\nc\n", "data, line 2: 1 columns where 3 are expected"),
+        (
+            "a\tnews\nb\tsport\n",
+            "data, line 1: 2 columns, and no header that names them. Rows are sentence1",
+        ),
         ("", "data: 0 different texts"),
     ],
 )
@@ -156,5 +165,5 @@ def test_neither_pairs_nor_texts(content, message, tmp_path):
 
 @pytest.mark.parametrize("read", [read_data, read_pairs, read_texts])
 def test_a_directory(read, tmp_path):
-    with pytest.raises(ValueError, match="is a directory: give a file"):
+    with pytest.raises(ValueError, match=r"is a directory without a table in it \(nothing\): give a file"):
         read(tmp_path)

@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
+from st_reba.data.streams import LineFile
 from st_reba.encoding import Encoder, LocalEngine, encode_file
-from st_reba.encoding.texts import LineFile
 
 from .conftest import Ones, sentences
 
@@ -247,6 +249,76 @@ class TestResuming:
         assert left(tmp_path / "a.npy.partial") == ["mine"]
 
 
+class TestShardsAndRemotePaths:
+    """What was killed goes on, rows are in order, and none is there twice: also where texts are in many files."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "in").mkdir()
+        for number, (start, end) in enumerate([(0, 5), (5, 20), (20, 50)], start=9):
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[start:end])
+            (tmp_path / "in" / f"part-{number}.jsonl").write_text(lines)
+        return tmp_path / "in"
+
+    @pytest.fixture
+    def remote(self, folder):
+        filesystem = fsspec.filesystem("memory")
+        filesystem.store.clear()
+        for path in folder.iterdir():
+            filesystem.pipe(f"/in/{path.name}", path.read_bytes())
+        yield "memory://in"
+        filesystem.store.clear()
+
+    @pytest.mark.parametrize("kind", ["folder", "remote", "hub"])
+    def test_the_same_bytes_as_of_one_file(self, kind, encoder, texts, folder, remote, tmp_path, monkeypatch):
+        rows = datasets.Dataset.from_dict({"text": TEXTS})
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, subset, split: datasets.DatasetDict({"all": rows}))
+        source = {"folder": folder, "remote": remote, "hub": "org/name"}[kind]
+        encode_file(encoder, texts, tmp_path / "one.npy", chunk_size=8)
+        interrupted(encoder, source, tmp_path / "a.npy")
+        made = encode_file(encoder, source, tmp_path / "a.npy", chunk_size=8)
+        assert (made.rows, made.resumed) == (50, 32)
+        assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "one.npy").read_bytes()
+        assert not (tmp_path / "a.npy.partial").exists()
+
+    def test_a_copy_is_made_once(self, ones, remote, tmp_path):
+        interrupted(ones, remote, tmp_path / "a.npy")
+        stages = []
+        encode_file(ones, remote, tmp_path / "a.npy", chunk_size=8, on_progress=lambda *said: stages.append(said))
+        assert [stage for stage, done, _ in stages if done] == ["Encoding"] * 4 + ["Writing"]
+
+    def test_other_shards_are_another_input(self, ones, folder, remote, tmp_path):
+        for source in (folder, remote):
+            interrupted(ones, source, tmp_path / "a.npy")
+            line = b'{"text": "more"}\n'
+            if source == remote:
+                fsspec.filesystem("memory").pipe("/in/part-99.jsonl", line)
+            else:
+                (folder / "part-99.jsonl").write_bytes(line)
+            with pytest.raises(ValueError, match=r"holds an interrupted run of other settings: input size \d+ \(now"):
+                encode_file(ones, source, tmp_path / "a.npy", chunk_size=8)
+            assert encode_file(ones, source, tmp_path / "a.npy", overwrite=True).rows == 51
+            (tmp_path / "a.npy").unlink()
+
+    def test_a_shard_that_changes_meanwhile(self, ones, folder, tmp_path):
+        def spoil(stage, done, total):
+            if done == 16:
+                (folder / "part-11.jsonl").write_text('{"text": "b"}\n' * 30)
+
+        with pytest.raises(ValueError, match="part-11.jsonl was changed during the run"):
+            encode_file(ones, folder, tmp_path / "a.npy", chunk_size=8, on_progress=spoil)
+
+    def test_refusals(self, ones, folder, remote, tmp_path):
+        with pytest.raises(ValueError, match="lies in the folder that is read: choose another --out"):
+            encode_file(ones, folder, folder / "a.npy")
+        fsspec.filesystem("memory").pipe("/in/part-10.jsonl", b'{"text": "a"}\n{"body": "b"}\n')
+        with pytest.raises(ValueError, match='memory:///?in/part-10.jsonl, line 2: no "text", but "body"'):
+            encode_file(ones, remote, tmp_path / "a.npy")
+        with pytest.raises(FileNotFoundError, match="memory://no.txt: there is no such file"):
+            encode_file(ones, "memory://no.txt", tmp_path / "a.npy")
+        assert left(tmp_path) == ["in"]
+
+
 class TestRefusals:
     def test_an_output_that_is_there(self, encoder, texts, tmp_path):
         for out, message in (("a.npy", "exists: choose another --out"), ("d.npy", "is a directory")):
@@ -314,7 +386,7 @@ def test_rows_in_memory_do_not_grow_with_the_file(encoder, tmp_path, monkeypatch
     most, encoded = 0, 0
     read = []
     real = LineFile.read
-    monkeypatch.setattr(LineFile, "read", lambda self, chunk: read.append(chunk.rows) or real(self, chunk))
+    monkeypatch.setattr(LineFile, "read", lambda self, piece: read.append(piece.rows) or real(self, piece))
 
     class Counting(Ones):
         def encode(self, model, texts):

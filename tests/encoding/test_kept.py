@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from st_reba.data.kept import MAX_DEPTH, MAX_KEYS, Place
 from st_reba.encoding import encode_file
-from st_reba.encoding.kept import MAX_DEPTH, MAX_KEYS, Place
 
 from ..conftest import examples
 

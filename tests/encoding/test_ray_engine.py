@@ -81,6 +81,18 @@ class TestTwoWorkers:
         made = encode_file(encoder, texts, tmp_path / "a.npy", chunk_size=8, engine=RayEngine(2, "cpu"))
         assert (made.rows, made.resumed) == (60, 32)
 
+    def test_a_folder_of_shards(self, model_directory, texts, tmp_path):
+        """Whole chunks go to a worker, also those that end in another file than they begin in."""
+        (tmp_path / "in").mkdir()
+        for number, start in enumerate(range(0, 60, 7)):
+            rows = "".join(text + "\n" for text in TEXTS[start : start + 7])
+            (tmp_path / "in" / f"part-{number}.txt").write_text(rows, encoding="utf-8")
+        encoder = Encoder(str(model_directory), batch_size=4)
+        made = encode_file(encoder, tmp_path / "in", tmp_path / "a.npy", chunk_size=8, engine=RayEngine(2, "cpu"))
+        encode_file(encoder, texts, tmp_path / "b.npy", chunk_size=8)
+        assert made.rows == 60
+        np.testing.assert_allclose(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"), atol=1e-5)
+
     def test_a_workers_refusal_is_the_users(self, model_directory, texts, tmp_path):
         encoder = replace(Encoder(str(model_directory)), truncate_dim=33)
         with pytest.raises(ValueError, match=r"^truncate_dim=33: the model's vectors have 32 values\.$"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import datasets
 import pytest
 
 from st_reba.training import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
@@ -56,10 +57,23 @@ def test_pairs_conditions_and_sentences(tmp_path):
             "line 3: score: '-1' is not a number from",
         ),
         (read_triplets, "r.csv", 'a,b,c\nd,"e\n', "line 2: unexpected end of data. A quotation mark may be missing."),
-        (read_triplets, "r.jsonl", '{"anchor": "a", "positive": "b"}', "line 1: negative: None is not text."),
-        (read_triplets, "r.jsonl", "[1]", "line 1: not an object but '[1]'."),
+        (read_triplets, "r.jsonl", '{"anchor": "a", "positive": "b"}', "line 1 lacks negative (triplets); its columns"),
+        (
+            read_triplets,
+            "r.jsonl",
+            '{"anchor": "a", "positive": "b", "negative": "c"}\n{"anchor": "a", "positive": "b"}',
+            "line 2: negative: None is not text.",
+        ),
+        (read_triplets, "r.jsonl", "[1]", "line 1: a list, but a line is a JSON object."),
         (read_triplets, "r.jsonl", "{", "line 1: not JSON"),
-        (read_triplets, "r.parquet", "", ".parquet is none of .tsv, .csv and .jsonl."),
+        (read_triplets, "r.parquet", "", "r.parquet is not a Parquet file ("),
+        (
+            read_triplets,
+            "r.xlsx",
+            "",
+            "r.xlsx: of no known format. Give plain text (.txt, one text a line), .tsv, .csv",
+        ),
+        (read_triplets, "r.csv", "anchor,positive\na,b\n", "line 1 lacks negative (triplets); its columns are anchor,"),
         (read_triplets, "r.tsv", "\n", "holds no rows. A row is anchor, positive, negative."),
     ],
 )
@@ -79,32 +93,46 @@ def test_bytes_that_are_not_utf8(tmp_path):
 
 
 class TestNamedDatasets:
-    """``datasets`` loads a directory by its name, as it does one on the Hub."""
+    @pytest.fixture(autouse=True)
+    def on_the_hub(self, monkeypatch):
+        rows = {
+            "id": [1, 2],
+            "contradiction": ["no one", ""],
+            "premise": ["a man", "ice"],
+            "entailment": ["one", "water"],
+        }
+        splits = {
+            name: datasets.Dataset.from_dict(rows).select(range(count)) for name, count in (("test", 2), ("train", 1))
+        }
 
-    @pytest.fixture
-    def name(self, tmp_path, monkeypatch):
-        directory = tmp_path / "nli"
-        directory.mkdir()
-        rows = [{"id": 1, "contradiction": "no one", "premise": "a man", "entailment": "a person"}]
-        for split in ("train", "test"):
-            (directory / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-            rows.append({"id": 2, "contradiction": "", "premise": "ice", "entailment": "water"})
-        monkeypatch.chdir(tmp_path)
-        return "nli"
+        def load_dataset(name, subset, split):
+            assert (name, subset) == ("org/nli", None)
+            return datasets.DatasetDict(splits) if split is None else splits[split]
 
-    def test_columns_are_found_and_ordered(self, name):
-        assert read_triplets(name).to_dict() == {
-            "anchor": ["a man"], "positive": ["a person"], "negative": ["no one"],
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+    def test_columns_are_found_and_ordered(self):
+        assert read_triplets("org/nli").to_dict() == {
+            "anchor": ["a man"], "positive": ["one"], "negative": ["no one"],
         }  # fmt: skip
 
-    def test_a_bad_row_is_named(self, name):
-        with pytest.raises(ValueError, match="nli::test, row 1: negative: an empty text. A row is anchor"):
-            read_triplets(f"{name}::test")
+    def test_a_bad_row_is_named(self):
+        with pytest.raises(ValueError, match="org/nli, split test, row 2: negative: an empty text. A row is anchor"):
+            read_triplets("org/nli::test")
 
-    def test_missing_columns_are_named(self, name):
-        with pytest.raises(ValueError, match="nli lacks sentence1, sentence2, score; its columns are"):
-            read_scored_pairs(name)
+    def test_missing_columns_are_named(self):
+        with pytest.raises(ValueError, match=r"row 1 lacks sentence2, score \(pairs\); its columns are id, contra"):
+            read_scored_pairs("org/nli")
 
-    def test_neither_a_file_nor_a_data_set(self):
-        with pytest.raises(ValueError, match="'nothing/here' is no file, and datasets cannot load it either"):
-            read_triplets("nothing/here")
+
+def test_a_folder_with_splits(tmp_path):
+    """Trained on is what a name calls train, unless another split is asked for."""
+    for split, word in (("train", "water"), ("test", "steam")):
+        write(tmp_path, f"{split}.jsonl", json.dumps({"anchor": "ice", "positive": word, "negative": "fire"}))
+    assert read_triplets(tmp_path)["positive"][:] == ["water"]
+    assert read_triplets(f"{tmp_path}::test")["positive"][:] == ["steam"]
+
+
+def test_neither_a_file_nor_a_data_set():
+    with pytest.raises(ValueError, match="'nothing/here' is no file or folder, and datasets cannot load it either"):
+        read_triplets("nothing/here")

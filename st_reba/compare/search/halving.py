@@ -1,26 +1,26 @@
 """Successive halving over recipes.
 
-All candidates are scored on a few labelled pairs, the better third of them on three times as many, and so on, until few
-are left and have seen every pair of the half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm
+All candidates are scored on a few items (pairs, triplets or queries), the better third of them on three times as many,
+and so on, until few are left and have seen the whole half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm
 Identification and Hyperparameter Optimization, AISTATS 2016).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
-from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor, nn
 
 from ...catalogue import POOLINGS, Recipe
-from ...data.tables import Pairs
+from ...data.tables import Labelled
+from ...evaluation.tasks import Role, Task, Vectors, task_of
 from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.after_pooling.choices import HEAD_FILTER, fitted
@@ -41,11 +41,11 @@ class Rung:
 
     Attributes:
         candidates: How many there were.
-        pairs: How many pairs each was scored on.
+        items: How many pairs, triplets or queries each was scored on.
     """
 
     candidates: int
-    pairs: int
+    items: int
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Found:
     """What a search found.
 
     Attributes:
-        finalists: The best candidates on all pairs to choose on, best first.
-        gain: By how much the first was ahead of :data:`.candidates.PLAIN` there, in Spearman correlation.
+        finalists: The best candidates on all items to choose on, best first.
+        gain: By how much the first was ahead of :data:`.candidates.PLAIN` there, in the score that decides.
         rungs: What was tried.
-        chosen_on: The pairs to choose on.
+        chosen_on: The half to choose on.
         held_out: The others, which the search never read.
     """
 
     finalists: list[Candidate]
     gain: float
     rungs: list[Rung]
-    chosen_on: Pairs
-    held_out: Pairs
+    chosen_on: Labelled
+    held_out: Labelled
 
     @property
     def chosen(self) -> str:
-        """Key of the recipe that was found best on the pairs to choose on."""
+        """Key of the recipe that was found best on the half to choose on."""
         return self.finalists[0].recipe([]).key
 
     def recipes(self) -> list[Recipe]:
@@ -77,9 +77,9 @@ class Found:
         return [each.recipe(texts) for each in dict.fromkeys([*self.finalists, PLAIN])]
 
 
-def rung_sizes(pairs: int) -> list[int]:
-    """How many pairs each rung has: all at last, a third of that before, and so on, but never too few."""
-    sizes = [pairs]
+def rung_sizes(items: int) -> list[int]:
+    """How many items each rung has: all at last, a third of that before, and so on, but never too few."""
+    sizes = [items]
     while sizes[0] // FACTOR >= LEAST_PAIRS:
         sizes.insert(0, sizes[0] // FACTOR)
     return sizes
@@ -87,7 +87,7 @@ def rung_sizes(pairs: int) -> list[int]:
 
 def search(
     backbone: CausalModule,
-    pairs: Pairs,
+    data: Labelled,
     *,
     every: Sequence[Candidate] | None = None,
     seed: int = 0,
@@ -98,21 +98,25 @@ def search(
 
     Args:
         backbone: The loaded model, whose weights are shared.
-        pairs: Labelled pairs.
+        data: Pairs, triplets or a retrieval task.
         every: What to try; :func:`st_reba.compare.search.candidates` if None. What the model cannot run is left out.
         seed: Of the split.
         batch_size: Texts at a time.
         on_progress: Called when texts have been embedded, with the way to run the model and how many.
 
     Raises:
-        ValueError: If there are too few pairs, or the model can run nothing of what is to be tried.
+        ValueError: If there are too few items, or the model can run nothing of what is to be tried.
     """
-    chosen_on, held_out = split(pairs, seed)
+    chosen_on, held_out = split(data, seed)
     alive = list(candidates(depth(backbone.model)) if every is None else every)
     scorer = _Scorer(backbone, batch_size, on_progress)
     rungs = []
     for size in rung_sizes(len(chosen_on)):
-        scores = scorer.scores(alive, _first(chosen_on, size))
+        part = task_of(chosen_on if size == len(chosen_on) else chosen_on.head(size))
+        if size < len(chosen_on) and not part.scorable:
+            # All labels alike.
+            continue
+        scores = scorer.scores(alive, part)
         if not scores:
             raise ValueError(f"{type(backbone.model).__name__} can run none of the recipes that are to be searched.")
         rungs.append(Rung(len(scores), size))
@@ -120,7 +124,7 @@ def search(
         alive = alive[: max(FINALISTS, math.ceil(len(alive) / FACTOR))]
     plain = scores.get(PLAIN)
     if plain is None:
-        plain = scorer.scores([PLAIN], chosen_on)[PLAIN]
+        plain = scorer.scores([PLAIN], task_of(chosen_on))[PLAIN]
     return Found(alive[:FINALISTS], scores[alive[0]] - plain, rungs, chosen_on, held_out)
 
 
@@ -137,10 +141,12 @@ class _Scorer:
         """The same for all candidates, and on a large model not cheap."""
         return EmbeddingFilter.from_language_model(self.backbone)
 
-    def scores(self, alive: Sequence[Candidate], pairs: Pairs) -> dict[Candidate, float]:
-        """Spearman correlations of cosine similarities with labels; what cannot be run, or has none, is left out."""
+    def scores(self, alive: Sequence[Candidate], task: Task) -> dict[Candidate, float]:
+        """The score that decides; what cannot be run, or has none, is left out."""
+        prompted = [(task.prompt(role), text) for role, texts in task.inputs() for text in texts]
         # Long texts with long ones, so that little is padding.
-        texts = sorted(pairs.texts(), key=len)
+        inputs = sorted(dict.fromkeys(prompted), key=lambda each: (each[0] or "", len(each[1])))
+        row = {each: index for index, each in enumerate(inputs)}
         runs: dict[tuple[str, int | None], list[Candidate]] = {}
         for candidate in alive:
             runs.setdefault(candidate.run, []).append(candidate)
@@ -151,18 +157,22 @@ class _Scorer:
             except ValueError:
                 continue
             batches = []
-            for start in range(0, len(texts), self.batch_size):
-                batch = texts[start : start + self.batch_size]
-                batches.append(read(batch))
-                self.on_progress(group[0].row.name, len(batch))
+            for prompt, same in groupby(inputs, key=lambda each: each[0]):
+                texts = [text for _, text in same]
+                for start in range(0, len(texts), self.batch_size):
+                    batch = texts[start : start + self.batch_size]
+                    batches.append(read(batch, prompt))
+                    self.on_progress(group[0].row.name, len(batch))
             for candidate, vectors in zip(group, torch.cat(batches, dim=1), strict=True):
-                score = self._score(candidate, vectors, texts, pairs)
+                score = self._score(candidate, vectors, row, task)
                 if not math.isnan(score):
                     found[candidate] = score
         return {candidate: found[candidate] for candidate in alive if candidate in found}
 
-    def _score(self, candidate: Candidate, vectors: Tensor, texts: Sequence[str], pairs: Pairs) -> float:
-        """The Spearman correlation; NaN where there is none."""
+    def _score(
+        self, candidate: Candidate, vectors: Tensor, row: Mapping[tuple[str | None, str], int], task: Task
+    ) -> float:
+        """The score that decides; NaN where there is none."""
         if candidate.filter:
             try:
                 module = self._filter(candidate.filter, vectors)
@@ -170,9 +180,11 @@ class _Scorer:
                 return math.nan
             with torch.inference_mode():
                 vectors = module({"sentence_embedding": vectors})["sentence_embedding"]
-        row = {text: index for index, text in enumerate(texts)}
-        first, second = (vectors[[row[text] for text in side]] for side in (pairs.first, pairs.second))
-        return float(spearmanr(pairwise_cos_sim(first, second).numpy(), pairs.scores).statistic)
+
+        def look_up(texts: Sequence[str], role: Role) -> Tensor:
+            return vectors[[row[task.prompt(role), text] for text in texts]]
+
+        return task.score(Vectors(look_up))
 
     def _filter(self, name: str, vectors: Tensor) -> nn.Module:
         if name == HEAD_FILTER:
@@ -182,8 +194,8 @@ class _Scorer:
         return fitted(name, moments)
 
 
-def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str]], Tensor]:
-    """From B texts to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
+def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str], str | None], Tensor]:
+    """From B texts and their prompt to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
     row, every_layer = group[0].row, reads_one_layer(group[0].row.module)
     # All layers of the whole model, if one pass gives them, also those above the recipe's own end.
     module = row.build(backbone, layer=-1 if every_layer else group[0].layer)
@@ -193,8 +205,10 @@ def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[lis
     pooled_by = [poolings(row).index(candidate.pooling) for candidate in group]
     if not every_layer:
 
-        def encode(texts: list[str]) -> Tensor:
-            vectors = model.encode(texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
+        def encode(texts: list[str], prompt: str | None) -> Tensor:
+            vectors = model.encode(
+                texts, prompt=prompt, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False
+            )
             pooled = vectors.float().cpu().chunk(len(modes), dim=1)
             return torch.stack([pooled[pooling] for pooling in pooled_by])
 
@@ -203,12 +217,8 @@ def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[lis
     last = reader.count + end(row)
     layers = [last if candidate.layer is None else candidate.layer for candidate in group]
 
-    def read(texts: list[str]) -> Tensor:
-        pooled = reader.embeddings(texts).float().chunk(len(modes), dim=2)
+    def read(texts: list[str], prompt: str | None) -> Tensor:
+        pooled = reader.embeddings(texts, prompt).float().chunk(len(modes), dim=2)
         return torch.stack([pooled[pooling][layer] for pooling, layer in zip(pooled_by, layers, strict=True)])
 
     return read
-
-
-def _first(pairs: Pairs, size: int) -> Pairs:
-    return Pairs(pairs.first[:size], pairs.second[:size], pairs.scores[:size])

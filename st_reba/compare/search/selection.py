@@ -26,17 +26,18 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
     chosen = found.chosen
     plain = PLAIN.recipe([]).key
     held = scores[chosen] - scores[plain]
-    steps = ", then ".join(f"{rung.candidates} recipes on {rung.pairs} pairs" for rung in found.rungs)
+    noun = found.held_out.noun
+    steps = ", then ".join(f"{rung.candidates} recipes on {rung.items} {noun}" for rung in found.rungs)
     says = [
-        f"The search scored {steps}, and chose {chosen}. The scores shown are of {len(found.held_out)} other pairs, "
-        "whose texts it never read.",
+        f"The search scored {steps}, and chose {chosen}. The scores shown are of {len(found.held_out)} other {noun}, "
+        + ("which it never read." if noun == "queries" else "whose texts it never read."),
     ]
     if found.finalists[0] == PLAIN:
         says.append("It found nothing better than the recipe without any choice.")
     else:
         says.append(
-            f"Where it was chosen it was ahead of {plain} by {task.show(found.gain)}, on the pairs held out by "
-            f"{task.show(held)}: {task.show(found.gain - held)} of the gain was selection. With few pairs that "
+            f"Where it was chosen it was ahead of {plain} by {task.show(found.gain)}, on the {noun} held out by "
+            f"{task.show(held)}: {task.show(found.gain - held)} of the gain was selection. With few {noun} that "
             "difference is itself uncertain; the intervals say by how much."
         )
     return replace(
@@ -45,7 +46,7 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
         verdict=[*says, *comparison.verdict],
         settings={
             **comparison.settings,
-            "searched": f"{found.rungs[0].candidates} recipes, on {len(found.chosen_on)} pairs",
-            "shown": f"{len(found.held_out)} pairs that were held out",
+            "searched": f"{found.rungs[0].candidates} recipes, on {len(found.chosen_on)} {noun}",
+            "shown": f"{len(found.held_out)} {noun} that were held out",
         },
     )

@@ -23,8 +23,9 @@ from st_reba.compare.search import (
     with_selection,
 )
 from st_reba.compare.search.candidates import PLAIN, poolings
-from st_reba.data.demo import DEMO_PAIRS
-from st_reba.data.tables import Pairs, read_pairs
+from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
+from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs
+from st_reba.evaluation.tasks import task_of
 from st_reba.modules.after_pooling.choices import FILTERS
 
 from ...conftest import examples
@@ -147,7 +148,7 @@ def test_several_rungs_keep_a_third(backbone, pairs):
                   pairs.scores * 5)  # fmt: skip
     every = [candidate for candidate in few() if candidate.row.name == "Classical"]
     found = search(backbone, large, every=every)
-    assert [rung.pairs for rung in found.rungs] == rung_sizes(len(found.chosen_on))
+    assert [rung.items for rung in found.rungs] == rung_sizes(len(found.chosen_on))
     assert len(found.rungs) == 3
     assert [rung.candidates for rung in found.rungs] == [30, 10, 5]
 
@@ -207,3 +208,35 @@ def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
     texts = found.held_out.texts()[:5]
     alone = torch.cat([model.encode([text], convert_to_tensor=True) for text in texts])
     assert torch.allclose(model.encode(texts, convert_to_tensor=True), alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["classes", "triplets", "retrieval"])
+def test_other_tasks(kind, backbone, pairs):
+    """Chosen on one half, shown on the other; a score is what the ready model gets there."""
+    data = {
+        "classes": Pairs(pairs.first, pairs.second, [float(score > 2) for score in pairs.scores]),
+        "triplets": Triplets(pairs.first[:60], pairs.second[:60], pairs.second[100:160]),
+        "retrieval": dataclasses.replace(read_data(demo_retrieval("en")), prompts={"query": "query: "}),
+    }[kind]
+    every = [candidate for candidate in few() if candidate.row.name == "Classical" and not candidate.filter]
+    found = search(backbone, data, every=every)
+    assert set(found.chosen_on.items()) | set(found.held_out.items()) == set(data.items())
+    assert not set(found.chosen_on.items()) & set(found.held_out.items())
+    evaluator = task_of(found.chosen_on).evaluator()
+    scores = []
+    for candidate in (found.finalists[0], PLAIN):
+        model = candidate.recipe([]).model(backbone)
+        model.prompts = dict(task_of(data).prompts)
+        scores.append(evaluator(model)[evaluator.primary_metric])
+    assert found.gain == pytest.approx(scores[0] - scores[1], abs=1e-3)
+    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen))
+    assert f"{len(found.held_out)} other {data.noun}" in comparison.verdict[0]
+
+
+def test_a_rung_without_both_classes_is_passed_over(backbone, pairs):
+    """Of few pairs that are alike, the first rung may have none."""
+    first, second = ([f"{text} {copy}" for copy in range(2) for text in side] for side in (pairs.first, pairs.second))
+    rare = Pairs(first, second, [float(number in (5, 105, 205, 305)) for number in range(400)])
+    found = search(backbone, rare, every=[PLAIN], seed=1)
+    assert all(len(set(found.chosen_on.head(rung.items).scores)) == 2 for rung in found.rungs)
+    assert found.rungs[-1].items == len(found.chosen_on)

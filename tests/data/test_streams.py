@@ -13,11 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from st_reba.encoding.texts import Index, open_texts
+from st_reba.data.sources import File
+from st_reba.data.streams import Index
+from st_reba.data.streams import open_texts as open_files
 
 from ..conftest import examples
 
 LINES = ["one", "", "  zwei ", "三\u2028\x85", "last\r"]
+
+
+def open_texts(*paths, **options):
+    return open_files([File.of(path) for path in paths], **options)
 
 
 def all_rows(texts, size=2, order=None):
@@ -48,9 +54,9 @@ class TestLines:
 
     def test_json_lines(self, suffix, tmp_path):
         data = "".join(json.dumps({"body": text, "id": number}) + "\n\n" for number, text in enumerate(LINES))
-        texts = open_texts(write(tmp_path / f"t.jsonl{suffix}", data.encode()), "body", keep=["id", "none"])
+        texts = open_texts(write(tmp_path / f"t.jsonl{suffix}", data.encode()), column="body", keep=["id", "none"])
         index = texts.index(2)
-        assert (index.rows, len(index), index[1].row, index[1].line) == (5, 3, 2, 5)
+        assert (index.rows, len(index), index[1].row, index[1].pieces[0].line) == (5, 3, 2, 5)
         assert all_rows(texts) == LINES
         assert texts.read(index[1]).kept == {"id": [2, 3], "none": [None, None]}
 
@@ -152,7 +158,7 @@ class TestParquet:
         pq.write_table(pa.table(columns, names=["text", "text", "body"]), tmp_path / "t.parquet")
         with pytest.raises(ValueError, match='t.parquet: 2 columns are called "text": give each a name of its own'):
             open_texts(tmp_path / "t.parquet", **options)
-        assert all_rows(open_texts(tmp_path / "t.parquet", "body")) == ["c"], "others may be called alike"
+        assert all_rows(open_texts(tmp_path / "t.parquet", column="body")) == ["c"], "others may be called alike"
 
     def test_a_page_that_is_damaged(self, tmp_path):
         """Also one of a kept column: it is found before the first row is encoded."""
@@ -172,7 +178,7 @@ class TestParquet:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t.csv", {}, "t.csv: of no known format. Give plain text (.txt, one text a line), JSON lines"),
+        ("t.xlsx", {}, "t.xlsx: of no known format. Give plain text (.txt, one text a line), .tsv, .csv, JSON lines"),
         ("t.parquet.gz", {}, "of no known format"),
         ("t", {}, "of no known format"),
         ("t.txt", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
@@ -185,16 +191,107 @@ def test_refusals(name, options, message, tmp_path):
 
 
 def test_what_is_no_file(tmp_path):
-    with pytest.raises(ValueError, match="is a directory: give a file"):
-        open_texts(tmp_path)
     os.mkfifo(tmp_path / "t.txt")
     with pytest.raises(ValueError, match="is a pipe or a device, but texts are read more than once"):
         open_texts(tmp_path / "t.txt")
 
 
-def test_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no.txt: there is no such file"):
-        open_texts(tmp_path / "no.txt")
+def test_missing_columns(tmp_path):
     pq.write_table(pa.table({"a": ["x"], "b": ["y"]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match='no column "text", but "a", "b"'):
         open_texts(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+class TestCells:
+    def test_quoted_cells(self, suffix, tmp_path):
+        data = 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n'
+        texts = open_texts(write(tmp_path / f"t.csv{suffix}", data.encode()), keep=["id"])
+        for order in ([0, 1], [1, 0]):
+            assert all_rows(texts, 2, order) == ['a "b", c', "d\ne", "f"]
+        assert texts.read(texts.index(2)[1]).kept == {"id": ["3"]}
+        assert texts.index(2)[1].pieces[0].line == 6
+
+    def test_tabs_are_not_quoted(self, suffix, tmp_path):
+        path = write(tmp_path / f"t.tsv{suffix}", b'\xef\xbb\xbfSentence\tid\n"a\t1\nb"\t2\n')
+        assert all_rows(open_texts(path)) == ['"a', 'b"']
+
+    def test_one_column_without_a_name(self, suffix, tmp_path):
+        assert all_rows(open_texts(write(tmp_path / f"t.csv{suffix}", b'"a, b"\nc\n'))) == ["a, b", "c"]
+
+    @pytest.mark.parametrize(
+        ("data", "options", "message"),
+        [
+            (b"a,b\n", {}, 't.csv{}, line 1: no "text", but "a", "b". Name the text\'s column with --column.'),
+            (b"a,b\n", {"column": "c"}, 'line 1: no "c", but "a", "b"'),
+            (b"text,text\n", {}, 'line 1: 2 columns are called "text"'),
+            (b"text,b\n", {"keep": ["c"]}, 'line 1: no columns are called "c"'),
+            (b"text,b\n1,2\n3\n", {}, "t.csv{}, line 3: 1 columns where 2 are expected."),
+            (b'text,b\n1,2\n3,"4\n', {}, "t.csv{}, line 3: unexpected end of data"),
+            (b"text\n", {}, "t.csv{} holds no texts"),
+        ],
+    )
+    def test_refusals(self, data, options, message, suffix, tmp_path):
+        path = write(tmp_path / f"t.csv{suffix}", data)
+        with pytest.raises(ValueError, match=re.escape(message.format(suffix))):
+            open_texts(path, **options).index(2)
+
+
+class TestSeveralFiles:
+    """Shards are read as one file is: chunks begin in one and end in another."""
+
+    @pytest.mark.parametrize("kind", ["txt", "csv", "tsv", "jsonl", "parquet", "jsonl.gz"])
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 20])
+    def test_chunks_are_those_of_one_file(self, kind, size, tmp_path):
+        rows = [f"text {number}" for number in range(10)]
+        paths = []
+        for shard, (start, end) in enumerate([(0, 3), (3, 3), (3, 4), (4, 10)]):
+            path = tmp_path / f"{shard}.{kind}"
+            own = rows[start:end]
+            if kind == "parquet":
+                pq.write_table(
+                    pa.table({"text": pa.array(own, pa.string()), "id": pa.array(range(start, end), pa.int64())}),
+                    path,
+                    row_group_size=2,
+                )
+            else:
+                header = {"csv": "text,id\n", "tsv": "text\tid\n"}.get(kind, "")
+                line = {"txt": "{}\n", "csv": "{},{}\n", "tsv": "{}\t{}\n"}.get(kind, '{{"text": "{}", "id": {}}}\n')
+                lines = "".join(line.format(rows[number], number) for number in range(start, end))
+                write(path, f"{header}{lines}".encode())
+            paths.append(path)
+        keep = ["text"] if kind == "txt" else ["id"]
+        texts = open_texts(*paths, keep=keep)
+        index = texts.index(size)
+        assert (index.rows, len(index)) == (10, -(-10 // size))
+        assert [index[number].row for number in range(len(index))] == list(range(0, 10, size))
+        order = list(range(len(index)))
+        random.Random(size).shuffle(order)
+        chunks = {number: texts.read(index[number]) for number in order}
+        assert [text for number in range(len(index)) for text in chunks[number].texts] == rows
+        kept = [value for number in range(len(index)) for value in chunks[number].kept[keep[0]]]
+        assert [str(value) for value in kept] == (rows if kind == "txt" else [str(number) for number in range(10)])
+
+    def test_one_type_holds_what_all_keep(self, tmp_path):
+        first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+        first.write_text('{"text": "a", "x": 1}\n')
+        second.write_text('{"text": "b", "x": 0.5}\n')
+        texts = open_texts(first, second, keep=["x"])
+        texts.index(5)
+        assert texts.schema().field("x").type == pa.float64()
+        second.write_text('{"text": "b"}\n{"text": "b", "x": "c"}\n')
+        with pytest.raises(ValueError, match=r'2.jsonl, line 2: "x" is a string, but a number in line 1 of .*1.jsonl'):
+            open_texts(first, second, keep=["x"]).index(5)
+        for path, value in ((first, 1), (second, "a")):
+            pq.write_table(pa.table({"text": ["a"], "x": [value]}), path.with_suffix(".parquet"))
+        with pytest.raises(ValueError, match=r'2.parquet: column "x" is string, but int64 in .*1.parquet'):
+            open_texts(first.with_suffix(".parquet"), second.with_suffix(".parquet"), keep=["x"]).index(5)
+
+    def test_no_more_than_one_is_open(self, tmp_path):
+        paths = [tmp_path / f"{number}.txt" for number in range(50)]
+        for path in paths:
+            path.write_text("a\nb\n")
+        before = len(os.listdir("/proc/self/fd"))
+        texts = open_texts(*paths)
+        assert len(all_rows(texts, 3)) == 100
+        assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -38,14 +38,15 @@ class Place:
         self.name = name
         self._depth = depth
         self._kind = ""
-        self._line = 0
+        self._line: int | str = 0
         self._least = self._most = 0
         #: Lines of the first decimal, and of the first whole number that no decimal equals.
-        self._decimal = self._long = 0
+        self._decimal: int | str = 0
+        self._long: int | str = 0
         self._keys: dict[str, Place] = {}
         self._items: Place | None = None
 
-    def add(self, value: Any, line: int) -> None:
+    def add(self, value: Any, line: int | str) -> None:
         """Take in a value, as JSON gives it.
 
         Raises:
@@ -90,7 +91,7 @@ class Place:
             raise ValueError(f"a kept column has lists and objects in each other, more than {MAX_DEPTH} deep. {_TEXT}")
         return Place(name, self._depth + 1)
 
-    def _add_object(self, value: dict[str, Any], line: int) -> None:
+    def _add_object(self, value: dict[str, Any], line: int | str) -> None:
         for key, item in value.items():
             if key not in self._keys:
                 check_characters(key, f"a key in {self.name}")
@@ -99,7 +100,7 @@ class Place:
                 self._keys[key] = self._inside(f"{json.dumps(key)} in {self.name}")
             self._keys[key].add(item, line)
 
-    def _add_decimal(self, value: float, line: int) -> None:
+    def _add_decimal(self, value: float, line: int | str) -> None:
         if math.isinf(value) and not isinstance(value, NotANumber):
             raise ValueError(f"{self.name} is a number beyond the range of a 64-bit float. {_TEXT}")
         if self._long:
@@ -109,7 +110,7 @@ class Place:
             )
         self._decimal = self._decimal or line
 
-    def _add_whole(self, value: int, line: int) -> None:
+    def _add_whole(self, value: int, line: int | str) -> None:
         if value < self._least:
             self._least = value
         elif value > self._most:

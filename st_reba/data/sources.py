@@ -1,0 +1,309 @@
+"""What a user names as data: a file, a folder of shards, a remote path, or a data set of the Hub. All become files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from ..files import durable, is_full
+from ..optional import require, require_datasets, require_pyarrow
+
+#: What a suffix says about the content.
+KINDS = {
+    ".txt": "txt",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+#: What a text file may be compressed with, by its last suffix.
+COMPRESSIONS = (".gz", ".zst")
+FORMATS = (
+    "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
+    "last also compressed (.gz, .zst)"
+)
+#: What a folder's files call their part of the data, and what it is called here.
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "dev": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+}
+_SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLITS)})(?=$|[^a-z])")
+#: Which part is read of a data set that has several, where none is asked for: to measure on, and to train on.
+TO_MEASURE = ("test", "validation", "train")
+TO_TRAIN = ("train",)
+#: Where all is wanted, none stands for it: of several splits one has to be named.
+ALL: tuple[str, ...] = ()
+
+# What tells a remote file from one that was written in its place: whichever of these its file system knows.
+_STATE = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "blob_id", "md5Hash")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/]*){0,2}")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on this machine. Plain data, for worker processes.
+
+    Attributes:
+        path: Where it lies.
+        name: What messages call it: as the user does.
+        kind: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``, by its suffix; empty: of no known one.
+        compression: ``".gz"`` or ``".zst"``; empty: none.
+    """
+
+    path: Path
+    name: str
+    kind: str
+    compression: str = ""
+
+    @classmethod
+    def of(cls, path: Path, name: str = "") -> File:
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
+        kind = KINDS.get(suffixes[-1], "") if suffixes else ""
+        return cls(path, name or str(path), "" if kind == "parquet" and compression else kind, compression)
+
+    def open(self) -> BinaryIO:
+        """Its bytes, after decompression; a Parquet file's own.
+
+        Raises:
+            ImportError: If what decompresses it is missing.
+        """
+        if self.compression == ".gz":
+            return cast(BinaryIO, gzip.open(self.path, "rb"))
+        if self.compression == ".zst":
+            pyarrow, _ = require_pyarrow("Reading .zst")
+            return io.BufferedReader(pyarrow.input_stream(str(self.path), compression="zstd"))
+        return self.path.open("rb")
+
+
+def is_remote(source: str | Path) -> bool:
+    """Whether fsspec is to find it: ``s3://``, ``hf://``, ``gs://``, ``https://`` ..."""
+    return "://" in str(source)
+
+
+@contextmanager
+def located(source: str | Path, splits: Sequence[str] = TO_MEASURE) -> Iterator[list[File]]:
+    """The files that a name stands for; what is not on this machine is copied to it, until the context ends.
+
+    Args:
+        source: As for :func:`files_of`.
+        splits: As for :func:`files_of`.
+    """
+    with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
+        yield files_of(source, splits, Path(scratch))
+
+
+def files_of(
+    source: str | Path,
+    splits: Sequence[str],
+    scratch: Path,
+    on_bytes: Callable[[int], None] = lambda done: None,
+) -> list[File]:
+    """The files that a name stands for, in the order of their names, in which numbers count as numbers.
+
+    Args:
+        source: A file; a folder, of which the files of a known kind are shards of one table; a pattern such as
+            ``"data/train-*.parquet"``; a path that fsspec knows, to any of these; or a data set that
+            ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``. ``FOLDER::SPLIT`` gives
+            the files with a split's name in theirs.
+        splits: Which split is taken where there are several and none is named: the first of these that is there. Of
+            none of these, a split has to be named.
+        scratch: Where copies of what is not on this machine are put. What lies there from an earlier call, and is still
+            what it was, is not copied again.
+        on_bytes: Called with how many bytes have been copied.
+
+    Raises:
+        FileNotFoundError: If there is nothing of that name.
+        ValueError: If a folder holds no table, or more than one.
+        OSError: If a remote path cannot be read.
+        ImportError: If a package is missing that reads it.
+    """
+    here = files_here(source, splits)
+    if here is not None:
+        return here
+    name = str(source)
+    if is_remote(name):
+        return _fetched(name, splits, scratch, on_bytes)
+    data, shown = hub_dataset(name, splits)
+    require_pyarrow("A data set of the Hub")
+    scratch.mkdir(parents=True, exist_ok=True)
+    with durable(scratch / "rows.parquet") as stream:
+        data.to_parquet(stream)
+    return [File(scratch / "rows.parquet", shown, "parquet")]
+
+
+def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
+    """The files that a name stands for; None if they are not on this machine, and to be copied to it.
+
+    Args and errors as for :func:`files_of`.
+    """
+    name = str(source)
+    path = Path(name)
+    if is_remote(name):
+        return None
+    if path.is_dir():
+        return [File.of(each) for each in _shards(name, list(path.iterdir()), "", splits)]
+    if path.exists():
+        return [File.of(path)]
+    folder, split = _with_split(name)
+    if split and Path(folder).is_dir():
+        return [File.of(each) for each in _shards(folder, list(Path(folder).iterdir()), split, splits)]
+    if has_magic(name):
+        found = [Path(each) for each in glob(name)]
+        if not found:
+            raise FileNotFoundError(f"{name}: no file has such a name.")
+        return [File.of(each) for each in sorted(found, key=_natural)]
+    if path.suffix.lower() in (*KINDS, *COMPRESSIONS) or not _HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{name}: there is no such file. Check the name.")
+    return None
+
+
+def hub_dataset(name: str, splits: Sequence[str]) -> tuple[Any, str]:
+    """A ``datasets.Dataset`` by its name, and that name with the split that was taken.
+
+    Args:
+        name: ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
+        splits: As for :func:`files_of`.
+
+    Raises:
+        ValueError: If ``datasets`` cannot load it, or it has none of these splits.
+        ImportError: If ``datasets`` is not installed.
+    """
+    title, subset, split, *more = [*name.split(":"), "", ""][: max(3, name.count(":") + 1)]
+    if more:
+        raise ValueError(f"{name!r}: give a file, or a data set as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.")
+    try:
+        datasets = require_datasets(f"{name}: there is no such file or folder; a data set of the Hub", "data")
+        found = datasets.load_dataset(title, subset or None, split=split or None)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} is no file or folder, and datasets cannot load it either: {' '.join(str(error).split())}"
+        ) from None
+    if not split:
+        split = next((each for each in splits if each in found), next(iter(found)) if len(found) == 1 else "")
+        if not split:
+            raise ValueError(f"{name} has the splits {', '.join(found)}: name one, {title}:{subset}:SPLIT.")
+        found = found[split]
+    return found, f"{title}{f', {subset}' if subset else ''}, split {split}"
+
+
+def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable[[int], None]) -> list[File]:
+    """Copies of the files of a remote path."""
+    folder, split = _with_split(name)
+    core = require("fsspec.core", "data", "A remote path")
+    with _asking(name):
+        filesystem, path = core.url_to_fs(folder)
+    paths = _remote_paths(filesystem, path, folder, split, splits)
+    # A folder of its own for each, so that it keeps its name, by whose end it is read.
+    places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
+    with _asking(name):
+        names = [folder if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
+        wanted = [{"path": each, **_state(filesystem.info(each))} for each in paths]
+        listed = scratch / "copied.json"
+        if not (listed.is_file() and json.loads(listed.read_text("utf-8")) == wanted):
+            shutil.rmtree(scratch, ignore_errors=True)
+            done = 0
+            for each, place in zip(paths, places, strict=True):
+                place.parent.mkdir(parents=True)
+                filesystem.get_file(each, str(place))
+                done += place.stat().st_size
+                on_bytes(done)
+            with durable(listed) as stream:
+                stream.write(json.dumps(wanted, indent=1).encode())
+    return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
+
+
+def _remote_paths(filesystem: Any, path: str, name: str, split: str, splits: Sequence[str]) -> list[str]:
+    with _asking(name):
+        if has_magic(path):
+            found = [str(each) for each in filesystem.glob(path)]
+            if not found:
+                raise FileNotFoundError(path)
+            return sorted(found, key=_natural)
+        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
+        if File.of(Path(_file_name(path))).kind or not filesystem.isdir(path):
+            return [path]
+        inside = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
+    return [str(each) for each in _shards(name, inside, split, splits)]
+
+
+def _state(info: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in info.items() if key in _STATE}
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """What a file system refuses, in a sentence: each has errors of its own."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{name}: fsspec cannot read it here ({error}).") from None
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
+    except Exception as error:
+        if is_full(error):
+            raise
+        raise OSError(f"{name} cannot be read ({str(error).strip() or type(error).__name__}).") from error
+
+
+def _file_name(path: str) -> str:
+    """The last part of a path or an address, without what is asked of a server behind it."""
+    return re.sub(r"[?#].*", "", path).rstrip("/").rpartition("/")[2]
+
+
+def _with_split(name: str) -> tuple[str, str]:
+    """``FOLDER::SPLIT`` as two."""
+    found = re.fullmatch(r"(.+)::(\w+)", name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def _shards(name: str, inside: Sequence[Any], split: str, splits: Sequence[str]) -> list[Any]:
+    """The paths in a folder that are one table, in order."""
+    seen = [path for path in inside if not path.name.startswith((".", "_"))]
+    tables = [path for path in seen if File.of(Path(path.name)).kind]
+    if kinds := [path for path in tables if not path.name.lower().endswith(".json")]:
+        # Beside shards, .json holds what is known about them.
+        tables = kinds
+    if not tables:
+        there = ", ".join(sorted(path.name for path in seen)[:5]) or "nothing"
+        raise ValueError(
+            f"{name} is a directory without a table in it ({there}): give a file, or a folder of {FORMATS}."
+        )
+    of_split: dict[str, list[Any]] = {}
+    for path in tables:
+        found = _SPLIT.findall(path.name.lower())
+        of_split.setdefault(_SPLITS[found[-1]] if found else "", []).append(path)
+    if split or len(of_split) > 1:
+        asked = _SPLITS.get(split, split) or next((each for each in splits if each in of_split), "")
+        if asked not in of_split:
+            parts = ", ".join(each or "(none in their names)" for each in of_split)
+            raise ValueError(f"{name} holds files of several splits, {parts}: name one, {name}::SPLIT, or a pattern.")
+        tables = of_split[asked]
+    several = sorted({File.of(Path(path.name)).kind for path in tables})
+    if len(several) > 1:
+        raise ValueError(f"{name} holds files of several kinds, {', '.join(several)}: give one file, or a pattern.")
+    return sorted(tables, key=_natural)
+
+
+def _natural(path: Any) -> list[tuple[int, str]]:
+    """A key by which 10 comes after 9."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), part) if part.isdecimal() else (-1, part) for part in parts]

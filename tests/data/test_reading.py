@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs, read_retrieval, read_texts
+
+ROWS = [("a cat, asleep", 'the "cat" sleeps', 5.0), ("one", "二", 1.5), ("three", "four", 0.0)]
+NAMES = ("sentence1", "sentence2", "score")
+
+
+def as_tsv(rows, header=None):
+    return "".join("\t".join(map(str, row)) + "\n" for row in [*([header] if header else []), *rows])
+
+
+def as_csv(rows, header=NAMES):
+    stream = io.StringIO()
+    csv.writer(stream).writerows([*([header] if header else []), *rows])
+    return stream.getvalue()
+
+
+def as_jsonl(rows, header=NAMES):
+    return "".join(json.dumps(dict(zip(header, row, strict=True)), ensure_ascii=False) + "\n" for row in rows)
+
+
+def as_parquet(rows, header=NAMES):
+    stream = io.BytesIO()
+    pq.write_table(pa.table(dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))), stream)
+    return stream.getvalue()
+
+
+def written(directory, **content):
+    """Files by name, and the path of the first, or of the folder that it lies in."""
+    for name, text in content.items():
+        path = directory / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        data = text if isinstance(text, bytes) else text.encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return directory / next(iter(content)).split("/")[0]
+
+
+#: One table as many files.
+SAME = [
+    {"pairs.tsv": as_tsv(ROWS)},
+    {"pairs.tsv": as_tsv(ROWS, NAMES)},
+    {"pairs.csv": as_csv(ROWS)},
+    {"pairs.csv": "\ufeff" + as_csv(ROWS, None)},
+    {"pairs.jsonl": as_jsonl(ROWS)},
+    {"pairs.parquet": as_parquet(ROWS)},
+    {"pairs.csv.gz": as_csv(ROWS)},
+    {"pairs.txt": as_tsv(ROWS)},
+    {"shards/part-10.jsonl": as_jsonl(ROWS[2:]), "shards/part-9.jsonl": as_jsonl(ROWS[:2])},
+    {"shards/1.parquet": as_parquet(ROWS[:1]), "shards/2.parquet": as_parquet(ROWS[1:])},
+    {"shards/1.csv.gz": as_csv(ROWS[:2]), "shards/2.csv.gz": as_csv(ROWS[2:])},
+]
+
+
+@pytest.mark.parametrize("content", SAME, ids=lambda content: next(iter(content)))
+def test_one_table_in_many_files(content, tmp_path):
+    path = written(tmp_path, **content)
+    assert read_data(path) == read_pairs(path) == Pairs(*map(list, zip(*ROWS, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        NAMES,
+        ("Sentence1", " sentence 2", "Similarity-Score"),
+        ("text1", "text2", "label"),
+        ("sentence_A", "sentence_B", "relatedness_score"),
+        ("premise", "hypothesis", "score"),
+        ("question1", "question2", "is_duplicate"),
+    ],
+)
+@pytest.mark.parametrize(("suffix", "write"), [("csv", as_csv), ("jsonl", as_jsonl), ("parquet", as_parquet)])
+def test_names_that_others_use(header, suffix, write, tmp_path):
+    told = []
+    turned = [("x", row[2], row[1], row[0]) for row in ROWS]
+    path = written(tmp_path, **{f"t.{suffix}": write(turned, ("id", *header[::-1]))})
+    assert read_data(path, tell=told.append) == Pairs(*map(list, zip(*ROWS, strict=True)))
+    (line,) = told
+    assert line.startswith(f"{path}: 3 pairs with scores from 0 to 5; columns: ")
+    assert line.endswith("; not read: id.")
+
+
+@pytest.mark.parametrize(
+    ("columns", "content"),
+    [
+        ("a,b,c", as_csv(ROWS, ("a", "b", "c"))),
+        ("score=c, sentence1=a,sentence2=b", as_csv(ROWS, ("a", "b", "c"))),
+        ("2,3,1", as_csv([(score, first, second) for first, second, score in ROWS], None)),
+        ("text2,text1,score", as_csv([(row[1], row[0], row[2]) for row in ROWS], ("text1", "text2", "score"))),
+    ],
+)
+def test_columns_that_a_user_names(columns, content, tmp_path):
+    path = written(tmp_path, **{"t.csv": content})
+    assert read_data(path, columns) == read_pairs(path, columns) == Pairs(*map(list, zip(*ROWS, strict=True)))
+
+
+def test_classes_of_inference_are_no_scores(tmp_path):
+    names = ("premise", "hypothesis", "label")
+    path = written(tmp_path, **{"t.csv": as_csv([(*row[:2], label) for label, row in enumerate(ROWS)], names)})
+    with pytest.raises(ValueError, match="label numbers the classes of inference.*--columns premise,hypothesis,label"):
+        read_data(path)
+    assert read_data(path, ",".join(names)).scores == [0, 1, 2]
+
+
+def test_two_classes_triplets_and_texts(tmp_path):
+    told = []
+    classes = written(tmp_path, **{"c.csv": as_csv([(*row[:2], row[2] > 1) for row in ROWS])})
+    found = read_data(classes, tell=told.append)
+    assert (found.scores, found.two_classes) == ([1.0, 1.0, 0.0], True)
+    triplets = written(tmp_path, **{"t.csv": as_csv([("a", "b", "c")], ("query", "positive", "negative"))})
+    assert read_data(triplets, tell=told.append) == Triplets(["a"], ["b"], ["c"])
+    texts = written(tmp_path, **{"x.csv": as_csv([("one", 1), ("two", 0), ("thr,ee", 1)], ("text", "label"))})
+    assert read_data(texts, tell=told.append) == read_texts(texts) == ["one", "two", "thr,ee"]
+    assert [line.partition(": ")[2] for line in told] == [
+        "3 pairs in two classes, 2 alike (1) and 1 not (0); columns: sentence1, sentence2, score.",
+        "1 triplets; columns: query as anchor, positive, negative.",
+        "3 plain texts, read without labels; columns: text; not read: label.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.*say with --columns"),
+        ("t.csv", 'sentence1,sentence2\n"a",b\n', r"line 1 lacks score \(pairs\) or anchor, .*; its columns are sente"),
+        ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
+        ("t.csv", 'a,b,1\nc,"d,2\n', "t.csv, line 2: unexpected end of data. A quotation mark may be missing"),
+        ("t.csv", b"a,b,1\nc,d\xff,2\n", "t.csv, line 2: not UTF-8"),
+        ("t.csv.gz", 'a,b,1\nc,"d"d,2\n', "t.csv.gz, line 2: "),
+        ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
+         "t.jsonl, line 3: sentence2: None is not text"),
+        ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
+        ("s/2.csv", as_csv([("a", "b", "high")]), "s/2.csv, line 2: score: 'high' is not a number"),
+        ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns .* with commas between. Is it CSV\?"),
+        ("t.xlsx", b"PK\x03\xff", "t.xlsx, line 1: not UTF-8"),
+    ],
+)  # fmt: skip
+def test_refusals_name_file_and_line(name, content, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_data(written(tmp_path, **{name: content}))
+
+
+@pytest.mark.parametrize("columns", ["a,b", "sentence1=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])
+def test_columns_that_do_not_fit(columns, tmp_path):
+    path = written(tmp_path, **{"t.csv": as_csv(ROWS, ("a", "b", "c"))})
+    with pytest.raises(ValueError, match=r"give sentence1=...,sentence2=...,score=... \(pairs\) or anchor="):
+        read_data(path, columns)
+    with pytest.raises(ValueError, match='line 1: no column "x", but "a", "b", "c"'):
+        read_data(path, "a,b,x")
+
+
+class TestRetrieval:
+    FILES: ClassVar = {
+        "queries.jsonl": as_jsonl([("q1", "a?"), ("q2", "b?"), ("q3", "c?")], ("_id", "text")),
+        "corpus.csv": as_csv([("d1", "A", "is a"), ("d2", "", "b")], ("_id", "title", "text")),
+        "qrels.tsv": as_tsv([("q1", "d1", 2), ("q1", "d2", 0), ("q3", "d2", 1)], ("query-id", "corpus-id", "score")),
+    }
+
+    def sources(self, tmp_path, **changes):
+        written(tmp_path, **(self.FILES | changes))
+        return tmp_path / "queries.jsonl", tmp_path / "corpus.csv", tmp_path / "qrels.tsv"
+
+    def test_the_layout_of_beir(self, tmp_path):
+        told = []
+        found = read_retrieval(*self.sources(tmp_path), tell=told.append)
+        assert found.queries == {"q1": "a?", "q3": "c?"}
+        assert found.documents == {"d1": "A is a", "d2": "b"}
+        assert found.relevant == {"q1": ("d1",), "q3": ("d2",)}
+        assert told[0].endswith(
+            "qrels.tsv: 2 queries, 2 documents, 2 judged relevant; 1 queries without anything relevant are left out."
+        )
+        assert read_data(tmp_path) == found
+
+    def test_parts(self, tmp_path):
+        found = read_retrieval(*self.sources(tmp_path))
+        assert found.part([1]).queries == {"q3": "c?"}
+        assert found.part([1]).documents == found.documents
+        assert found.head(1).documents == {"d1": "A is a"}
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"qrels.tsv": "q1\td1\t1\nq1\td9\t1\n"}, 'qrels.tsv, line 2: there is no document "d9" in .*corpus.csv'),
+            ({"qrels.tsv": "q9\td1\t1\n"}, 'qrels.tsv, line 1: there is no query "q9" in .*queries.jsonl'),
+            ({"qrels.tsv": "q1\td1\t0\n"}, "qrels.tsv: nothing is relevant: no score is above 0"),
+            ({"corpus.csv": "_id,text\nd1,a\nd1,b\n"}, 'corpus.csv, line 3: "d1" stands twice'),
+            ({"queries.jsonl": '{"_id": "q1", "text": " "}\n'}, "queries.jsonl, line 1: text: an empty text"),
+        ],
+    )
+    def test_refusals(self, changes, message, tmp_path):
+        with pytest.raises(ValueError, match=message):
+            read_retrieval(*self.sources(tmp_path, **changes))

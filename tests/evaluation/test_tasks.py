@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers.sentence_transformer.evaluation import (
+    BinaryClassificationEvaluator,
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+    TripletEvaluator,
+)
+from sentence_transformers.util import cos_sim
+from sklearn.metrics import average_precision_score
+
+from st_reba.data.demo import demo_retrieval
+from st_reba.data.tables import Pairs, Retrieval, Triplets, read_data
+from st_reba.evaluation import bootstrap
+from st_reba.evaluation.tasks import Vectors, task_of
+from st_reba.readers.store import EmbeddingStore, stand_in
+
+from ..conftest import examples
+
+WORDS = [f"text {number}" for number in range(60)]
+
+
+def random_vectors(texts, prompt=None):
+    """Of a text and its prompt, the same each time."""
+    seeds = [sum(map(ord, f"{prompt}{text}")) * 31 + len(text) for text in texts]
+    return torch.stack([torch.randn(4, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def similarity(task):
+    return Vectors(lambda texts, role: random_vectors(texts, task.prompt(role)))
+
+
+def by_st(task, evaluator):
+    with EmbeddingStore(lambda texts, prompt: {"x": random_vectors(texts, prompt)}) as store:
+        return evaluator(stand_in(store, "x", prompts=task.prompts))
+
+
+def check(data, evaluator, metrics):
+    """What is measured on the items is the score of ST's evaluator, and so is the task's own evaluator's."""
+    task = task_of(data)
+    measured = {"x": task.measure(similarity(task))}
+    found, own = by_st(task, evaluator), by_st(task, task.evaluator())
+    assert [metric.of_st for metric in task.metrics() if metric.of_st] == metrics
+    for metric in task.metrics():
+        if metric.of_st:
+            value = metric.statistic(measured).values()[0]
+            assert value == pytest.approx(found[metric.of_st], abs=1e-6)
+            assert own[metric.of_st] == pytest.approx(found[metric.of_st], abs=1e-9)
+    assert task.score(similarity(task)) == pytest.approx(found[metrics[0]], abs=1e-6)
+    assert task.evaluator().primary_metric in (None, metrics[0])
+    return task
+
+
+def test_graded_pairs():
+    data = Pairs(WORDS[:20], WORDS[20:40], [float(number % 6) for number in range(20)])
+    evaluator = EmbeddingSimilarityEvaluator(data.first, data.second, data.scores, main_similarity="cosine")
+    task = check(data, evaluator, ["spearman_cosine", "pearson_cosine"])
+    assert [metric.name for metric in task.metrics()] == ["STS", "STS, Pearson"]
+    names = [metric.name for metric in task.metrics(task.measure(similarity(task)))]
+    assert names == ["STS", "Beyond overlap", "STS, Pearson"]
+
+
+@pytest.mark.parametrize("labels", [(0.0, 1.0), (1.0, 5.0)])
+def test_two_classes(labels):
+    data = Pairs(WORDS[:30], WORDS[30:60], [labels[number % 3 == 0] for number in range(30)])
+    classes = [number % 3 == 0 for number in range(30)]
+    evaluator = BinaryClassificationEvaluator(data.first, data.second, classes, similarity_fn_names=["cosine"])
+    task = check(data, evaluator, ["cosine_ap"])
+    assert task.metrics()[0].chance == pytest.approx(1 / 3)
+    assert not task_of(data.part([1, 2])).scorable, "still classes, of which one is left"
+
+
+def test_triplets():
+    data = Triplets(WORDS[:20], WORDS[20:40], WORDS[40:])
+    task = check(data, TripletEvaluator(data.anchors, data.positives, data.negatives), ["cosine_accuracy"])
+    assert len(task.metrics({})) == 1, "nothing is beyond overlap"
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "find: "}, {"query": "q: ", "document": "d: "}])
+def test_retrieval(prompts):
+    data = read_data(demo_retrieval("zh"))
+    data = Retrieval(data.queries, data.documents, data.relevant, prompts)
+    evaluator = InformationRetrievalEvaluator(
+        data.queries,
+        data.documents,
+        {query: set(documents) for query, documents in data.relevant.items()},
+        precision_recall_at_k=[100],
+        score_functions={"cosine": cos_sim},
+    )
+    task = check(data, evaluator, ["cosine_ndcg@10", "cosine_recall@100"])
+    measured = task.measure(similarity(task))
+    queries, documents = (
+        random_vectors(list(texts.values()), task.prompt(role))
+        for role, texts in (("query", data.queries), ("document", data.documents))
+    )
+    names = list(data.documents)
+    for row, (query, cosines) in enumerate(zip(data.queries, cos_sim(queries, documents), strict=True)):
+        ranked = [names[index] for index in cosines.argsort(descending=True)]
+        relevant = set(data.relevant[query])
+        gain = sum(1 / math.log2(rank + 2) for rank, name in enumerate(ranked[:10]) if name in relevant)
+        best = sum(1 / math.log2(rank + 2) for rank in range(min(10, len(relevant))))
+        assert measured["ndcg"][row] == pytest.approx(gain / best)
+        assert measured["recall"][row] == pytest.approx(len(relevant & set(ranked[:100])) / len(relevant))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=20
+    ).filter(lambda items: any(label and count for _, label, count in items))
+)  # fmt: skip
+def test_average_precision_is_that_of_scikit_learn(items):
+    """Also of resamples, in which an item stands several times or not at all, and where predictions are equal."""
+    predictions, labels, counts = (np.array(each, dtype=float) for each in zip(*items, strict=True))
+    statistic = bootstrap.average_precision({"a": predictions, "nan": predictions * np.nan}, labels)
+    found = statistic.of_counts(counts[:, None])
+    drawn = np.repeat(np.arange(len(items)), counts.astype(int))
+    assert found[0, 0] == pytest.approx(average_precision_score(labels[drawn], predictions[drawn]))
+    assert np.isnan(found[1, 0])
+
+
+def test_average_precision_of_a_resample_without_anything_to_find():
+    statistic = bootstrap.average_precision({"a": [1.0, 2.0]}, [0, 1])
+    assert np.isnan(statistic.of_counts(np.array([[2.0], [0.0]]))).all()
