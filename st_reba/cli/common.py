@@ -32,7 +32,8 @@ app = typer.Typer(
 )
 # What is printed is never markup, nor an emoji: paths and messages have brackets and colons. Styles are rich's Text.
 console = Console(markup=False, emoji=False, highlight=False)
-_errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+#: What is said on the way, and errors: what a pipe reads begins with the answer.
+notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 class PoolingMode(str, Enum):
@@ -220,7 +221,7 @@ def clear_errors() -> Iterator[None]:
         said: object = error
         if is_full(error):
             said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
-        _errors.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
+        notes.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
         raise typer.Exit(1) from None
 
 

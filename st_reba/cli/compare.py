@@ -121,7 +121,7 @@ def compare_command(
                 dtype=dtype, device=device,
             )  # fmt: skip
             return
-        if mteb and (data or queries or corpus or qrels or demo or words):
+        if mteb and (data or columns or queries or corpus or qrels or demo or query_prompt or document_prompt or words):
             raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
         if mteb_results and not mteb:
             raise ValueError("--mteb-results is for --mteb, which names the tasks.")

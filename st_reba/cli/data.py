@@ -12,7 +12,7 @@ from ..data.columns import match_asked
 from ..data.demo import demo_pairs, demo_retrieval
 from ..data.reading import MEASURED
 from ..data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
-from .common import Language, console
+from .common import Language, notes
 
 
 class Demo(str, Enum):
@@ -93,7 +93,7 @@ def given(
     prompts = prompts_of(query_prompt, document_prompt)
 
     def tell(line: str) -> None:
-        console.print(line, soft_wrap=True)
+        notes.print(line, soft_wrap=True)
 
     if queries is not None and corpus is not None and qrels is not None:
         found: Data = read_retrieval(queries, corpus, qrels, tell=tell)

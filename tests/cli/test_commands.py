@@ -454,7 +454,7 @@ class TestBuild:
                 ("--method", "early-late", "--pooling", "max"),
                 "--pooling max: Early and late, partwise whitened is pooled by mean; use that",
             ),
-            (("--method", "early-late", "--fit-texts", "not/there"), "--fit-texts not/there: there is no such file"),
+            (("--method", "early-late", "--fit-texts", "no.txt"), "no.txt: there is no such file"),
             (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for what is fitted on texts, such as"),
             (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
             (("--method", "echo", "--chunk-length", 8), "Echo-2 has none"),

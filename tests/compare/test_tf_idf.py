@@ -55,6 +55,16 @@ def test_a_text_without_tokens_is_like_nothing(backbone):
     assert tf_idf.cosines(["", "", TEXTS[0]], ["", TEXTS[0], TEXTS[0]]) == pytest.approx([0, 0, 1])
 
 
+def test_the_nearest_are_those_of_the_highest_cosine(backbone):
+    tf_idf = TfIdf(backbone, TEXTS)
+    documents = [*TEXTS, TEXTS[1]]
+    for query, found in zip(TEXTS, tf_idf.nearest(TEXTS, documents, 4), strict=True):
+        cosines = tf_idf.cosines([query] * len(documents), documents)
+        order = sorted(range(len(documents)), key=lambda index: (-cosines[index], index))
+        assert [index for index, _ in found] == order[:4]
+        assert [score for _, score in found] == pytest.approx(cosines[order[:4]])
+
+
 def test_the_language_model_is_not_run(backbone, monkeypatch):
     monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
     TfIdf(backbone, TEXTS).cosines(TEXTS, TEXTS[::-1])
