@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from .columns import PAIRS, TEXTS, TRIPLETS, Schema, known, lacking, match_asked
-from .records import rows
+from .records import parquet_file, rows
 from .sources import FORMATS, File
 
 
@@ -111,6 +111,13 @@ class _Part:
         self._count = 0
         # The line of the first row, where there is no header.
         self._first = 0
+        if file.kind == "parquet":
+            names = parquet_file(file).schema_arrow.names
+            self.schema, self.titles = self._named(1, names, schemas)
+            self.unread = [title for title in names if title not in self.titles.values()]
+            # Others may be large: vectors, images.
+            self._rows = rows(file, list(self.titles.values()))
+            return
         self._rows = rows(file)
         if file.kind == "txt":
             # Every line is one, also an empty one, which a table has none of.

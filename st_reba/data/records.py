@@ -55,14 +55,18 @@ def records(file: File, lines: Iterable[bytes], line: int = 1, offset: int = 0) 
         offset += len(raw)
 
 
-def rows(file: File) -> Iterator[tuple[int, Any]]:
+def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
     """The rows of a whole file, Parquet or text, and the line (of Parquet the row) of each, from 1.
+
+    Args:
+        file: What is read.
+        columns: Of Parquet, what is read of it; all if None.
 
     Raises:
         ValueError: If it cannot be read, naming file and line.
     """
     if file.kind == "parquet":
-        yield from _parquet_rows(file)
+        yield from _parquet_rows(file, columns)
         return
     try:
         with file.open() as stream:
@@ -86,11 +90,11 @@ def parquet_file(file: File) -> Any:
         raise ValueError(f"{file.name} is not a Parquet file ({error}).") from None
 
 
-def _parquet_rows(file: File) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(file: File, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
     arrow, _ = require_pyarrow("Parquet")
     number = 0
     try:
-        for batch in parquet_file(file).iter_batches(batch_size=_BATCH):
+        for batch in parquet_file(file).iter_batches(batch_size=_BATCH, columns=columns):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
