@@ -152,7 +152,9 @@ def test_bad_input(model_directory, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     output = run(model_directory, tmp_path / "t.jsonl", "--out", tmp_path / "a.npy", expect=1)
     assert 't.jsonl, line 2: "text" is a number, but a text is a string.' in output
-    assert "is a directory: give a file" in run(model_directory, tmp_path, "--out", "a.npy", expect=1)
+    (tmp_path / "empty").mkdir()
+    output = run(model_directory, tmp_path / "empty", "--out", tmp_path / "a.npy", expect=1)
+    assert "empty is a directory without a table in it (nothing): give a file, or a folder of" in output
     assert "no.txt: there is no such file" in run(model_directory, "no.txt", "--out", "a.npy", expect=1)
 
 
