@@ -38,7 +38,7 @@ from .common import (
 )
 from .search import search_command
 from .several import ManyTasks
-from .showing import has_page, running, show, shown_model, write
+from .showing import has_page, running, show, shown_model, typed, write
 
 # With --recipes all.
 _REPETITIONS = 3
@@ -136,7 +136,9 @@ def compare_command(
                 found = compare(compared, texts, questions, fit_texts=fit_on, random=random)
                 measured_on = named(texts, data, demo)
         hints = [] if recipes else ["--recipes all compares every recipe."]
-        write(show(found, model, measured_on, hints), compared, report, with_page, best)
+        found = typed(found, model, measured_on, fit_texts=fit_texts, max_seq_length=max_seq_length)
+        show(found, hints)
+        write(found, compared, report, with_page, best)
 
 
 def _questions(words: Path | None, demo: Language | None) -> OddOneOutEvaluator | None:

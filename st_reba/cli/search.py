@@ -36,7 +36,7 @@ from .common import (
     named,
     placement,
 )
-from .showing import has_page, running, show, write
+from .showing import has_page, running, show, typed, write
 
 
 @app.command("search")
@@ -77,7 +77,9 @@ def search_command(
         with running(backbone, chosen.recipes(), batch_size, total) as recipes:
             found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
         on = f"{named(chosen.held_out, data, demo)}, held out"
-        write(show(with_selection(chosen, found), model, on), recipes, report, with_page, best)
+        found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
+        show(found)
+        write(found, recipes, report, with_page, best)
 
 
 def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:

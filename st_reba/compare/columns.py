@@ -18,7 +18,7 @@ from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstr
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..readers.store import EmbeddingStore, stand_in
 from .mteb import TaskScores, mteb_estimates, score_statistic
-from .results import Task
+from .results import Items, Task
 from .runner import Recipes
 from .tf_idf import TfIdf
 
@@ -31,11 +31,13 @@ class Column:
         task: Which.
         estimates: By the recipes' keys; a recipe that the task does not apply to is missing.
         statistic: The same scores as functions of the items, for paired differences; None if nothing can be resampled.
+        items: What the statistic is made from, to be kept; None if that is not told.
     """
 
     task: Task
     estimates: dict[str, Estimate]
     statistic: Statistic | None = None
+    items: Items | None = None
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf) -> list[
     ):
         metric_of_st = f"{metric.lower()}_cosine"
         values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
-        task = Task(name, f"{metric} x 100", note=says)
+        task = Task(name, f"{metric} x 100", note=says, unit="labelled pairs")
         columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
-    return columns
+    return [replace(columns[0], items=Items.of("spearman", "", everywhere, pairs.scores)), *columns[1:]]
 
 
 def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Column:
@@ -126,7 +128,7 @@ def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Colu
         f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
         "Euclidean distance; the same under every pooling."
     )
-    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note)
+    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
     return _mean_column(task, correct, embedded.recipes)
 
 
@@ -179,7 +181,9 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
             for recipe in recipes
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
-        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes))
+        columns.insert(
+            0, _mean_column(Task("Mean of tasks", "main score x 100", note=note, unit="tasks"), values, recipes)
+        )
     for scores in found:
         paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
         if scores.paper_metric != scores.metric and paper:
@@ -197,7 +201,8 @@ def _controls(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _mean_column(task: Task, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> Column:
-    return _column(task, bootstrap.mean(scores), {}, _controls(recipes))
+    column = _column(task, bootstrap.mean(scores), {}, _controls(recipes))
+    return replace(column, items=Items.of("mean", "", dict(scores)))
 
 
 def _column(task: Task, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> Column:

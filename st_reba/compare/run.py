@@ -23,6 +23,7 @@ from ..data.demo import DEMO_PAIRS
 from ..data.tables import Pairs, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate
+from ..modules.fingerprint import fingerprint_of
 from ..readers.store import EmbeddingStore
 from ..readers.sweep import RecipeSweep
 from .answer import answer
@@ -120,22 +121,22 @@ def compare(
         columns = estimated(embedded)
         seconds = recipes.costs(recipes.sample)
         if random:
-            with recipes.on_random_weights(finalists(recipes.all, columns[0], chosen)) as untrained:
+            named = chosen or assemble(recipes, embedded.recipes, columns, seconds).use
+            with recipes.on_random_weights(finalists(recipes.all, columns[0], named)) as untrained:
                 embedded |= read(untrained)
             columns = estimated(embedded)
-    return assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen)
+    return assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen, data=fingerprint_of(data))
 
 
 def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
     """Keys of the recipes whose scores are to be held against those of random weights.
 
-    The best, what cannot be told from it, and what was chosen before: what an answer may name; not more than
-    :data:`FINALISTS`.
+    What an answer names, the best, and what cannot be told from it; not more than :data:`FINALISTS`.
 
     Args:
         recipes: What was compared.
         column: What decides.
-        chosen: As for :func:`compare`.
+        chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
     """
     scores = {
         recipe.key: estimate
@@ -195,7 +196,8 @@ def compare_tasks(
     seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
     everything = recipes.all
     if random:
-        with recipes.on_random_weights(finalists(recipes.all, columns[0])) as untrained:
+        named = assemble(recipes, everything, columns, seconds).use
+        with recipes.on_random_weights(finalists(recipes.all, columns[0], named)) as untrained:
             names = {scores.task.name for scores in found}
             beside = run(untrained, [task for task in resolved if task.metadata.name in names])
             everything = everything + untrained.all
@@ -217,6 +219,7 @@ def assemble(
     seconds: Mapping[str, float],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
+    data: str = "",
 ) -> Comparison:
     """Put columns together.
 
@@ -227,6 +230,7 @@ def assemble(
         seconds: What they cost, a text, by key.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
+        data: Tells the items of the first column from others.
     """
     results = []
     for recipe in everything:
@@ -253,12 +257,14 @@ def assemble(
         results.insert(0, tf_idf)
     else:
         skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
+    first = columns[0]
+    found = answer(results, first.task, first.statistic, chosen)
     return Comparison(
         model="",
         data="",
         tasks=[column.task for column in columns],
         results=results,
-        verdict=verdict(results, columns[0].task, columns[0].statistic, chosen),
+        verdict=verdict(results, first.task, first.statistic, chosen),
         skipped=[*recipes.skipped, *skipped],
         lengths=recipes.lengths,
         settings={
@@ -274,7 +280,9 @@ def assemble(
         },
         date=time.strftime("%Y-%m-%d"),
         chosen=chosen,
-        answer=answer(results, columns[0].task, columns[0].statistic, chosen),
+        answer=found.says,
+        use=found.use,
+        items=None if first.items is None else replace(first.items, data=data),
     )
 
 
