@@ -213,9 +213,8 @@ def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -
     text = task.show(score.value)
     if with_interval:
         text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
-    # Not a space, which would be trimmed.
-    mark = TIED if score.tied and not best else "\N{NO-BREAK SPACE}"
-    return Text.assemble(marked(text, best), mark)
+    # In front, so that the numbers stand below each other.
+    return Text.assemble(TIED if score.tied and not best else "", marked(text, best))
 
 
 def _legend(found: Comparison) -> list[str]:
