@@ -24,8 +24,8 @@ from .common import (
     LanguageOption,
     LengthOption,
     ModelOption,
+    OutOption,
     RandomOption,
-    ReportOption,
     app,
     check_devices,
     check_file,
@@ -36,7 +36,7 @@ from .common import (
     named,
     placement,
 )
-from .showing import has_page, running, show, typed, write
+from .showing import has_page, kept, running, show, typed, write
 
 
 @app.command("search")
@@ -46,7 +46,7 @@ def search_command(
     language: LanguageOption = None,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
     random: RandomOption = True,
-    report: ReportOption = None,
+    out: OutOption = None,
     best: BestOption = None,
     batch_size: BatchOption = 32,
     max_seq_length: LengthOption = None,
@@ -58,7 +58,7 @@ def search_command(
     It is looked for on one half of the labelled pairs, and shown beside its controls on the other.
     """
     with clear_errors():
-        with_page = has_page(report, best)
+        with_page = has_page(out, best)
         check_devices(device)
         check_file(data, "--data")
         if language and data:
@@ -73,13 +73,20 @@ def search_command(
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
         chosen = _searched(backbone, pairs, seed, batch_size)
-        total = work(chosen.held_out, None, batch_size, random)
-        with running(backbone, chosen.recipes(), batch_size, total) as recipes:
+        asked = chosen.recipes()
+        total = work(
+            backbone,
+            asked,
+            chosen.held_out.texts(),
+            batch_size=batch_size,
+            random=random,
+        )
+        with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
             found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
         on = f"{named(chosen.held_out, data, demo)}, held out"
         found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
         show(found)
-        write(found, recipes, report, with_page, best)
+        write(found, recipes, out, with_page, best)
 
 
 def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:

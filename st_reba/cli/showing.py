@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,15 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
 from ..catalogue import Recipe, find
+from ..compare.against import side_by_side
 from ..compare.answer import build_command
+from ..compare.kept import Kept
 from ..compare.ranking import best_of, rank
 from ..compare.report import write_report, write_results
 from ..compare.results import TIED, Comparison, Task, listed, measured
@@ -28,28 +31,28 @@ from ..evaluation.bootstrap import Estimate
 from ..files import check_free
 from ..modules import CausalModule
 from ..optional import require_report
-from .common import console, description, marked
+from .common import console, description, marked, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 
 
-def has_page(report: Path | None, best: Path | None) -> bool:
+def has_page(out: Path | None, best: Path | None) -> bool:
     """Whether a report is to have a page; says so early if the packages for it are missing.
 
     Raises:
         ValueError: If something lies where a report or the best recipe is to be written.
     """
-    for out, called in ((report, "--report"), (best, "--save-best")):
-        if out is not None:
-            check_free(out, called)
-    if report is None:
+    for written, called in ((out, "--out"), (best, "--save-best")):
+        if written is not None:
+            check_free(written, called)
+    if out is None:
         return False
     try:
         require_report()
     except ImportError as error:
-        console.print(f"--report will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
+        notes.print(f"--out will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
         return False
     return True
 
@@ -101,6 +104,36 @@ def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) ->
         to.print(sentence)
 
 
+def show_changes(new: Comparison, old: Comparison, to: Console = console) -> None:
+    """Print what has changed since an older comparison, that first.
+
+    Raises:
+        ValueError: If the two have nothing in common.
+    """
+    found = side_by_side(new, old)
+    first, *more = found.says
+    to.print()
+    to.print(Text(first, style="bold"), soft_wrap=not to.is_terminal)
+    to.print(Text(f"{new.model} on {new.data}, beside {old.model} on {old.data}, {old.date}", style="italic"))
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("Recipe", max_width=_NAME_WIDTH + 6)
+    for name in ("Before", "Now", "Difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for change in found.changes:
+        tied = change.difference.tied
+        interval = found.task.show_interval(change.difference)
+        table.add_row(
+            change.name,
+            found.task.show(change.old.value),
+            found.task.show(change.new.value),
+            Text(f"{TIED if tied else ''}{found.task.show(change.difference.value)} {interval}".rstrip(),
+                 style="" if tied else "bold"),
+        )  # fmt: skip
+    to.print(table)
+    for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
+        to.print(sentence)
+
+
 def _left_out(found: Comparison) -> list[str]:
     """What could not be run, by the reason."""
     reasons: dict[str, list[str]] = {}
@@ -109,13 +142,14 @@ def _left_out(found: Comparison) -> list[str]:
     return [f"Left out {listed(names, 'recipes')}: {reason}" for reason, names in reasons.items()]
 
 
-def write(found: Comparison, recipes: Recipes, report: Path | None, with_page: bool, best: Path | None) -> None:
+def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
     """The report and the best recipe; what keeps one from being written does not keep the other."""
     failed: list[str] = []
     try:
-        if report is not None:
-            written = write_report(found, report, "--report") if with_page else write_results(found, report, "--report")
+        if out is not None:
+            written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
             console.print(f"Report: {written}", soft_wrap=True)
+            shutil.rmtree(_partial(out), ignore_errors=True)
     except OSError as error:
         failed.append(str(error))
     try:
@@ -139,6 +173,37 @@ def shown_model(model: str) -> str:
     return path.name if path.is_file() else model
 
 
+def _partial(out: Path) -> Path:
+    """Where what was embedded lies until all is written."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def kept(out: Path | None) -> Kept | None:
+    """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
+    if out is None:
+        return None
+    directory = _partial(out)
+    if directory.is_dir() and any(directory.glob("*.safetensors")):
+        notes.print(f"Going on from {directory}, which a stopped run has left.", soft_wrap=True)
+    return Kept(directory)
+
+
+class _Tokens(ProgressColumn):
+    """How many tokens have run, of how many."""
+
+    def render(self, task: Bar) -> Text:
+        total = "" if task.total is None else f"/{decimal(task.total)}"
+        return Text(f"{decimal(task.completed)}{total} tokens", style="progress.download")
+
+
+def decimal(number: float) -> str:
+    """Thousands and millions in short."""
+    for size, sign in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{sign}" if number < 999.5 * size else f"{number / size:,.0f}{sign}"
+    return f"{number:.0f}"
+
+
 class _TimeLeft(ProgressColumn):
     """About how long the rest takes, at the pace of what is done: from the first batch on."""
 
@@ -150,24 +215,39 @@ class _TimeLeft(ProgressColumn):
 
 
 @contextmanager
-def running(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, total: int | None) -> Iterator[Recipes]:
-    """The recipes, with a progress bar while they run."""
+def running(
+    backbone: CausalModule,
+    asked: Sequence[Recipe],
+    batch_size: int,
+    total: float | None,
+    *,
+    controls: bool = True,
+    kept: Kept | None = None,
+) -> Iterator[Recipes]:
+    """The recipes, with a progress bar of ``total`` tokens while they run."""
     columns = (
         SpinnerColumn(),
         description(),
         BarColumn(),
-        MofNCompleteColumn(),
+        _Tokens(),
         TimeElapsedColumn(),
         _TimeLeft(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("Comparing", total=total)
-        yield Recipes(
-            backbone,
-            asked,
-            batch_size=batch_size,
-            on_progress=lambda what, texts: progress.update(bar, advance=texts, description=what),
-        )
+        try:
+            yield Recipes(
+                backbone,
+                asked,
+                batch_size=batch_size,
+                controls=controls,
+                kept=kept,
+                on_progress=lambda what, tokens: progress.update(bar, advance=tokens, description=what),
+            )
+        except KeyboardInterrupt:
+            if kept is not None:
+                notes.print(f"Stopped: the same command goes on from {kept.directory}.", soft_wrap=True)
+            raise
 
 
 def _table(found: Comparison) -> Table:

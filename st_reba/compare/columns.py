@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,7 @@ from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstr
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..readers.store import EmbeddingStore, stand_in
 from .mteb import TaskScores, mteb_estimates, score_statistic
-from .results import Items, Task
+from .results import Task
 from .runner import Recipes
 from .tf_idf import TfIdf
 
@@ -31,13 +32,11 @@ class Column:
         task: Which.
         estimates: By the recipes' keys; a recipe that the task does not apply to is missing.
         statistic: The same scores as functions of the items, for paired differences; None if nothing can be resampled.
-        items: What the statistic is made from, to be kept; None if that is not told.
     """
 
     task: Task
     estimates: dict[str, Estimate]
     statistic: Statistic | None = None
-    items: Items | None = None
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,14 @@ def embed(recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | No
     )
 
 
-def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf) -> list[Column]:
+def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf | None) -> list[Column]:
     """Spearman and Pearson correlation of cosine similarities with labels, by ST's evaluator, and between them what is
     left of the first once the cosine of tf-idf is given.
 
     Args:
         embedded: The texts of the pairs.
         pairs: Labelled.
-        tf_idf: The control without any model.
+        tf_idf: The control without any model; None: there is neither that nor what is beyond it.
     """
     evaluator = EmbeddingSimilarityEvaluator(
         pairs.first, pairs.second, pairs.scores, main_similarity="cosine", write_csv=False
@@ -97,24 +96,27 @@ def similarity_columns(embedded: Embedded, pairs: Pairs, tf_idf: TfIdf) -> list[
         key: pairwise_cos_sim(embedded.look_up(key, pairs.first), embedded.look_up(key, pairs.second)).numpy()
         for key in keys
     }
-    overlap = tf_idf.cosines(pairs.first, pairs.second)
     note = f"Correlation of cosine similarities with the labels of {len(pairs)} pairs of texts."
-    beyond = (
-        f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, given "
-        f"the cosine of the tf-idf of the texts' tokens, counted on {tf_idf.texts} texts."
-    )
-    everywhere = {TF_IDF_RESULT: overlap, **cosines}
+    everywhere: dict[str, NDArray[Any]] = {}
+    scored = []
+    if tf_idf is not None:
+        everywhere[TF_IDF_RESULT] = overlap = tf_idf.cosines(pairs.first, pairs.second)
+        beyond = (
+            f"What is left of it once the ranks by {TF_IDF} are taken out: partial rank correlation with the labels, "
+            f"given the cosine of the tf-idf of the texts' tokens, counted on {tf_idf.texts} texts."
+        )
+        partial = bootstrap.partial_spearman(cosines, pairs.scores, overlap)
+        scored.append(("Beyond overlap", "partial Spearman", partial, beyond))
+    everywhere |= cosines
+    scored.insert(0, ("STS", "Spearman", bootstrap.spearman(everywhere, pairs.scores), note))
+    scored.append(("STS, Pearson", "Pearson", bootstrap.pearson(everywhere, pairs.scores), note))
     columns = []
-    for name, metric, statistic, says in (
-        ("STS", "Spearman", bootstrap.spearman(everywhere, pairs.scores), note),
-        ("Beyond overlap", "partial Spearman", bootstrap.partial_spearman(cosines, pairs.scores, overlap), beyond),
-        ("STS, Pearson", "Pearson", bootstrap.pearson(everywhere, pairs.scores), note),
-    ):
+    for name, metric, statistic, says in scored:
         metric_of_st = f"{metric.lower()}_cosine"
         values = {key: float(found[metric_of_st]) for key, found in scores.items() if metric_of_st in found}
         task = Task(name, f"{metric} x 100", note=says, unit="labelled pairs")
         columns.append(_column(task, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
-    return [replace(columns[0], items=Items.of("spearman", "", everywhere, pairs.scores)), *columns[1:]]
+    return columns
 
 
 def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Column:
@@ -201,8 +203,7 @@ def _controls(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _mean_column(task: Task, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> Column:
-    column = _column(task, bootstrap.mean(scores), {}, _controls(recipes))
-    return replace(column, items=Items.of("mean", "", dict(scores)))
+    return _column(task, bootstrap.mean(scores), {}, _controls(recipes))
 
 
 def _column(task: Task, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> Column:

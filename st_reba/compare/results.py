@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -135,27 +135,30 @@ class Items:
     """What was measured on each item of the task that decides: what pairs two comparisons of the same items.
 
     Attributes:
-        kind: What the score is: the mean of the values, or their Spearman correlation with the labels.
+        kind: What the score is of the values: a function of :mod:`st_reba.evaluation.bootstrap`.
         data: Tells the items from others.
         values: (N,) by result, as precise as float32.
-        labels: (N,); empty where the score is a mean.
+        labels: (N,); empty where there are none.
     """
 
-    kind: Literal["mean", "spearman"]
+    kind: str
     data: str
     values: dict[str, list[float]]
     labels: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, kind: Literal["mean", "spearman"], data: str, values: dict[str, Any], labels: Iterable[float] = ()
-    ) -> Items:
-        """From arrays."""
-        return cls(kind, data, {name: _shortest(own) for name, own in values.items()}, _shortest(labels))
+    def of(cls, statistic: Statistic | None, data: str) -> Items | None:
+        """Those that a score is made from; None where that cannot be written down."""
+        if statistic is None or statistic.made_from is None:
+            return None
+        made = statistic.made_from
+        values = dict(zip(statistic.recipes, map(_shortest, made.rows), strict=True))
+        return cls(made.kind, data, values, [] if made.labels is None else _shortest(made.labels))
 
     def statistic(self) -> Statistic:
         """The score of each result as a function of the items that are drawn."""
-        return bootstrap.mean(self.values) if self.kind == "mean" else bootstrap.spearman(self.values, self.labels)
+        make: Callable[..., Statistic] = getattr(bootstrap, self.kind)
+        return make(self.values, self.labels) if self.labels else make(self.values)
 
 
 def _shortest(values: Any) -> list[float]:
@@ -205,13 +208,14 @@ class Comparison:
     items: Items | None = None
 
     def save(self, path: Path) -> None:
-        """Write all of it as JSON; where there is no number, there is null.
+        """Write all of it as JSON, the answer first; where there is no number, there is null.
 
         Raises:
             OSError: If it cannot be written.
         """
         with durable_text(path) as file:
-            json.dump(_without_nan(asdict(self)), file, ensure_ascii=False, allow_nan=False, indent=1)
+            first = {"answer": self.answer, "build": self.build}
+            json.dump(_without_nan({**first, **asdict(self)}), file, ensure_ascii=False, allow_nan=False, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Comparison:

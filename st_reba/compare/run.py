@@ -37,10 +37,9 @@ from .columns import (
     word_sense_column,
 )
 from .mteb import TaskScores, resolve_tasks, run_tasks
-from .results import Comparison, Result
-from .runner import Recipes, unit_of_cost
+from .results import Comparison, Items, Result
+from .runner import FINALISTS, Recipes, unit_of_cost, work
 from .tf_idf import TfIdf
-from .timing import TIMED_ROUNDS, timed_batches
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -49,21 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
-#: How many recipes are run on random weights at most: it takes as long as with the trained ones.
-FINALISTS = 3
-
-
-def work(
-    data: Pairs | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32, random: bool = True
-) -> int:
-    """How many texts :func:`compare` will report the progress of."""
-    texts = _texts(data)
-    asked = 0 if words is None else 4 * len(words.questions)
-    read = (2 if random else 1) * (len(texts) + asked)
-    return read + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
-
-
-def _texts(data: Pairs | Sequence[str]) -> list[str]:
+def texts_of(data: Pairs | Sequence[str]) -> list[str]:
     """What is embedded, each once."""
     if isinstance(data, Pairs):
         return data.texts()
@@ -97,8 +82,9 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    texts = _texts(data)
-    if isinstance(data, Pairs):
+    texts = texts_of(data)
+    tf_idf = None
+    if isinstance(data, Pairs) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
 
     def estimated(embedded: Embedded) -> list[Column]:
@@ -122,10 +108,17 @@ def compare(
         seconds = recipes.costs(recipes.sample)
         if random:
             named = chosen or assemble(recipes, embedded.recipes, columns, seconds).use
-            with recipes.on_random_weights(finalists(recipes.all, columns[0], named)) as untrained:
+            keys = finalists(recipes.all, columns[0], named)
+            recipes.skip_random(keys, recipes.lengths, [] if words is None else word_lengths(recipes, words))
+            with recipes.on_random_weights(keys) as untrained:
                 embedded |= read(untrained)
             columns = estimated(embedded)
     return assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen, data=fingerprint_of(data))
+
+
+def word_lengths(recipes: Recipes, words: OddOneOutEvaluator) -> list[int]:
+    """Tokens of the sentences of word-sense questions."""
+    return [len(ids) for ids in recipes.backbone.token_ids(words.inputs()[0])]
 
 
 def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
@@ -255,7 +248,7 @@ def assemble(
     )
     if tf_idf.scores:
         results.insert(0, tf_idf)
-    else:
+    elif recipes.with_controls:
         skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
     first = columns[0]
     found = answer(results, first.task, first.statistic, chosen)
@@ -282,7 +275,7 @@ def assemble(
         chosen=chosen,
         answer=found.says,
         use=found.use,
-        items=None if first.items is None else replace(first.items, data=data),
+        items=Items.of(first.statistic, data),
     )
 
 

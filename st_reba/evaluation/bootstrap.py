@@ -58,6 +58,21 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class MadeFrom:
+    """What a score is made from, as it can be written down and paired with another's.
+
+    Attributes:
+        kind: Which function of this module makes it.
+        rows: What each recipe gives for each item, (M, N).
+        labels: (N,); None where there are none.
+    """
+
+    kind: str
+    rows: Array
+    labels: Array | None = None
+
+
+@dataclass(frozen=True)
 class Statistic:
     """A score of each recipe as a function of which items are drawn: made by :func:`mean`, :func:`spearman`,
     :func:`pearson` or :func:`partial_spearman`.
@@ -66,11 +81,13 @@ class Statistic:
         recipes: M names.
         items: N, how many items there are.
         of_counts: From (N, R) counts, each column of which sums to N, to (M, R) scores; NaN where a resample has none.
+        made_from: All that it is made from; None where that is more than each recipe's items and labels.
     """
 
     recipes: list[str]
     items: int
     of_counts: Callable[[Array], Array]
+    made_from: MadeFrom | None = None
 
     def values(self) -> Array:
         """(M,): the scores on all items."""
@@ -218,7 +235,7 @@ def mean(scores: Mapping[str, ArrayLike]) -> Statistic:
         ValueError: If there are none, or they are not equally many.
     """
     recipes, rows = _stacked(scores)
-    return Statistic(recipes, rows.shape[1], lambda counts: rows @ counts / rows.shape[1])
+    return Statistic(recipes, rows.shape[1], lambda counts: rows @ counts / rows.shape[1], MadeFrom("mean", rows))
 
 
 def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statistic:
@@ -270,7 +287,7 @@ def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statist
         scores = np.stack([_rank_correlation(order, counts, ranked, spread) for order in orders])
         return np.where(unranked, np.nan, scores)
 
-    return Statistic(recipes, target.size, of_counts)
+    return Statistic(recipes, target.size, of_counts, MadeFrom("spearman", rows, target))
 
 
 def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Statistic:

@@ -84,7 +84,7 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
     Args:
         comparison: What to show.
         directory: Where; it must not exist yet, or be empty. It appears when everything is written.
-        called: What the user knows the directory as, such as ``"--report"``.
+        called: What the user knows the directory as, such as ``"--out"``.
 
     Returns:
         The page's path.
