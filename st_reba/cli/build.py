@@ -154,8 +154,7 @@ def _check_pooling(chosen: Recipe, mode: str) -> None:
 
 def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
     """What stands around the pooling is fitted on; nothing where nothing is."""
-    fitted = replace(chosen, fit_texts=("a text",))
-    if fitted.weighting is None and (fitted.filter is None or not fitted.filter.texts):
+    if not chosen.fitted:
         if path is not None:
             raise ValueError(
                 f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "

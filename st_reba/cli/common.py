@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
+from ..compare.precision import AGREED, agreement, cosines, sampled
 from ..files import is_full
 from ..lm.gguf import is_gguf
 from ..lm.precision import fastest_on_cpu
-from ..modules import CausalModule
+from ..modules import CausalModule, CausalTransformer
 
 app = typer.Typer(
     name="st-reba",
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 # What is printed is never markup, nor an emoji: paths and messages have brackets and colons. Styles are rich's Text.
 console = Console(markup=False, emoji=False, highlight=False)
-#: What is said on the way, and errors: what a pipe reads begins with the answer.
+#: What is no result: errors, and what is told on the way. The first line of the output is the answer.
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
@@ -79,9 +80,14 @@ RandomOption = Annotated[
         help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training.",
     ),
 ]
-ReportOption = Annotated[
+OutOption = Annotated[
     Path | None,
-    typer.Option(help="Directory to write report.html, its figures, results.csv and comparison.json to."),
+    typer.Option(
+        "--out",
+        "--report",
+        help="Directory to write report.html, its figures, results.csv and comparison.json to. What was embedded lies "
+        "beside it while that runs: the same command goes on where it was stopped.",
+    ),
 ]
 BestOption = Annotated[
     Path | None, typer.Option("--save-best", help="Directory to write the best recipe to, ready to load.")
@@ -210,6 +216,28 @@ def load(
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
     return module
+
+
+def load_fastest(
+    model: str, max_seq_length: int | None, dtype: Dtype, device: str | None, texts: Sequence[str]
+) -> CausalModule:
+    """A model to be run: where bfloat16 would be the fastest, in that if on some of the texts it says the same."""
+    fastest = dtype is Dtype.fastest
+    device, dtype = placement(device, dtype)
+    if not fastest or dtype is not Dtype.bfloat16:
+        return load(CausalTransformer, model, max_seq_length, dtype).to(device)
+    sample = sampled(texts)
+    # One after the other: memory may have no room for both.
+    wanted = cosines(load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device), sample)
+    backbone = load(CausalTransformer, model, max_seq_length, Dtype.bfloat16).to(device)
+    alike = agreement(wanted, cosines(backbone, sample))
+    told = f"the cosines of {len(sample)} of the texts are in the order of those of float32 up to {alike:.3f}"
+    if alike >= AGREED:
+        notes.print(f"In bfloat16: {told}.", soft_wrap=True)
+        return backbone
+    notes.print(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.", soft_wrap=True)
+    del backbone
+    return load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device)
 
 
 @contextmanager

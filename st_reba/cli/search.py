@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-from ..compare.run import compare, work
+from ..compare.run import compare, texts_of, work
 from ..compare.search import Found, with_selection
 from ..compare.search import search as run_search
 from ..data.demo import DEMO_MODEL
@@ -22,8 +22,8 @@ from .common import (
     LanguageOption,
     LengthOption,
     ModelOption,
+    OutOption,
     RandomOption,
-    ReportOption,
     app,
     check_devices,
     clear_errors,
@@ -44,7 +44,7 @@ from .data import (
     described,
     given,
 )
-from .showing import has_page, running, show, write
+from .showing import has_page, kept, running, show, typed, write
 
 
 @app.command("search")
@@ -61,7 +61,7 @@ def search_command(
     language: LanguageOption = None,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
     random: RandomOption = True,
-    report: ReportOption = None,
+    out: OutOption = None,
     best: BestOption = None,
     batch_size: BatchOption = 32,
     max_seq_length: LengthOption = None,
@@ -73,7 +73,7 @@ def search_command(
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
     with clear_errors():
-        with_page = has_page(report, best)
+        with_page = has_page(out, best)
         check_devices(device)
         labelled, _ = given(
             data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
@@ -86,11 +86,14 @@ def search_command(
         device, dtype = placement(device, dtype)
         backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
         chosen = _searched(backbone, labelled, seed, batch_size)
-        total = work(chosen.held_out, None, batch_size, random)
-        with running(backbone, chosen.recipes(), batch_size, total) as recipes:
+        asked = chosen.recipes()
+        total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
+        with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
             found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
         on = f"{described(chosen.held_out, data, queries, language)}, held out"
-        write(show(with_selection(chosen, found), model, on), recipes, report, with_page, best)
+        found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
+        show(found)
+        write(found, recipes, out, with_page, best)
 
 
 def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:

@@ -6,17 +6,21 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+#: Options that take any number of values.
+_SEVERAL = ("--mteb", "--recipes")
 
-class ManyTasks(TyperCommand):
+
+class Several(TyperCommand):
     """Reads ``--mteb A B C`` as ``--mteb A --mteb B --mteb C``: an option of click's takes one value at a time."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spread: list[str] = []
-        within = False
+        within = ""
         for argument in args:
             if argument.startswith("-"):
-                within = argument.partition("=")[0] == "--mteb"
-            elif within and spread[-1] != "--mteb":
-                spread.append("--mteb")
+                name = argument.partition("=")[0]
+                within = name if name in _SEVERAL else ""
+            elif within and spread[-1] != within:
+                spread.append(within)
             spread.append(argument)
         return super().parse_args(ctx, spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..catalogue import Recipe
-from ..compare.ranking import best_of
+from ..catalogue import Recipe, find
+from ..compare.against import side_by_side
+from ..compare.answer import build_command
+from ..compare.kept import Kept
+from ..compare.ranking import best_of, rank
 from ..compare.report import write_report, write_results
-from ..compare.results import Comparison, Result, Task
+from ..compare.results import TIED, Comparison, Task, listed, measured
 from ..compare.run import Recipes
 from ..compare.save import save_best
 from ..data.demo import DEMO_MODEL
@@ -26,65 +31,125 @@ from ..evaluation.bootstrap import Estimate
 from ..files import check_free
 from ..modules import CausalModule
 from ..optional import require_report
-from .common import console, description, marked
+from .common import console, description, marked, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 
 
-def has_page(report: Path | None, best: Path | None) -> bool:
+def has_page(out: Path | None, best: Path | None) -> bool:
     """Whether a report is to have a page; says so early if the packages for it are missing.
 
     Raises:
         ValueError: If something lies where a report or the best recipe is to be written.
     """
-    for out, called in ((report, "--report"), (best, "--save-best")):
-        if out is not None:
-            check_free(out, called)
-    if report is None:
+    for written, called in ((out, "--out"), (best, "--save-best")):
+        if written is not None:
+            check_free(written, called)
+    if out is None:
         return False
     try:
         require_report()
     except ImportError as error:
-        console.print(f"--report will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
+        notes.print(f"--out will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
         return False
     return True
 
 
-def show(found: Comparison, model: str, data: str, hints: Sequence[str] = ()) -> Comparison:
-    """Print a comparison, the answer first.
+def typed(
+    found: Comparison,
+    model: str,
+    data: str,
+    *,
+    fit_texts: str | None = None,
+    max_seq_length: int | None = None,
+    fitted_on_data: bool = False,
+) -> Comparison:
+    """A comparison with what only the command line knows.
 
     Args:
-        found: What is known but for what the user typed.
+        found: What was found.
         model: As given.
         data: In words.
-        hints: What else could be typed.
-
-    Returns:
-        The comparison with what the user typed.
+        fit_texts: As given.
+        max_seq_length: As given.
+        fitted_on_data: Whether filters were fitted on part of the data, which no command builds again.
     """
     command = shlex.join(["st-reba", *sys.argv[1:]])
-    found = replace(found, model=shown_model(model), data=data, command=command)
-    console.print(Text(found.answer, style="bold"), soft_wrap=True)
+    build = ""
+    if found.use and not (fitted_on_data and find(found.choice().spec).fitted):
+        build = build_command(found.choice(), model, fit_texts, max_seq_length, found.prompts)
+    return replace(found, model=shown_model(model), data=data, command=command, build=build)
+
+
+def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:
+    """Print a comparison, the answer first, and then what to type.
+
+    Args:
+        found: What to show.
+        hints: What else could be typed.
+        to: Where.
+    """
+    # In a pipe the first line is all of it.
+    to.print(Text(found.answer, style="bold"), soft_wrap=not to.is_terminal)
+    if found.build:
+        # On one line, however long: it is there to be copied.
+        to.print(Text(f"\n{found.build}\n", style="cyan"), soft_wrap=True)
     # Not the table's own title, which would be broken where the table ends.
-    run_in = f"{found.settings['precision']}, {found.settings['device']}"
-    console.print(Text(f"{found.model} on {found.data} ({run_in})", style="italic"), soft_wrap=True)
-    console.print(_table(found))
-    for sentence in [*found.verdict, *_legend(found), *hints]:
-        console.print(sentence)
+    run_in = ", ".join(filter(None, (found.settings.get("precision"), found.settings.get("device"))))
+    to.print(Text(f"{found.model} on {found.data}{f' ({run_in})' if run_in else ''}", style="italic"))
+    to.print(_table(found))
+    for sentence in [*found.verdict, *_legend(found), *_left_out(found), *hints]:
+        to.print(sentence)
+
+
+def show_changes(new: Comparison, old: Comparison, to: Console = console) -> None:
+    """Print what has changed since an older comparison, that first.
+
+    Raises:
+        ValueError: If the two have nothing in common.
+    """
+    found = side_by_side(new, old)
+    first, *more = found.says
+    to.print()
+    to.print(Text(first, style="bold"), soft_wrap=not to.is_terminal)
+    to.print(Text(f"{new.model} on {new.data}, beside {old.model} on {old.data}, {old.date}", style="italic"))
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("Recipe", max_width=_NAME_WIDTH + 6)
+    for name in ("Before", "Now", "Difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for change in found.changes:
+        tied = change.difference.tied
+        interval = found.task.show_interval(change.difference)
+        table.add_row(
+            change.name,
+            found.task.show(change.old.value),
+            found.task.show(change.new.value),
+            Text(f"{TIED if tied else ''}{found.task.show(change.difference.value)} {interval}".rstrip(),
+                 style="" if tied else "bold"),
+        )  # fmt: skip
+    to.print(table)
+    for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
+        to.print(sentence)
+
+
+def _left_out(found: Comparison) -> list[str]:
+    """What could not be run, by the reason."""
+    reasons: dict[str, list[str]] = {}
     for recipe, reason in found.skipped:
-        console.print(f"Left out {recipe}: {reason}")
-    return found
+        reasons.setdefault(reason, []).append(recipe)
+    return [f"Left out {listed(names, 'recipes')}: {reason}" for reason, names in reasons.items()]
 
 
-def write(found: Comparison, recipes: Recipes, report: Path | None, with_page: bool, best: Path | None) -> None:
+def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
     """The report and the best recipe; what keeps one from being written does not keep the other."""
     failed: list[str] = []
     try:
-        if report is not None:
-            written = write_report(found, report, "--report") if with_page else write_results(found, report, "--report")
+        if out is not None:
+            written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
             console.print(f"Report: {written}", soft_wrap=True)
+            shutil.rmtree(_partial(out), ignore_errors=True)
     except OSError as error:
         failed.append(str(error))
     try:
@@ -108,6 +173,37 @@ def shown_model(model: str) -> str:
     return path.name if path.is_file() else model
 
 
+def _partial(out: Path) -> Path:
+    """Where what was embedded lies until all is written."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def kept(out: Path | None) -> Kept | None:
+    """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
+    if out is None:
+        return None
+    directory = _partial(out)
+    if directory.is_dir() and any(directory.glob("*.safetensors")):
+        notes.print(f"Going on from {directory}, which a stopped run has left.", soft_wrap=True)
+    return Kept(directory)
+
+
+class _Tokens(ProgressColumn):
+    """How many tokens have run, of how many."""
+
+    def render(self, task: Bar) -> Text:
+        total = "" if task.total is None else f"/{decimal(task.total)}"
+        return Text(f"{decimal(task.completed)}{total} tokens", style="progress.download")
+
+
+def decimal(number: float) -> str:
+    """Thousands and millions in short."""
+    for size, sign in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{sign}" if number < 999.5 * size else f"{number / size:,.0f}{sign}"
+    return f"{number:.0f}"
+
+
 class _TimeLeft(ProgressColumn):
     """About how long the rest takes, at the pace of what is done: from the first batch on."""
 
@@ -119,98 +215,98 @@ class _TimeLeft(ProgressColumn):
 
 
 @contextmanager
-def running(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, total: int | None) -> Iterator[Recipes]:
-    """The recipes, with a progress bar while they run."""
+def running(
+    backbone: CausalModule,
+    asked: Sequence[Recipe],
+    batch_size: int,
+    total: float | None,
+    *,
+    controls: bool = True,
+    kept: Kept | None = None,
+) -> Iterator[Recipes]:
+    """The recipes, with a progress bar of ``total`` tokens while they run."""
     columns = (
         SpinnerColumn(),
         description(),
         BarColumn(),
-        MofNCompleteColumn(),
+        _Tokens(),
         TimeElapsedColumn(),
         _TimeLeft(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("Comparing", total=total)
-        yield Recipes(
-            backbone,
-            asked,
-            batch_size=batch_size,
-            on_progress=lambda what, texts: progress.update(bar, advance=texts, description=what),
-        )
+        try:
+            yield Recipes(
+                backbone,
+                asked,
+                batch_size=batch_size,
+                controls=controls,
+                kept=kept,
+                on_progress=lambda what, tokens: progress.update(bar, advance=tokens, description=what),
+            )
+        except KeyboardInterrupt:
+            if kept is not None:
+                notes.print(f"Stopped: the same command goes on from {kept.directory}.", soft_wrap=True)
+            raise
 
 
 def _table(found: Comparison) -> Table:
-    """One row a recipe, its control on random weights beside it."""
+    """One row a recipe, the best first and controls last; what it scores on random weights beside it."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     # Long names take a second line, so that the numbers have room.
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
     tasks = found.tasks[:_SHOWN_TASKS]
-    random = _on_random_weights(found)
-    beside = {result.name for result in random.values()}
+    random = found.on_random_weights
     for task in tasks:
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
         if random:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
-    table.add_column("Text/s", justify="right", no_wrap=True)
-    table.add_column("Cost", justify="right", no_wrap=True)
+    timed = any(result.cost is not None for result in found.results)
+    if timed:
+        table.add_column("Text/s", justify="right", no_wrap=True)
+        table.add_column("Cost", justify="right", no_wrap=True)
+    beside = {result.name for result in random.values()}
     shown = [result for result in found.results if result.name not in beside]
-    poolings = list(dict.fromkeys(result.pooling for result in shown))
-    shown.sort(key=lambda result: (not result.control, poolings.index(result.pooling)))
-    for index, result in enumerate(shown):
+    shown.sort(key=lambda result: (result.control, rank(result, found.tasks[0])))
+    for result, following in zip(shown, [*shown[1:], None], strict=True):
         control = random.get(result.name)
         cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
-            cells.append(
-                _cell(
-                    task,
-                    result.scores.get(task.name),
-                    result is best_of(found.results, task),
-                    with_interval=number == 0,
-                )
-            )
+            best = result is best_of(found.results, task)
+            cells.append(_cell(task, result.scores.get(task.name), best, with_interval=number == 0))
             if random:
                 score = None if control is None else control.scores.get(task.name)
                 cells.append("" if score is None else task.show(score.value))
-        cells.append("" if result.sentences_per_second is None else f"{result.sentences_per_second:.0f}")
-        cells.append("" if result.cost is None else f"{result.cost:.2f}x")
-        following = shown[index + 1] if index + 1 < len(shown) else result
-        ends = (result.control, result.pooling) != (following.control, following.pooling)
+        if timed:
+            cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
+            cells.append("" if result.cost is None else f"{measured(result.cost)}x")
+        ends = following is not None and result.control != following.control
         table.add_row(*cells, style="dim" if result.control else None, end_section=ends)
     return table
 
 
 def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -> Text:
-    """A value, marked if it is the best (bold) or cannot be told from it (=)."""
+    """A value, marked if it is the best (bold) or cannot be told from it."""
     if score is None:
         return Text()
     text = task.show(score.value)
     if with_interval:
         text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
-    # Not a space, which would be trimmed.
-    mark = "=" if score.tied and not best else "\N{NO-BREAK SPACE}"
-    return Text.assemble(marked(text, best), mark)
+    # In front, so that the numbers stand below each other.
+    return Text.assemble(TIED if score.tied and not best else "", marked(text, best))
 
 
 def _legend(found: Comparison) -> list[str]:
     """What the columns are, and where the others are."""
     notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
-        notes.append(f"With --report, also: {'; '.join(task.name for task in hidden)}.")
-    random = "Random: the same on random weights, for the best alone. " if _on_random_weights(found) else ""
+        notes.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
+    random = "Random: the same on random weights, for the best alone. " if found.on_random_weights else ""
+    timed = any(result.cost is not None for result in found.results)
+    cost = " Cost: time beside Classical under the same pooling." if timed else ""
     return [
         *notes,
-        f"In brackets: 95% intervals. Bold: the best; =: cannot be told from it. {random}Cost: time beside Classical "
-        "under the same pooling.",
+        f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best. {random}".rstrip()
+        + cost,
     ]
-
-
-def _on_random_weights(found: Comparison) -> dict[str, Result]:
-    """What was run on random weights, by the name of the result that it is the control of."""
-    named = {result.name: result for result in found.results}
-    return {
-        result.name: named[control.name]
-        for result in found.results
-        for control in result.controls
-        if control.kind == "random" and control.name in named
-    }

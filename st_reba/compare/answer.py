@@ -1,10 +1,16 @@
-"""The first line of a comparison: which recipe to use, how far ahead of using none it is, and how sure that is."""
+"""The first line of a comparison: which recipe to use, how far ahead of using none it is, and how sure that is.
+
+It is made here alone; the terminal, the report, the card and ``comparison.json`` show it as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ..evaluation.bootstrap import Statistic
+from ..catalogue import find
+from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
 from .ranking import best_of, difference, has_number, rank
 from .results import Result, Task
 
@@ -15,11 +21,35 @@ WITHOUT = {
 }
 
 
-def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> str:
-    """One sentence or two: what to use.
+#: What costs at most so much of another's time is cheaper; what lies between is within the error of timing.
+_CHEAPER = 0.9
+#: Differences that it takes more than so many times the items to tell are too small for labels to tell.
+_TOO_MANY = 50
 
-    The recipe is held against the better of the two embeddings in :data:`WITHOUT`. Both were picked by these scores,
-    unless the recipe was chosen before; the verdict tells what that means.
+_IN_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a comparison comes to.
+
+    Attributes:
+        says: In a sentence or two.
+        use: Name of the result to use; empty where it is none of them.
+    """
+
+    says: str
+    use: str = ""
+
+
+def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> Answer:
+    """What to use, by the task that decides.
+
+    A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
+    control equals, or that cannot be told from what one has without a recipe, is not advised. Of several that cannot be
+    told from the best the cheapest is, if it stands all of this as well.
+
+    The best was picked by these scores, unless it was chosen before; the verdict tells what that means.
 
     Args:
         results: All recipes and controls.
@@ -30,33 +60,184 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     """
     best = best_of(results, task)
     if best is None:
-        return f"There is no answer: no recipe has a number on {task.name}."
+        return Answer(f"There is no answer: no recipe has a number on {task.name}.")
     if task.proxy:
-        return (
+        return Answer(
             "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
             "would."
         )
+    held = _Held(results, task, statistic)
     lead = next((result for result in results if result.name == chosen and has_number(result, task)), best)
-    score = f"{task.show(lead.scores[task.name].value)} on {task.name} ({task.metric})"
-    control = best_of(results, task, control=True)
-    if control is not None and rank(control, task) <= rank(lead, task):
-        return (
-            f"No recipe to use: {lead.name} has {score}, and a control has {_value(control, task)}: "
-            f"{control.in_words}. What the model adds to it does not show on these texts."
+    return held.against_controls(lead) or held.against_nothing(lead) or held.use(lead, choose=not chosen)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Recipes held against each other and against what one has without them."""
+
+    results: Sequence[Result]
+    task: Task
+    statistic: Statistic | None
+
+    def against_controls(self, lead: Result) -> Answer | None:
+        """Refused where a control scores as high."""
+        control = best_of(self.results, self.task, control=True)
+        if control is None or rank(control, self.task) > rank(lead, self.task):
+            return None
+        return Answer(
+            f"None: no recipe beats {control.in_words} ({self._value(control)}); {self._leading(lead)} has "
+            f"{self._value(lead)}. {self._more(control, lead)}"
         )
-    plain = best_of([result for result in results if result.name in WITHOUT], task)
-    if plain is None:
-        return f"Use {lead.name}: {score}."
-    without = f"what you have without a recipe, {WITHOUT[plain.name]} ({_value(plain, task)})"
-    if lead is plain:
-        return f"Use {lead.name}, {WITHOUT[lead.name]}, which is no recipe: {score}, and nothing is ahead of it."
-    ahead = difference(*((lead, plain) if task.greater_is_better else (plain, lead)), task, statistic)
-    shown = f"{task.show(ahead.value)} {task.show_interval(ahead)}".rstrip()
-    if not ahead.tied and ahead.value > 0:
-        return f"Use {lead.name}: {score}, {shown} ahead of {without}."
-    told = ", and cannot be told from it on these texts" if ahead.tied else ""
-    return f"No need for a recipe: {lead.name} has {score}, {shown} ahead of {without}{told}."
+
+    def against_nothing(self, lead: Result) -> Answer | None:
+        """Refused where what one has without a recipe is ahead, or cannot be told from it."""
+        plain = self._plain
+        if plain is None:
+            return None
+        have = f"what you have, {WITHOUT[plain.name]} ({self._value(plain)})"
+        if lead is plain:
+            others = [result for result in self.results if result.name not in WITHOUT]
+            second = best_of(others, self.task)
+            more = "" if second is None else f" {self._more(plain, second)}"
+            return Answer(f"None: no recipe is ahead of {have}.{more}")
+        if rank(plain, self.task) <= rank(lead, self.task):
+            return Answer(
+                f"None: {self._leading(lead)} has {self._value(lead)}, behind {have}. {self._more(plain, lead)}"
+            )
+        if self._ahead(lead, plain).tied:
+            return Answer(
+                f"None: no recipe can be told from {have}; {self._leading(lead)} has {self._value(lead)}. "
+                f"{self._more(lead, plain)}"
+            )
+        return None
+
+    def use(self, lead: Result, choose: bool) -> Answer:
+        """Advised, or a cheaper one that cannot be told from it."""
+        peers = self._peers(lead) if choose else [lead]
+        advised = self._cheapest(lead, peers)
+        estimate = advised.scores[self.task.name]
+        score = f"{self.task.show(estimate.value)} {self.task.show_interval(estimate)}".rstrip()
+        if advised is not lead:
+            says = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
+        else:
+            says = "Use "
+        clauses = [f"{says}{advised.read}: {score}"]
+        if (plain := self._plain) is not None:
+            by = self._by(self._ahead(advised, plain))
+            side = "above" if self.task.greater_is_better else "below"
+            clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
+        equals, more = self._controls(advised)
+        clauses.append(equals)
+        others = len(peers) - 1
+        if advised is lead and others:
+            what = "other recipe" if others == 1 else "other recipes"
+            more = f" {_number(others).capitalize()} {what} cannot be told from it.{more}"
+        return Answer(f"{', '.join(clauses)}.{more}", advised.name)
+
+    def _controls(self, lead: Result) -> tuple[str, str]:
+        """Whether it is ahead of all of them; and what would tell, if it is not."""
+        controls = [result for result in self.results if result.control and has_number(result, self.task)]
+        if not controls:
+            return "and no control was run beside it", ""
+        close = best_of([each for each in controls if self._ahead(lead, each).tied], self.task, control=True)
+        if close is None:
+            return "ahead of every control", ""
+        by = f"not surely ahead of {close.in_words} ({self._value(close)})"
+        return by, f" {self._more(lead, close)}"
+
+    def _peers(self, lead: Result) -> list[Result]:
+        """What cannot be told from it, itself included, and what one has without a recipe left out."""
+        return [
+            result
+            for result in self.results
+            if result is lead
+            or (not result.control and result.name not in WITHOUT and has_number(result, self.task)
+                and result.scores[self.task.name].tied)
+        ]  # fmt: skip
+
+    def _cheapest(self, lead: Result, peers: Sequence[Result]) -> Result:
+        """Of those that stand what the lead stands; the lead where none is clearly cheaper."""
+        control = best_of(self.results, self.task, control=True)
+        fit = [
+            peer
+            for peer in peers
+            if peer.cost is not None
+            and lead.cost is not None
+            and peer.cost <= _CHEAPER * lead.cost
+            and (control is None or rank(peer, self.task) < rank(control, self.task))
+            and (self._plain is None or self._told_ahead(peer, self._plain))
+        ]
+        return min(fit, key=lambda peer: (peer.cost, rank(peer, self.task)), default=lead)
+
+    def _more(self, first: Result, second: Result) -> str:
+        """What would say more than these items do on which of the two is ahead."""
+        ahead = self._ahead(first, second)
+        if not ahead.tied:
+            return f"More {self.task.unit} will hardly change that; a bigger model may."
+        items = 0 if self.statistic is None else self.statistic.items
+        needed = items_to_tell(ahead, items)
+        if needed is None or needed > _TOO_MANY * items:
+            return f"A bigger model, or more {self.task.unit}, will say more."
+        about = float(f"{max(needed - items, 10):.0e}")
+        return (
+            f"A bigger model, or more {self.task.unit} (by the interval about {about:,.0f} more would do), will say "
+            "more."
+        )
+
+    @property
+    def _plain(self) -> Result | None:
+        return best_of([result for result in self.results if result.name in WITHOUT], self.task)
+
+    def _told_ahead(self, first: Result, second: Result) -> bool:
+        ahead = self._ahead(first, second)
+        return ahead.value > 0 and not ahead.tied
+
+    def _ahead(self, first: Result, second: Result) -> Estimate:
+        """How far the first is ahead, whichever way is up."""
+        if not self.task.greater_is_better:
+            first, second = second, first
+        return difference(first, second, self.task, self.statistic)
+
+    def _by(self, ahead: Estimate) -> str:
+        """A difference; its decimals are lost in its interval where it is large."""
+        return self.task.show(ahead.value, 0 if abs(ahead.value) * self.task.scale >= 10 else None)
+
+    def _leading(self, lead: Result) -> str:
+        best = best_of(self.results, self.task)
+        return f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
+
+    def _value(self, result: Result) -> str:
+        return self.task.show(result.scores[self.task.name].value)
 
 
-def _value(result: Result, task: Task) -> str:
-    return task.show(result.scores[task.name].value)
+def _number(count: int) -> str:
+    return _IN_WORDS[count] if count < len(_IN_WORDS) else str(count)
+
+
+def build_command(
+    result: Result,
+    model: str,
+    fit_texts: str | None = None,
+    max_seq_length: int | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> str:
+    """What to type to have a recipe as a model of its own.
+
+    Args:
+        result: What it scored.
+        model: As ``--model`` takes it.
+        fit_texts: What a filter was fitted on; None: what ``st-reba build`` takes by itself.
+        max_seq_length: Tokens of one copy of a text, at most; None: the model's own.
+        prompts: What stood before a query and before a document.
+    """
+    recipe = find(result.spec)
+    words = ["st-reba", "build", "--model", model, "--recipe", result.spec]
+    if result.pooling != recipe.pooling:
+        words += ["--pooling", result.pooling]
+    if fit_texts is not None and recipe.fitted:
+        words += ["--fit-texts", fit_texts]
+    if max_seq_length is not None:
+        words += ["--max-seq-length", str(max_seq_length)]
+    for role, prompt in (prompts or {}).items():
+        words += [f"--{role}-prompt", prompt]
+    return shlex.join([*words, "--out", "my-model"])

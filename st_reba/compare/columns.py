@@ -85,25 +85,27 @@ def embed(recipes: Recipes, inputs: Inputs, words: OddOneOutEvaluator | None, st
     )
 
 
-def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf) -> list[Column]:
+def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf | None) -> list[Column]:
     """The scores of a task, by ST's evaluator, the one that decides first.
 
     Args:
         embedded: The task's texts.
         task: What is scored.
-        tf_idf: The control without any model.
+        tf_idf: The control without any model; None: there is neither that nor what is beyond it.
     """
     keys = [recipe.key for recipe in embedded.recipes]
     evaluator = task.evaluator()
     of_st: dict[str, Any] = {key: evaluator(stand_in(embedded.stores[key], key, prompts=task.prompts)) for key in keys}
     measured = {key: task.measure(embedded.similarity(key, task)) for key in keys}
-    overlap = task.measure(tf_idf)
+    overlap = None if tf_idf is None else task.measure(tf_idf)
     columns = []
     for metric in task.metrics(overlap):
         values = {key: float(found[metric.of_st]) for key, found in of_st.items() if metric.of_st in found}
-        without_model = {} if metric.beyond else {TF_IDF_RESULT: overlap}
-        note = f"{metric.note}, counted on {tf_idf.texts} texts." if metric.beyond else metric.note
-        column = Task(metric.name, f"{metric.metric} x 100", chance=metric.chance, note=note)
+        without_model = {} if overlap is None or metric.beyond else {TF_IDF_RESULT: overlap}
+        counted = f", counted on {tf_idf.texts} texts." if tf_idf is not None and metric.beyond else ""
+        column = Task(
+            metric.name, f"{metric.metric} x 100", chance=metric.chance, note=f"{metric.note}{counted}", unit=task.unit
+        )
         statistic = metric.statistic({**without_model, **measured})
         columns.append(_column(column, statistic, values, [TF_IDF_RESULT, *_controls(embedded.recipes)]))
     return columns
@@ -120,7 +122,7 @@ def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Colu
         f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
         "Euclidean distance; the same under every pooling."
     )
-    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note)
+    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
     return _mean_column(task, correct, embedded.recipes)
 
 
@@ -173,7 +175,9 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
             for recipe in recipes
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
-        columns.insert(0, _mean_column(Task("Mean of tasks", "main score x 100", note=note), values, recipes))
+        columns.insert(
+            0, _mean_column(Task("Mean of tasks", "main score x 100", note=note, unit="tasks"), values, recipes)
+        )
     for scores in found:
         paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
         if scores.paper_metric != scores.metric and paper:

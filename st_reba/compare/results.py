@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..catalogue import Control
-from ..evaluation.bootstrap import Estimate
+from ..evaluation import bootstrap
+from ..evaluation.bootstrap import Estimate, Statistic
 from ..files import durable_text
 from ..version import __version__
 from .ranking import best_of
+
+#: Stands beside what cannot be told from the best, wherever scores are shown.
+TIED = "\N{ALMOST EQUAL TO}"
+
+#: More names than this are a count.
+_LISTED = 3
+
+
+def listed(names: Iterable[str], what: str) -> str:
+    """Up to three names, or else how many there are of what."""
+    found = list(names)
+    return "; ".join(found) if len(found) <= _LISTED else f"{len(found)} {what}"
+
+
+def measured(value: float) -> str:
+    """A time, a speed or a cost to two significant digits: what follows varies from run to run."""
+    if not value > 0 or math.isinf(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.1e}")
+    return f"{rounded:,.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,7 @@ class Task:
         chance: What guessing gives, unscaled; None if that is not a number worth showing.
         proxy: Whether it was measured without labels, and so only hints at quality.
         note: One sentence that says what was measured.
+        unit: What it is an average over, in the plural, such as ``"labelled pairs"``.
     """
 
     name: str
@@ -36,6 +61,7 @@ class Task:
     chance: float | None = None
     proxy: bool = False
     note: str = ""
+    unit: str = "items"
 
     def show(self, value: float, decimals: int | None = None) -> str:
         """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
@@ -89,6 +115,11 @@ class Result:
         return f"{self.recipe}, {self.pooling}"
 
     @property
+    def read(self) -> str:
+        """The same as a sentence has it."""
+        return f"{self.recipe}, {'last token' if self.pooling == 'last' else self.pooling}"
+
+    @property
     def label(self) -> str:
         """The recipe as a table's row shows it: with those that it stands for."""
         return " = ".join([self.recipe, *self.same_as])
@@ -97,6 +128,42 @@ class Result:
     def in_words(self) -> str:
         """What to call it in a sentence."""
         return self.called or self.name
+
+
+@dataclass(frozen=True)
+class Items:
+    """What was measured on each item of the task that decides: what pairs two comparisons of the same items.
+
+    Attributes:
+        kind: What the score is of the values: a function of :mod:`st_reba.evaluation.bootstrap`.
+        data: Tells the items from others.
+        values: (N,) by result, as precise as float32.
+        labels: (N,); empty where there are none.
+    """
+
+    kind: str
+    data: str
+    values: dict[str, list[float]]
+    labels: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, statistic: Statistic | None, data: str) -> Items | None:
+        """Those that a score is made from; None where that cannot be written down."""
+        if statistic is None or statistic.made_from is None:
+            return None
+        made = statistic.made_from
+        values = dict(zip(statistic.recipes, map(_shortest, made.rows), strict=True))
+        return cls(made.kind, data, values, [] if made.labels is None else _shortest(made.labels))
+
+    def statistic(self) -> Statistic:
+        """The score of each result as a function of the items that are drawn."""
+        make: Callable[..., Statistic] = getattr(bootstrap, self.kind)
+        return make(self.values, self.labels) if self.labels else make(self.values)
+
+
+def _shortest(values: Any) -> list[float]:
+    """The numbers with the fewest digits that are the same in float32."""
+    return [float(str(value)) for value in np.asarray(list(values), dtype=np.float32)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +185,9 @@ class Comparison:
         date: Of the day, ISO 8601.
         chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
         answer: Which recipe to use, how far ahead of using none it is, and how sure that is: what to show first.
+        use: Name of the result that the answer says to use; empty where it says to use none.
+        build: The command that builds that one; empty where there is none.
+        items: What was measured on each item of the first task; None where that cannot be told.
         prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
     """
 
@@ -134,16 +204,20 @@ class Comparison:
     date: str = ""
     chosen: str = ""
     answer: str = ""
+    use: str = ""
+    build: str = ""
+    items: Items | None = None
     prompts: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write all of it as JSON; where there is no number, there is null.
+        """Write all of it as JSON, the answer first; where there is no number, there is null.
 
         Raises:
             OSError: If it cannot be written.
         """
         with durable_text(path) as file:
-            json.dump(_without_nan(asdict(self)), file, ensure_ascii=False, allow_nan=False, indent=1)
+            first = {"answer": self.answer, "build": self.build}
+            json.dump(_without_nan({**first, **asdict(self)}), file, ensure_ascii=False, allow_nan=False, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
@@ -168,7 +242,8 @@ class Comparison:
             ]
             skipped = [(recipe, reason) for recipe, reason in found["skipped"]]
             tasks = [Task(**task) for task in found["tasks"]]
-            return cls(**{**found, "tasks": tasks, "results": results, "skipped": skipped})
+            items = found.get("items") and Items(**{**found["items"], "values": _numbers(found["items"]["values"])})
+            return cls(**{**found, "tasks": tasks, "results": results, "skipped": skipped, "items": items})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{path} is no comparison that st_reba {__version__} reads ({type(error).__name__}: {error}): give the "
@@ -176,17 +251,29 @@ class Comparison:
             ) from error
 
     def choice(self) -> Result:
-        """The recipe to use: what was chosen on other data, or else the best here.
+        """The recipe to use: what was chosen on other data, or what the answer names, or else the best here.
 
         Raises:
             ValueError: If no recipe has a number on the first task, or the chosen one is not among the results.
         """
-        if not self.chosen:
+        name = self.chosen or self.use
+        if not name:
             return self.best()
-        found = next((result for result in self.results if result.name == self.chosen), None)
+        found = next((result for result in self.results if result.name == name), None)
         if found is None:
-            raise ValueError(f"{self.chosen}, which was chosen, is not among the results.")
+            raise ValueError(f"{name}, which was chosen, is not among the results.")
         return found
+
+    @property
+    def on_random_weights(self) -> dict[str, Result]:
+        """What was run on random weights, by the name of the result that it is the control of."""
+        named = {result.name: result for result in self.results}
+        return {
+            result.name: named[control.name]
+            for result in self.results
+            for control in result.controls
+            if control.kind == "random" and control.name in named
+        }
 
     def best(self) -> Result:
         """The recipe, not a control, with the best score on the first task; the earliest of equals.
@@ -210,6 +297,10 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(each) for each in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _numbers(values: dict[str, list[float | None]]) -> dict[str, list[float]]:
+    return {name: [math.nan if value is None else value for value in own] for name, own in values.items()}
 
 
 def _estimates(scores: dict[str, dict[str, Any]]) -> dict[str, Estimate]:

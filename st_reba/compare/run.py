@@ -24,6 +24,7 @@ from ..data.tables import Data, Labelled, Retrieval, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate
 from ..evaluation.tasks import task_of
+from ..modules.fingerprint import fingerprint_of
 from ..readers.store import EmbeddingStore
 from ..readers.sweep import RecipeSweep
 from .answer import answer
@@ -38,10 +39,9 @@ from .columns import (
     word_sense_column,
 )
 from .mteb import TaskScores, resolve_tasks, run_tasks
-from .results import Comparison, Result
-from .runner import Recipes, unit_of_cost
+from .results import Comparison, Items, Result
+from .runner import FINALISTS, Recipes, unit_of_cost, work
 from .tf_idf import TfIdf
-from .timing import TIMED_ROUNDS, timed_batches
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -50,22 +50,13 @@ if TYPE_CHECKING:
 __all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
 
 
-#: How many recipes are run on random weights at most: it takes as long as with the trained ones.
-FINALISTS = 3
-
-
-def work(
-    data: Data | Sequence[str], words: OddOneOutEvaluator | None = None, batch_size: int = 32, random: bool = True
-) -> int:
-    """How many texts :func:`compare` will report the progress of."""
-    texts = [text for _, texts in _inputs(data) for text in texts]
-    asked = 0 if words is None else 4 * len(words.questions)
-    read = (2 if random else 1) * (len(texts) + asked)
-    return read + TIMED_ROUNDS * sum(map(len, timed_batches(texts, batch_size)))
+def texts_of(data: Data | Sequence[str]) -> list[str]:
+    """What is embedded, each once behind its prompt."""
+    return [text for _, texts in _inputs(data) for text in texts]
 
 
 def _inputs(data: Data | Sequence[str]) -> Inputs:
-    """What is embedded, each once behind its prompt."""
+    """The same by the prompts."""
     if isinstance(data, Labelled):
         task = task_of(data)
         found: dict[str | None, dict[str, None]] = {}
@@ -103,7 +94,8 @@ def compare(
         ValueError: If there are too few texts.
     """
     inputs = _inputs(data)
-    if isinstance(data, Labelled):
+    tf_idf = None
+    if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
 
     def estimated(embedded: Embedded) -> list[Column]:
@@ -126,25 +118,34 @@ def compare(
         columns = estimated(embedded)
         seconds = recipes.costs(recipes.sample)
         if random:
-            with recipes.on_random_weights(finalists(recipes.all, columns[0], chosen)) as untrained:
+            named = chosen or assemble(recipes, embedded.recipes, columns, seconds).use
+            keys = finalists(recipes.all, columns[0], named)
+            recipes.skip_random(keys, recipes.lengths, [] if words is None else word_lengths(recipes, words))
+            with recipes.on_random_weights(keys) as untrained:
                 embedded |= read(untrained)
             columns = estimated(embedded)
-    found = assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen)
     prompts = dict(data.prompts) if isinstance(data, Retrieval) else {}
+    # Other prompts are another way to embed the same items.
+    items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
+    found = assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen, data=items)
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
     return replace(found, prompts=prompts, settings={**found.settings, **told})
+
+
+def word_lengths(recipes: Recipes, words: OddOneOutEvaluator) -> list[int]:
+    """Tokens of the sentences of word-sense questions."""
+    return [len(ids) for ids in recipes.backbone.token_ids(words.inputs()[0])]
 
 
 def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
     """Keys of the recipes whose scores are to be held against those of random weights.
 
-    The best, what cannot be told from it, and what was chosen before: what an answer may name; not more than
-    :data:`FINALISTS`.
+    What an answer names, the best, and what cannot be told from it; not more than :data:`FINALISTS`.
 
     Args:
         recipes: What was compared.
         column: What decides.
-        chosen: As for :func:`compare`.
+        chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
     """
     scores = {
         recipe.key: estimate
@@ -204,7 +205,8 @@ def compare_tasks(
     seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
     everything = recipes.all
     if random:
-        with recipes.on_random_weights(finalists(recipes.all, columns[0])) as untrained:
+        named = assemble(recipes, everything, columns, seconds).use
+        with recipes.on_random_weights(finalists(recipes.all, columns[0], named)) as untrained:
             names = {scores.task.name for scores in found}
             beside = run(untrained, [task for task in resolved if task.metadata.name in names])
             everything = everything + untrained.all
@@ -226,6 +228,7 @@ def assemble(
     seconds: Mapping[str, float],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
+    data: str = "",
 ) -> Comparison:
     """Put columns together.
 
@@ -236,6 +239,7 @@ def assemble(
         seconds: What they cost, a text, by key.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
+        data: Tells the items of the first column from others.
     """
     results = []
     for recipe in everything:
@@ -260,14 +264,16 @@ def assemble(
     )
     if tf_idf.scores:
         results.insert(0, tf_idf)
-    else:
+    elif recipes.with_controls:
         skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
+    first = columns[0]
+    found = answer(results, first.task, first.statistic, chosen)
     return Comparison(
         model="",
         data="",
         tasks=[column.task for column in columns],
         results=results,
-        verdict=verdict(results, columns[0].task, columns[0].statistic, chosen),
+        verdict=verdict(results, first.task, first.statistic, chosen),
         skipped=[*recipes.skipped, *skipped],
         lengths=recipes.lengths,
         settings={
@@ -283,7 +289,9 @@ def assemble(
         },
         date=time.strftime("%Y-%m-%d"),
         chosen=chosen,
-        answer=answer(results, columns[0].task, columns[0].statistic, chosen),
+        answer=found.says,
+        use=found.use,
+        items=Items.of(first.statistic, data),
     )
 
 

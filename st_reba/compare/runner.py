@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..catalogue import POOLINGS, Recipe, bags_of_input_embeddings, default_recipes, find, random_model
+from ..lm.backbone import depth
 from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
 from ..modules.after_pooling.choices import HEAD_FILTER, Weighting
@@ -22,7 +25,15 @@ from ..modules.after_pooling.moments import Moments
 from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
 from ..readers.sweep import RecipeSweep
 from ..readers.words import encode_words, find_words, pool_words
-from .timing import costs
+from .kept import Kept
+from .timing import TIMED_ROUNDS, costs, timed_batches
+from .workload import Pass
+
+#: Called with what was done, and to how many tokens.
+OnTokens = Callable[[str, float], None]
+
+#: How many recipes are run on random weights at most: it takes as long as with the trained ones.
+FINALISTS = 3
 
 # How many of the texts that were embedded are kept, for those that are timed to be taken from.
 _SAMPLE = 1024
@@ -40,15 +51,29 @@ class RecipeReader:
         backbone: The loaded model, whose weights are shared.
         recipes: What to run.
         batch_size: Texts at a time.
+        on_tokens: Called when texts have run through the model, with what for and how many tokens that was.
+        kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
+        fitted: Whether what stands after the pooling is fitted; False: nothing is embedded, only counted.
 
     Attributes:
         recipes: Those that this backbone can run.
         skipped: The others, and why.
     """
 
-    def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe], batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        backbone: CausalModule,
+        recipes: Sequence[Recipe],
+        batch_size: int = 32,
+        *,
+        on_tokens: OnTokens = lambda what, tokens: None,
+        kept: Kept | None = None,
+        fitted: bool = True,
+    ) -> None:
         self.backbone = backbone
         self.batch_size = batch_size
+        self._on_tokens = on_tokens
+        self._kept = kept
         self.skipped: list[tuple[Recipe, str]] = []
         self._sweep = _sweep(backbone, recipes)
         self._alone: dict[_Run, _Method] = {}
@@ -61,7 +86,8 @@ class RecipeReader:
                 self._alone[run] = _Method(backbone, group)
             except ValueError as error:
                 self.skipped += [(recipe, str(error)) for recipe in group]
-        self._filters = self._fitted(self._left(recipes))
+        self._passes = self._all_passes(self._left(recipes))
+        self._filters = self._fitted(self._left(recipes)) if fitted else {}
         self.recipes = self._left(recipes)
 
     def _left(self, recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -71,22 +97,90 @@ class RecipeReader:
     def _swept(self, recipe: Recipe) -> bool:
         return self._sweep is not None and recipe.copies is not None
 
+    def _all_passes(self, recipes: Sequence[Recipe]) -> dict[_Run | None, Pass]:
+        """How texts run through the model, by the run; None is the one that all repetitions come out of."""
+        layers = depth(self.backbone.model)
+        passes: dict[_Run | None, Pass] = {run: Pass.of(method.module, layers) for run, method in self._alone.items()}
+        if self._sweep is not None and any(map(self._swept, recipes)):
+            passes[None] = Pass.of(self._sweep.module(self._sweep.recipes[-1]), layers)
+        return passes
+
+    def _run_of(self, recipe: Recipe) -> _Run | None:
+        return None if self._swept(recipe) else _run(recipe)
+
+    def tokens(self, lengths: Sequence[int], words: Sequence[int] = ()) -> float:
+        """How many tokens will run: of texts of such lengths, of sentences with words, of those that are fitted on."""
+        total = sum(own.tokens(lengths) for own in self._passes.values())
+        if words:
+            total += sum(self._passes[run].tokens(words) for run in self._runs_with_words())
+        fitted: dict[tuple[str, ...], set[_Run | None]] = {}
+        for recipe in self.recipes:
+            if recipe.filter is not None and recipe.filter.texts:
+                fitted.setdefault(recipe.filter.texts, set()).add(self._run_of(recipe))
+        for texts, runs in fitted.items():
+            own = self._lengths(texts)
+            total += sum(self._passes[run].tokens(own) for run in runs)
+        return total
+
+    def dearest(self, count: int) -> list[Recipe]:
+        """Recipes that run the model in different ways, of all those that take the most."""
+        by_run = {self._run_of(recipe): recipe for recipe in self.recipes if not recipe.control}
+        return sorted(by_run.values(), key=lambda recipe: -self._passes[self._run_of(recipe)].tokens([16]))[:count]
+
+    def _runs_with_words(self) -> list[_Run | None]:
+        runs: list[_Run | None] = [run for run, method in self._alone.items() if method.words]
+        return [*runs, None] if any(self._swept(recipe) and recipe.words for recipe in self.recipes) else runs
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.backbone.token_ids(texts)]
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.backbone)
+
+    def _computed(
+        self, run: _Run | None, of: Sequence[Any], compute: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """What a run gives; from before, if it was kept.
+
+        Args:
+            run: Which.
+            of: What it is given.
+            compute: Runs it.
+        """
+        if self._kept is None:
+            return compute()
+        if run is None and self._sweep is not None:
+            how: list[Any] = ["sweep", self._sweep.recipes, self._sweep.poolings]
+        elif run is not None:
+            method = self._alone[run]
+            how = [type(method.module).__name__, method.module.get_config_dict(), method.poolings, run[1]]
+        return self._kept.get([self._fingerprint, self.batch_size, how, *of], compute)
+
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """Sentence embeddings by the recipes' keys, each (B, D), float32, on the CPU."""
         found = self._pooled(texts, self.recipes, prompt)
         return {recipe.key: self._filter(recipe, found[_reading(recipe)]) for recipe in self.recipes}
 
     def _pooled(
-        self, texts: Sequence[str], recipes: Sequence[Recipe], prompt: str | None = None
+        self, texts: Sequence[str], recipes: Sequence[Recipe], prompt: str | None = None, what: str = "Embedding"
     ) -> dict[_Reading, Tensor]:
         """What these recipes give before their filters, each (B, D)."""
         found: dict[_Reading, Tensor] = {}
+        lengths = self._lengths(texts)
         if self._sweep is not None and (swept := [recipe for recipe in recipes if self._swept(recipe)]):
-            vectors = self._sweep.encode(texts, prompt, self.batch_size)
-            found.update({_reading(recipe): vectors[recipe.method, POOLINGS[recipe.pooling]] for recipe in swept})
+            sweep = self._sweep
+            vectors = self._computed(
+                None,
+                [list(texts), prompt],
+                lambda: {"|".join(key): own for key, own in sweep.encode(texts, prompt, self.batch_size).items()},
+            )
+            found.update({_reading(recipe): vectors[f"{recipe.method}|{POOLINGS[recipe.pooling]}"] for recipe in swept})
+            self._on_tokens(what, self._passes[None].tokens(lengths))
         for run in dict.fromkeys(_run(recipe) for recipe in recipes if not self._swept(recipe)):
-            for pooling, pooled in self._alone[run].embed(texts, prompt, self.batch_size).items():
-                found[run, pooling] = pooled
+            embed = partial(self._alone[run].embed, texts, prompt, self.batch_size)
+            found.update({(run, key): own for key, own in self._computed(run, [list(texts), prompt], embed).items()})
+            self._on_tokens(what, self._passes[run].tokens(lengths))
         return found
 
     def _fitted(self, recipes: Sequence[Recipe]) -> dict[str, nn.Module]:
@@ -118,7 +212,7 @@ class RecipeReader:
         ordered = sorted(texts, key=len, reverse=True)
         found: dict[_Reading, Moments | ValueError] = {}
         for start in range(0, len(ordered), _CHUNK):
-            for reading, vectors in self._pooled(ordered[start : start + _CHUNK], recipes).items():
+            for reading, vectors in self._pooled(ordered[start : start + _CHUNK], recipes, None, "Fitting").items():
                 moments = found.setdefault(reading, Moments(vectors.shape[1]))
                 try:
                     if isinstance(moments, Moments):
@@ -149,23 +243,35 @@ class RecipeReader:
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
         """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
-        result = {
-            method.words: encode_words(method.model, sentences, words, batch_size=self.batch_size)
-            for method in self._alone.values()
-            if method.words
-        }
+        given, lengths = [list(sentences), list(words)], self._lengths(sentences)
+        result = {}
+        for run, method in self._alone.items():
+            if method.words:
+                encode = partial(encode_words, method.model, sentences, words, batch_size=self.batch_size)
+                vectors = self._computed(run, given, partial(_as_tensors, encode))
+                result[method.words] = vectors["words"].numpy()
+                self._on_tokens("Words", self._passes[run].tokens(lengths))
         swept = [recipe for recipe in self.recipes if self._swept(recipe) and recipe.words]
         if self._sweep is not None and swept:
-            # Each recipe truncates a long sentence in its own way.
-            found = {name: find_words(self._sweep.module(name), sentences, words) for name in self._sweep.recipes}
-            vectors: dict[str, list[Tensor]] = {recipe: [] for recipe in self._sweep.recipes}
-            tokens = self._sweep.token_embeddings(sentences, batch_size=self.batch_size)
-            for number, readings in enumerate(tokens):
-                for name, own in vectors.items():
-                    own.append(pool_words([readings[name]], [found[name][number]])[0])
-            for recipe in swept:
-                result[recipe.name] = torch.stack(vectors[recipe.method]).numpy()
+            vectors = self._computed(None, given, lambda: self._swept_words(sentences, words))
+            result.update({recipe.name: vectors[recipe.method].numpy() for recipe in swept})
+            self._on_tokens("Words", self._passes[None].tokens(lengths))
         return result
+
+    def _swept_words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
+        """Those of all repetitions, by their names, each (B, D)."""
+        sweep = cast(RecipeSweep, self._sweep)
+        # Each recipe truncates a long sentence in its own way.
+        found = {name: find_words(sweep.module(name), sentences, words) for name in sweep.recipes}
+        vectors: dict[str, list[Tensor]] = {recipe: [] for recipe in sweep.recipes}
+        for number, readings in enumerate(sweep.token_embeddings(sentences, batch_size=self.batch_size)):
+            for name, own in vectors.items():
+                own.append(pool_words([readings[name]], [found[name][number]])[0])
+        return {name: torch.stack(own) for name, own in vectors.items()}
+
+
+def _as_tensors(encode: Callable[[], np.ndarray]) -> dict[str, Tensor]:
+    return {"words": torch.from_numpy(encode())}
 
 
 #: What runs the language model: a method, and what weighs its tokens; and that with a pooling behind it.
@@ -227,7 +333,9 @@ class Recipes:
         backbone: The loaded model; every recipe shares its weights.
         recipes: What to compare; :func:`st_reba.catalogue.default_recipes` if None.
         batch_size: Texts at a time.
-        on_progress: Called when something has been done, with what it was and to how many texts.
+        controls: Whether the bags are among them.
+        on_progress: Called when something has been done, with what it was and how many tokens.
+        kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
 
     Attributes:
         all: The recipes that this backbone can run, controls among them.
@@ -243,11 +351,26 @@ class Recipes:
         recipes: Sequence[Recipe] | None = None,
         *,
         batch_size: int = 32,
-        on_progress: Callable[[str, int], None] = lambda what, texts: None,
+        controls: bool = True,
+        on_progress: OnTokens = lambda what, tokens: None,
+        kept: Kept | None = None,
     ) -> None:
         asked = default_recipes() if recipes is None else recipes
         self.on_progress = on_progress
-        self._use(RecipeReader(backbone, [*bags_of_input_embeddings(asked), *asked], batch_size))
+        self.with_controls = controls
+        self._kept = kept
+        bags = bags_of_input_embeddings(asked) if controls else []
+        self._use(self._reader_of(backbone, [*bags, *asked], batch_size))
+
+    def _reader_of(self, backbone: CausalModule, recipes: Sequence[Recipe], batch_size: int) -> RecipeReader:
+        # Not the method as it is now: it may be set to another.
+        return RecipeReader(
+            backbone,
+            recipes,
+            batch_size,
+            on_tokens=lambda what, tokens: self.on_progress(what, tokens),
+            kept=self._kept,
+        )
 
     def _use(self, reader: RecipeReader) -> None:
         self.backbone = reader.backbone
@@ -273,8 +396,15 @@ class Recipes:
         controls = copy.copy(self)
         with set_aside(self.backbone.model):
             untrained.model = random_model(self.backbone.model)
-            controls._use(RecipeReader(untrained, chosen, self.batch_size))
+            controls._use(self._reader_of(untrained, chosen, self.batch_size))
             yield controls
+
+    def skip_random(self, keys: Collection[str], lengths: Sequence[int], words: Sequence[int] = ()) -> None:
+        """Count what :func:`work` announced of random weights, and will not be run on them, as done."""
+        chosen = [recipe for recipe in self.all if recipe.bag or recipe.key in keys]
+        actual = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False).tokens(lengths, words)
+        announced = _on_random_weights(self._reader, lengths, words)
+        self.on_progress("Random weights", announced - actual)
 
     @property
     def controls(self) -> list[str]:
@@ -291,14 +421,11 @@ class Recipes:
         found = self._reader.embed(texts, prompt)
         self._sample(texts)
         self.lengths += map(len, self.backbone.token_ids(texts))
-        self.on_progress("Embedding", len(texts))
         return found
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
         """Word embeddings by name, each (B, D); the progress of B texts."""
-        found = self._reader.words(sentences, words)
-        self.on_progress("Words", len(sentences))
-        return found
+        return self._reader.words(sentences, words)
 
     def _sample(self, texts: Sequence[str]) -> None:
         """Keep each text that was ever embedded with the same probability (reservoir sampling)."""
@@ -336,9 +463,52 @@ class Recipes:
 
         The classical embedding is timed under every pooling that there is, compared or not: it is the unit.
         """
-        units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in self.all)]
-        models = {recipe.key: self._reader.model(recipe) for recipe in [*units, *self.all]}
-        return costs(models, texts, self.batch_size, lambda texts: self.on_progress("Timing", texts))
+        models = {recipe.key: self._reader.model(recipe) for recipe in _timed(self.all)}
+        layers = depth(self.backbone.model)
+        passes = {key: Pass.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
+        batches = timed_batches(texts, self.batch_size)
+        lengths = [len(ids) for batch in batches for ids in self.backbone.token_ids(batch)]
+        return costs(models, batches, lambda key: self.on_progress("Timing", passes[key].tokens(lengths)))
+
+
+def _timed(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """What is timed: the units first, compared or not."""
+    units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in recipes)]
+    return list({recipe.key: recipe for recipe in [*units, *recipes]}.values())
+
+
+def _on_random_weights(reader: RecipeReader, lengths: Sequence[int], words: Sequence[int]) -> float:
+    """Tokens that will run on random weights, at most."""
+    dearest = reader.dearest(FINALISTS)
+    return RecipeReader(reader.backbone, dearest, reader.batch_size, fitted=False).tokens(lengths, words)
+
+
+def work(
+    backbone: CausalModule,
+    recipes: Sequence[Recipe],
+    texts: Sequence[str],
+    words: Sequence[str] = (),
+    *,
+    batch_size: int = 32,
+    random: bool = True,
+) -> float:
+    """How many tokens a comparison will report the progress of.
+
+    Args:
+        backbone: The loaded model.
+        recipes: What is compared.
+        texts: What is embedded, each once.
+        words: Sentences whose words are asked for.
+        batch_size: Texts at a time.
+        random: Whether the best are run on random weights, too; which ones is not known yet: the dearest count.
+    """
+    reader = RecipeReader(backbone, recipes, batch_size, fitted=False)
+    lengths, of_words = reader._lengths(texts), reader._lengths(words)
+    timed = reader._lengths([text for batch in timed_batches(texts, batch_size) for text in batch])
+    layers = depth(backbone.model)
+    timing = sum(Pass.of(recipe.build(backbone), layers).tokens(timed) for recipe in _timed(reader.recipes))
+    untrained = _on_random_weights(reader, lengths, of_words) if random else 0
+    return reader.tokens(lengths, of_words) + TIMED_ROUNDS * timing + untrained
 
 
 def unit_of_cost(pooling: str) -> Recipe:

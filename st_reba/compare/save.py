@@ -10,14 +10,16 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from ..files import whole_directory
 from ..hub import card
-from .results import Comparison, Result, Task
+from .ranking import best_of
+from .results import TIED, Comparison, Result, Task
 from .runner import Recipes
 
 
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:
     """Write the recipe to use as a SentenceTransformer directory, with its scores on its card.
 
-    That is the best of the comparison, or what a search had chosen on other texts; the card says which.
+    That is what the answer names, or the best where it names none; or what a search had chosen on other texts. The card
+    says which.
 
     Args:
         comparison: Says which recipe it is.
@@ -50,17 +52,27 @@ def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
     controls = {control.name for control in best.controls}
     shown = [best, *(other for other in comparison.results if other.name in controls)]
     rows: dict[str, Any] = {
+        "answer": comparison.answer,
         "data": comparison.data,
         "chosen_before": bool(comparison.chosen),
         "date": comparison.date,
         "command": comparison.command,
         "columns": [f"{task.name} ({task.metric})" for task in comparison.tasks],
-        "rows": [[other.name, *(_score(other, task) for task in comparison.tasks)] for other in shown],
+        "rows": [
+            [
+                other.name,
+                *(_score(other, task, other is best_of(comparison.results, task)) for task in comparison.tasks),
+            ]
+            for other in shown
+        ],
         "verdict": comparison.verdict,
     }
     card.add_comparison(model, rows)
 
 
-def _score(result: Result, task: Task) -> str:
+def _score(result: Result, task: Task, best: bool) -> str:
     score = result.scores.get(task.name)
-    return "" if score is None else f"{task.show(score.value)} {task.show_interval(score)}".rstrip()
+    if score is None:
+        return ""
+    tied = TIED if score.tied and not best else ""
+    return f"{task.show(score.value)}{tied} {task.show_interval(score)}".rstrip()

@@ -18,32 +18,28 @@ TIMED_SECONDS = 5.0
 
 def costs(
     models: Mapping[str, SentenceTransformer],
-    texts: Sequence[str],
-    batch_size: int,
-    on_texts: Callable[[int], None] = lambda texts: None,
+    batches: Sequence[list[str]],
+    on_model: Callable[[str], None] = lambda name: None,
 ) -> dict[str, float]:
-    """Seconds a text in which each model embeds texts like these.
+    """Seconds a text in which each model embeds batches.
 
-    Timed on :func:`timed_batches` in rounds in which all take turns, in one if that takes long; of each batch the
-    fastest counts.
+    In rounds in which all take turns, in one if that takes long; of each batch the fastest counts.
 
     Args:
         models: By name.
-        texts: What the timed ones are taken from.
-        batch_size: Texts at a time, at most.
-        on_texts: Called with the number of texts after each round; one that is not run counts as done.
+        batches: As :func:`timed_batches` gives them.
+        on_model: Called with a model's name after each of its rounds; one that is not run counts as done.
     """
-    batches = timed_batches(texts, batch_size)
     fastest = {key: [float("inf")] * len(batches) for key in models}
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):
         enough = done and time.perf_counter() - begun > TIMED_SECONDS
-        for key, model in () if enough else models.items():
-            for index, batch in enumerate(batches):
+        for key, model in models.items():
+            for index, batch in enumerate(() if enough else batches):
                 start = time.perf_counter()
-                model.encode(batch, batch_size=batch_size, show_progress_bar=False)
+                model.encode(batch, batch_size=len(batch), show_progress_bar=False)
                 fastest[key][index] = min(fastest[key][index], time.perf_counter() - start)
-        on_texts(sum(map(len, batches)))
+            on_model(key)
     return {key: sum(seconds) / sum(map(len, batches)) for key, seconds in fastest.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..catalogue import TF_IDF, Kind
 from ..evaluation.bootstrap import Statistic
 from .ranking import best_of, difference, has_number, rank
-from .results import Result, Task
+from .results import Result, Task, listed
 
 _BAG_IN_WORDS = "the bag of input embeddings"
 _NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
@@ -142,5 +142,5 @@ def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> lis
         if with_control and len(below) == len(with_control):
             says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
         elif below:
-            says.append(f"Not ahead of {what}: {'; '.join(below)}.")
+            says.append(f"Not ahead of {what}: {listed(below, f'of {len(with_control)} recipes')}.")
     return says

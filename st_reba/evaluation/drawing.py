@@ -24,6 +24,18 @@ MUTED = "#59636e"
 GRID = "#e4e4e4"
 SURFACE = "#ffffff"
 
+#: The same on a dark page.
+DARK = {
+    BLUE: "#6aa9ee",
+    ORANGE: "#f2914c",
+    GREY: "#8b949e",
+    PALE: "#4a72a0",
+    INK: "#e6e9ed",
+    MUTED: "#a0aab5",
+    GRID: "#2c3238",
+    SURFACE: "#1c2025",
+}
+
 _FALLBACKS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
     "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",
@@ -40,7 +52,8 @@ def drawing_style(size: float = 11) -> Iterator[None]:
     from matplotlib import rc_context
 
     settings: Any = {
-        "font.family": _families(),
+        # Where an SVG is shown there may be none of them.
+        "font.family": [*_families(), "sans-serif"],
         "font.size": size,
         "axes.titlesize": size + 1,
         "axes.edgecolor": GREY,

@@ -96,11 +96,11 @@ class Task(ABC):
 
     Attributes:
         data: What was read.
-        items: What the score is an average over, in the plural.
+        unit: What the score is an average over, in the plural.
         prompts: What stands before a text of each role.
     """
 
-    items: ClassVar[str]
+    unit: ClassVar[str]
     data: Labelled
 
     @property
@@ -144,7 +144,7 @@ class Task(ABC):
 class PairTask(Task):
     """Graded pairs: the rank correlation of cosines with labels."""
 
-    items = "pairs"
+    unit = "labelled pairs"
     data: Pairs
 
     def __init__(self, data: Pairs) -> None:
@@ -242,7 +242,7 @@ class ClassTask(PairTask):
 class TripletTask(Task):
     """Triplets: how often an anchor is nearer to its positive than to its negative."""
 
-    items = "triplets"
+    unit = "triplets"
     data: Triplets
 
     def __init__(self, data: Triplets) -> None:
@@ -275,7 +275,7 @@ class TripletTask(Task):
 class RetrievalTask(Task):
     """Retrieval: which documents stand first for a query, in the order of their cosines with it."""
 
-    items = "queries"
+    unit = "queries"
     data: Retrieval
 
     def __init__(self, data: Retrieval) -> None:

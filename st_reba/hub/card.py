@@ -164,8 +164,8 @@ def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:
 
     Args:
         model: Whose recipe was compared.
-        rows: What the template shows: ``data``, ``chosen_before``, ``date``, ``command``, ``columns``, ``rows`` (each a
-            list as long as ``columns``, behind the row's name) and ``verdict``.
+        rows: What the template shows: ``answer``, ``data``, ``chosen_before``, ``date``, ``command``, ``columns``,
+            ``rows`` (each a list as long as ``columns``, behind the row's name) and ``verdict``.
     """
     adopt(model)
     data: Any = model.model_card_data

@@ -114,7 +114,7 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
         except RepositoryNotFoundError as error:
             raise OSError("long") from error
 
-    monkeypatch.setattr(cli.compare, "CausalTransformer", fail)
+    monkeypatch.setattr(cli.common, "CausalTransformer", fail)
     assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
 
 
@@ -160,7 +160,7 @@ class TestDiskFull:
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
         monkeypatch.setattr(cli.compare, "asked_for", few)
-        paths = ("--report", tmp_path / "report", "--save-best", tmp_path / "best")
+        paths = ("--out", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 
     def test_the_report(self, line, tmp_path, monkeypatch):
@@ -168,9 +168,9 @@ class TestDiskFull:
         monkeypatch.setattr(page, "write_csv", full)
         said = run(*line)
         assert f"{tmp_path / 'report'} could not be written: there is no room left on the disk" in said
-        assert "choose another --report" in said
+        assert "choose another --out" in said
         assert "Best on STS" in said
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "pairs.tsv"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "pairs.tsv", "report.partial"]
 
     def test_the_best_recipe(self, line, tmp_path, monkeypatch):
         def fail(*args, **kwargs):
@@ -216,10 +216,10 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
         monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "out"
     said = run(
-        "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--report", out,
+        "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--out", out,
         expect=0,
     )  # fmt: skip
     assert {path.name for path in out.iterdir()} == {"results.csv", "comparison.json"}
-    assert said.startswith("--report will be results.csv and comparison.json, without a page.")
+    assert said.startswith("--out will be results.csv and comparison.json, without a page.")
     assert 'pip install "st-reba[report]"' in said
     assert f"Report: {out / 'results.csv'}" in said

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__, cli
 from st_reba.catalogue import asked_for
+from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import read_pairs
@@ -55,6 +57,7 @@ class TestCompare:
 
     def test_with_no_arguments(self, monkeypatch):
         """The offline default: the demo LM, the English demo texts, word sense."""
+        monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.float32)
         shown = []
         real = cli.compare.compare
         monkeypatch.setattr(cli.compare, "compare", lambda *args, **kw: shown.append(args) or real(*args, **kw))
@@ -68,24 +71,70 @@ class TestCompare:
             "Word",
             "ReBA-2",
             "Bag of input embeddings",
-            "1.00x",
+            "1.0x",
             "Best on STS: ",
             "random weights",
             "200 pairs of texts",
-            "With --report, also: Beyond overlap; STS, Pearson.",
+            "With --out, also: Beyond overlap; STS, Pearson.",
         ):
             assert expected in output
         assert re.search(r"ReBA-2 mean -?−?\d+\.\d \[−?\d+, −?\d+\]", output)
 
     def test_the_answer_comes_first(self, backbone_path, tmp_path):
         report = tmp_path / "report"
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--report", report)
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--out", report)
         output = run("compare", *options)
-        first = re.search(r"(Use|No need for a recipe:|No recipe to use:) (Classical|ReBA-2), (mean|last).*?\.", output)
-        assert first
-        assert first.start() < output.index("on 20 pairs of pairs.tsv")
-        assert "on STS (Spearman x 100)" in output
-        assert first[0] in (report / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+        found = Comparison.load(report / "comparison.json")
+        assert found.answer.startswith(("Use ", "None: ", "Two recipes"))
+        assert found.answer in output
+        assert output.index(found.answer) < output.index("on 20 pairs of pairs.tsv")
+        assert found.answer in unescape((report / "report.html").read_text(encoding="utf-8"))
+        assert bool(found.build) == bool(found.use)
+        assert found.build in output
+
+    def test_a_dry_run_tells_and_stops(self, backbone_path, tmp_path, monkeypatch):
+        def never(*args, **settings):
+            raise AssertionError
+
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random")
+        told = r"4 recipes on 40 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about \d+ sec"
+        assert re.search(told, run("compare", *options))
+        monkeypatch.setattr(cli.compare, "compare", never)
+        output = run("compare", *options, "--dry-run", "--out", tmp_path / "out")
+        assert re.fullmatch(rf".*{told}onds\. Memory: about \d+\.\d GB at the peak, .* weights\. ?", output)
+        assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+
+    def test_without_controls(self, backbone_path, tmp_path):
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-controls")
+        output = run("compare", *options, "--recipes", "reba-2", "classical")
+        assert "Bag" not in output
+        assert "Random" not in output
+        assert "tf-idf" not in output
+
+    def test_a_stopped_run_goes_on(self, backbone_path, tmp_path, monkeypatch):
+        out = tmp_path / "out"
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--out", out)
+        with monkeypatch.context() as broken:
+            broken.setattr(cli.compare, "show", lambda *args: exec("raise ValueError('stopped')"))
+            assert "stopped" in run("compare", *options, expect=1)
+        partial = tmp_path / "out.partial"
+        assert list(partial.glob("*.safetensors"))
+        assert not out.exists()
+        assert f"Going on from {partial}, which a stopped run has left." in run("compare", *options)
+        assert (out / "comparison.json").exists()
+        assert not partial.exists()
+
+    def test_against_an_older_one(self, backbone_path, tmp_path):
+        data = self.pairs(tmp_path)
+        options = ("--model", backbone_path(), "--data", data, "--device", "cpu", "--no-random")
+        old, new = (tmp_path / name / "comparison.json" for name in ("old", "new"))
+        run("compare", *options, "--out", old.parent)
+        output = run("compare", *options, "--against", old, "--out", new.parent, "--max-seq-length", 6)
+        assert "changed beyond the interval" in output
+        assert "The intervals are paired: both comparisons are of the same labelled pairs." in output
+        again = run("compare", "--saved", new, "--against", old)
+        assert output[output.index("changed beyond") :].startswith(again[again.index("changed beyond") :])
+        assert Comparison.load(new).answer in again
 
     def test_texts_of_the_other_language(self, monkeypatch):
         shown = []
@@ -124,8 +173,16 @@ class TestCompare:
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.bfloat16)
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--dtype", "fastest")
-        assert "pairs.tsv (bfloat16, cpu)" in run("compare", *options, "--device", "cpu")
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
+        monkeypatch.setattr(cli.common, "agreement", lambda first, second: 0.995)
+        output = run("compare", *options)
+        assert "In bfloat16: the cosines of 24 of the texts are in the order of those of float32 up to 0.995." in output
+        assert "pairs.tsv (bfloat16, cpu)" in output
+        monkeypatch.setattr(cli.common, "agreement", lambda first, second: 0.9)
+        output = run("compare", *options)
+        assert "In float32, as bfloat16 does not agree: " in output
+        assert "up to 0.900, and 0.99 is asked for." in output
+        assert "pairs.tsv (float32, cpu)" in output
         assert cli.common.placement("meta", cli.common.Dtype.fastest) == ("meta", cli.common.Dtype.auto)
 
     def pairs(self, tmp_path):
@@ -144,27 +201,31 @@ class TestCompare:
         assert re.search(r"tf-idf +mean", output)
 
     def test_a_report_and_the_best(self, backbone_path, tmp_path):
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--dtype", "float32")
         report, best = tmp_path / "deep" / "report", tmp_path / "best"
-        output = run("compare", *options, "--report", report, "--save-best", best)
+        output = run("compare", *options, "--out", report, "--save-best", best)
         assert f"Report: {report / 'report.html'}" in output
         named = re.search(r"Wrote (\S+), (mean|last) to", output)
         rows = {row["recipe"] + row["pooling"]: row for row in csv.DictReader((report / "results.csv").open())}
         own = {key: float(row["STS"]) for key, row in rows.items() if row["control"] == "False"}
-        assert max(own, key=own.get) == named[1] + named[2]
+        chosen = Comparison.load(report / "comparison.json").choice()
+        assert named[1] + named[2] == chosen.recipe + chosen.pooling
         model = SentenceTransformer(str(best), device="cpu")
         assert type(model[0]).__name__ == {"Classical": "CausalTransformer", "ReBA-2": "ReBAModule"}[named[1]]
         assert np.allclose(np.linalg.norm(model.encode(TEXTS), axis=1), 1, atol=1e-6)
         card = (best / "README.md").read_text(encoding="utf-8")
         assert "## Beside other recipes" in card
         assert "Scores that chose are likely too high: on other texts expect less." in card
+        assert f"**{Comparison.load(report / 'comparison.json').answer}**" in card
         assert "A score that chose among 4 recipes is likely too high" in output
-        assert f"| {named[1]}, {named[2]} | {100 * max(own.values()):.1f} [".replace("-", "−") in card
+        shown = f"{100 * own[named[1] + named[2]]:.1f}".replace("-", "−")
+        # It may be one that cannot be told from the best.
+        assert re.search(rf"\| {named[1]}, {named[2]} \| {shown}≈? \[", card)
         assert f"| Random weights, {named[1]}, {named[2]} |" in card
         assert "| Bag of input embeddings, mean |" in card
         again = run("compare", *options, "--save-best", best, expect=1)
         assert "best exists and is not an empty directory: choose another --save-best" in again
-        assert "report exists and is not an empty" in run("compare", *options, "--report", report, expect=1)
+        assert "report exists and is not an empty" in run("compare", *options, "--out", report, expect=1)
 
     def test_a_search_saves_what_it_chose(self, backbone_path, tmp_path, monkeypatch):
         """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
@@ -192,7 +253,7 @@ class TestCompare:
 
         monkeypatch.setattr(cli.search, "compare", turned)
         best, report = tmp_path / "best", tmp_path / "report"
-        options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--report", report)
+        options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--out", report)
         output = run("search", *options)
         (chosen,) = made
         assert chosen in ("Classical, mean", "Classical, last")
@@ -204,10 +265,10 @@ class TestCompare:
         card = (best / "README.md").read_text(encoding="utf-8")
         assert "on other texts than those of the scores, which are of 100 demo pairs in English, held out" in card
         assert "The best of the recipes" not in card
-        assert f"| {chosen} | −12.3 [" in card
+        assert f"| {chosen} | −12.3≈ [" in card
         page = (report / "report.html").read_text(encoding="utf-8")
-        assert "Chosen on other texts, on STS" in page
-        assert f'<p class="name">Classical<span>, {chosen.rpartition(", ")[2]} pooling</span></p>' in page
+        assert f"The search scored 2 recipes on 100 pairs, and chose {chosen}." in page
+        assert "Classical <span" in page.partition('class="leader"')[2][:60]
 
     def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
         words = tmp_path / "words.csv"
@@ -292,6 +353,8 @@ class TestCompare:
             (("--mteb", "NoSuchTask"), "NoSuchTask"),
             (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
             (("--mteb-results", "out"), "--mteb-results is for --mteb"),
+            (("--dry-run", "--mteb", "STSB"), "--dry-run counts the texts of --data"),
+            (("--against", "pyproject.toml"), "pyproject.toml is no comparison that st_reba"),
             (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
             (("--language", "zh", "--data", "x.tsv"), "--language and --demo choose among the demo texts: leave them"),
             (("--demo", "retrieval", "--data", "x.tsv"), "--language and --demo choose among the demo texts"),
@@ -306,6 +369,7 @@ class TestCompare:
             (("--search", "--recipes", "all"), "among combinations of its own, and fits on those texts: leave --mteb"),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
+            (("--recipes", "reba-2", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
             (("--recipes", "reba-2", "--recipes", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
             (("--recipes", "tf-idf"), "'tf-idf' is a control, to be compared with: it is no model to be built."),
         ],
@@ -316,9 +380,9 @@ class TestCompare:
     def test_search_was_an_option_once(self, monkeypatch):
         asked = {}
         monkeypatch.setattr(cli.compare, "search_command", lambda **options: asked.update(options))
-        output = run("compare", "--search", "--model", "m", "--seed", 3, "--no-random", "--report", "out")
+        output = run("compare", "--search", "--model", "m", "--seed", 3, "--no-random", "--out", "out")
         assert "compare --search is deprecated and will go: use st-reba search." in output
-        assert (asked["model"], asked["seed"], asked["random"], asked["report"]) == ("m", 3, False, Path("out"))
+        assert (asked["model"], asked["seed"], asked["random"], asked["out"]) == ("m", 3, False, Path("out"))
         assert asked.keys() == inspect.signature(cli.search.search_command).parameters.keys()
         assert "--search" not in run("compare", "--help")
 

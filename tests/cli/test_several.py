@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from st_reba.cli.several import ManyTasks
+from st_reba.cli.several import Several
 
 app = typer.Typer()
 
 
-@app.command("compare", cls=ManyTasks)
-def compare(model: str = "demo", mteb: Annotated[list[str] | None, typer.Option()] = None) -> None:
-    print(model, mteb)
+@app.command("compare", cls=Several)
+def compare(
+    model: str = "demo",
+    mteb: Annotated[list[str] | None, typer.Option()] = None,
+    recipes: Annotated[list[str] | None, typer.Option()] = None,
+) -> None:
+    print(model, mteb, *([recipes] if recipes else []))
 
 
 @app.command("other")
@@ -30,11 +35,13 @@ def other(names: list[str]) -> None:
         ("compare --mteb LCQMC STSB --model m", "m ['LCQMC', 'STSB']"),
         ("compare --model m --mteb=LCQMC STSB", "m ['LCQMC', 'STSB']"),
         ("compare --mteb LCQMC --model m --mteb STSB BQ", "m ['LCQMC', 'STSB', 'BQ']"),
+        ("compare --recipes reba-2 prompteol --mteb BQ STSB", "demo ['BQ', 'STSB'] ['reba-2', 'prompteol']"),
+        ("compare --recipes 'Echo-2, bidirectional' all", "demo None ['Echo-2, bidirectional', 'all']"),
         ("other a b", "['a', 'b']"),
     ],
 )
 def test_several_values(arguments, printed):
-    result = CliRunner().invoke(app, arguments.split())
+    result = CliRunner().invoke(app, shlex.split(arguments))
     assert result.output.strip() == printed
     assert result.exit_code == 0
 

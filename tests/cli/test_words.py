@@ -70,7 +70,7 @@ class TestEveryCommand:
         monkeypatch.setattr(cli.compare, "asked_for", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
-        shown = run("compare", *model, "--data", renamed, "--report", report, "--save-best", best)
+        shown = run("compare", *model, "--data", renamed, "--out", report, "--save-best", best)
         assert "20 pairs of [data].tsv" in shown
         assert f'to {best}. Load it with: import st_reba; SentenceTransformer("{best}")' in shown
         assert f"Report: {report / 'report.html'}" in shown

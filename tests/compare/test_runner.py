@@ -38,14 +38,17 @@ def backbone(roomy_path):
 @pytest.fixture(scope="module")
 def recipes(backbone):
     done = []
-    made = Recipes(backbone, batch_size=2, on_progress=lambda what, texts: done.append((what, texts)))
+    made = Recipes(backbone, batch_size=2, on_progress=lambda what, tokens: done.append((what, tokens)))
     return made, done
 
 
 def test_every_recipe_as_it_is_alone(recipes, backbone):
     made, done = recipes
+    before = len(done)
     found = made.embed(TEXTS, "query: ")
-    assert done[-1] == ("Embedding", len(TEXTS))
+    # One for each way to run the model.
+    assert {what for what, _ in done[before:]} == {"Embedding"}
+    assert 10 < len(done) - before < len(found)
     assert list(found) == made.keys == [recipe.key for recipe in made.all]
     for recipe in made.all:
         alone = recipe.model(backbone)
@@ -55,7 +58,7 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
 def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
     made, done = recipes
     found = made.words(SENTENCES, WORDS)
-    assert done[-1] == ("Words", 3)
+    assert done[-1][0] == "Words"
     assert set(found) == {recipe.name for recipe in made.all if recipe.words}
     for recipe in made.all:
         if recipe.words and recipe.pooling == "mean":
@@ -135,14 +138,15 @@ def test_one_round_is_enough_where_it_takes_long(recipes, monkeypatch):
     # One before and one after the round, and two for each batch of each.
     assert next(ticks) / 6 == 2 + 2 * batches * len(seconds)
     # What is not run again counts as done.
-    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
+    assert done[before:] == done[before : before + len(seconds)] * TIMED_ROUNDS
+    assert {what for what, _ in done[before:]} == {"Timing"}
 
 
 def test_costs_are_of_what_is_trained(recipes):
     made, done = recipes
     before = len(done)
     seconds = made.costs(TEXTS)
-    assert done[before:] == [("Timing", len(TEXTS))] * TIMED_ROUNDS
+    assert [what for what, _ in done[before:]] == ["Timing"] * TIMED_ROUNDS * len(seconds)
     assert set(seconds) == set(made.keys)
 
 

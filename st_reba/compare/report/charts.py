@@ -8,11 +8,11 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from ...catalogue import TF_IDF
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
 from ...optional import require_matplotlib
 from ..ranking import best_of, has_number, pareto_front, rank
 from ..results import Comparison, Result, Task
-from .svg import TIP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,38 +26,52 @@ _NAMED = 10
 
 
 def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
-    """Cost against the first task's score, with intervals, the Pareto front and the best control.
+    """Cost against the first task's score, with intervals and the Pareto front; controls are levels to be beaten.
 
     Args:
-        comparison: A result of it at least must have both a cost and a score.
+        comparison: A recipe of it at least must have both a cost and a score.
         width: Of the figure; below 500 it is laid out for a narrow screen.
     """
-    task = comparison.tasks[0]
-    best = comparison.best()
-    timed = [result for result in comparison.results if result.cost is not None and has_number(result, task)]
-    front = pareto_front([result for result in timed if not result.control], task)
+    task, choice = comparison.tasks[0], comparison.choice()
+    timed = [
+        result
+        for result in comparison.results
+        if not result.control and result.cost is not None and has_number(result, task)
+    ]
+    front = pareto_front(timed, task)
     poolings = list(dict.fromkeys(result.pooling for result in timed))
     figure, axes = _axes(width, width * (0.62 if width > _NARROW else 1.15))
     axes.grid(color=GRID, linewidth=0.8)
     _cost_axis(axes, timed, ticks=10 if width > _NARROW else 5)
     axes.set_ylabel(_quantity(task, named=True))
 
-    control = best_of(comparison.results, task, control=True)
-    if control is not None:
-        axes.axhline(_shown(control, task), color=GREY, linewidth=1.2, linestyle="--")
+    levels = _levels(comparison, task)
+    for level in levels:
+        axes.axhline(_shown(level, task), color=GREY, linewidth=1.2, linestyle="--")
     if len(front) > 1:
         steps = [_point(result, task) for result in front]
         axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=BLUE, linewidth=1.2, zorder=1.5)
     for result in timed:
         marker = _MARKERS[poolings.index(result.pooling) % len(_MARKERS)]
-        _dot(axes, result, task, _colour(result, best, task), marker, large=result is best)
+        _dot(axes, result, task, _colour(result, choice, task), marker, large=result is choice)
     _key(figure, _cost_key(comparison, timed, poolings, front), columns=5 if width > _NARROW else 2)
 
-    rest = [result for result in timed if result.control or any(result is other for other in front)]
     # The most telling first: not all may be named.
-    rest.sort(key=lambda result: (result is not best, result is not control, result.control, rank(result, task)))
-    _names_beside(axes, rest[:_NAMED], best, task, width=38 if width > _NARROW else 20)
+    ahead = {result.name for result in front}
+    timed.sort(key=lambda result: (result is not choice, result.name not in ahead, rank(result, task)))
+    _names_beside(axes, timed[: _NAMED - len(levels)], levels, choice, task, width=30 if width > _NARROW else 20)
     return figure
+
+
+def _levels(comparison: Comparison, task: Task) -> list[Result]:
+    """The strongest control of each sort."""
+    untrained = {result.name for result in comparison.on_random_weights.values()}
+    strongest: dict[str, Result] = {}
+    for result in sorted(comparison.results, key=lambda result: rank(result, task)):
+        if result.control and has_number(result, task):
+            sort = "random" if result.name in untrained else TF_IDF if result.recipe == TF_IDF else "bag"
+            strongest.setdefault(sort, result)
+    return list(strongest.values())
 
 
 def scores_figure(comparison: Comparison, task: Task, rows: Sequence[Result], width: float = 440) -> Figure:
@@ -81,7 +95,7 @@ def scores_figure(comparison: Comparison, task: Task, rows: Sequence[Result], wi
         _row_name(axes, row, result, bold=result is best)
         if has_number(result, task):
             colour = _colour(result, best, task)
-            axes.barh(row, _shown(result, task), height=0.72, color=colour, gid=_tip(result, task))
+            axes.barh(row, _shown(result, task), height=0.72, color=colour)
     _intervals(axes, rows, task)
     axes.axvline(0, color=GREY, linewidth=0.8)
     key = _colour_key([result for result in rows if has_number(result, task)], best, task)
@@ -144,21 +158,31 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _names_beside(axes: Axes, results: Sequence[Result], best: Result, task: Task, width: int) -> None:
-    """Names in a column to the right of the points, in the order of their heights, each with a line to its own."""
-    ordered = sorted(results, key=lambda result: _shown(result, task))
-    for place, result in enumerate(ordered):
+def _names_beside(
+    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Task, width: int
+) -> None:
+    """Names in a column to the right, in the order of their heights, each with a line to its point or level."""
+    points: list[tuple[Result, tuple[float, float], Any]] = [
+        *((result, _point(result, task), axes.transData) for result in results),
+        *((level, (1, _shown(level, task)), axes.get_yaxis_transform()) for level in levels),
+    ]
+    points.sort(key=lambda point: point[1][1])
+    for place, (result, point, coordinates) in enumerate(points):
         axes.annotate(
-            fill(_name(result), width),
-            xy=_point(result, task),
-            xytext=(1.04, (place + 0.5) / len(ordered)),
+            fill(printable(result.in_words) if result.control else _name(result), width),
+            xy=point,
+            xycoords=coordinates,
+            xytext=(1.04, (place + 0.5) / len(points)),
             textcoords="axes fraction",
             verticalalignment="center",
             fontsize="small",
-            fontweight="bold" if result is best else "normal",
+            fontweight="bold" if result is choice else "normal",
             color=MUTED if result.control else INK,
-            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (0, 0.5), "shrinkB": 5},
-        )
+            arrowprops={
+                "arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (0, 0.5),
+                "shrinkB": 0 if result.control else 5,
+            },
+        )  # fmt: skip
 
 
 def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
@@ -166,9 +190,8 @@ def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     costs = [_cost(result) for result in timed]
-    own = [_cost(result) for result in timed if not result.control] or costs
     low, high = min(costs), max(costs)
-    if low > 0 and max(own) > 8 * min(own):
+    if low > 0 and high > 8 * low:
         margin = (high / low) ** 0.12
         axes.set_xscale("log")
         axes.set_xlim(low / margin, high * margin)
@@ -190,7 +213,6 @@ def _dot(axes: Axes, result: Result, task: Task, colour: str, marker: str, large
     axes.plot(
         [x], [y], marker,
         color=colour, markersize=10 if large else 7, markeredgecolor=SURFACE, zorder=4 if large else 3,
-        gid=_tip(result, task),
     )  # fmt: skip
 
 
@@ -223,11 +245,13 @@ def _colour(result: Result, best: Result | None, task: Task) -> str:
     return BLUE if result.scores[task.name].tied else PALE
 
 
-def _colour_key(results: Sequence[Result], best: Result | None, task: Task) -> list[tuple[Any, str]]:
+def _colour_key(
+    results: Sequence[Result], best: Result | None, task: Task, first: str = "best"
+) -> list[tuple[Any, str]]:
     """What the colours that occur mean."""
     from matplotlib.lines import Line2D
 
-    names = {ORANGE: "best", BLUE: "tied with it", PALE: "worse", GREY: "control"}
+    names = {ORANGE: first, BLUE: "cannot be told from the best", PALE: "worse", GREY: "control"}
     found = {_colour(result, best, task) for result in results}
     style: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": SURFACE}
     return [(Line2D([], [], color=colour, **style), name) for colour, name in names.items() if colour in found]
@@ -238,8 +262,7 @@ def _cost_key(
 ) -> list[tuple[Any, str]]:
     from matplotlib.lines import Line2D
 
-    task = comparison.tasks[0]
-    key = _colour_key(timed, comparison.best(), task)
+    key = _colour_key(timed, comparison.choice(), comparison.tasks[0], "to use" if comparison.use else "best")
     if len(poolings) > 1:
         hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": MUTED}
         key += [
@@ -248,8 +271,8 @@ def _cost_key(
         ]
     if len(front) > 1:
         key.append((Line2D([], [], color=BLUE, linewidth=1.2), "Pareto front"))
-    if best_of(comparison.results, task, control=True):
-        key.append((Line2D([], [], color=GREY, linewidth=1.2, linestyle="--"), "best control"))
+    if any(result.control for result in comparison.results):
+        key.append((Line2D([], [], color=GREY, linewidth=1.2, linestyle="--"), "controls, to be beaten"))
     return key
 
 
@@ -263,12 +286,6 @@ def _key(figure: Figure, entries: Sequence[tuple[Any, str]], columns: int) -> No
 def _name(result: Result) -> str:
     """Recipe and pooling, both of them to be seen however long they are."""
     return f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
-
-
-def _tip(result: Result, task: Task) -> str:
-    cost = "" if result.cost is None else f", {result.cost:.2f}× the time of Classical"
-    estimate = result.scores[task.name]
-    return f"{TIP}{_name(result)}: {task.show(estimate.value)} {task.show_interval(estimate)}{cost}"
 
 
 def _quantity(task: Task, named: bool = False) -> str:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...evaluation.drawing import drawable, drawing_style, freeze
+from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
 from ...files import whole_directory
 from ...optional import require_report
 from ..ranking import best_of, has_number, rank
-from ..results import Comparison, Result, Task
+from ..results import TIED, Comparison, Result, Task, measured
 from .charts import cost_figure, lengths_figure, scores_figure
-from .svg import inline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ASSETS = Path(__file__).parent
-# Beyond so many tasks, their figures are folded away on the page.
-_OPEN_FIGURES = 6
+# So many recipes are shown on the page; the others are folded away.
+_OPEN_ROWS = 15
+# On a page with more tasks, random weights stand beside the first alone.
+_FEW_TASKS = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Cell:
         best: Whether no recipe of its column is better; never for a control.
         tied: Whether it cannot be told from the best; never for a control.
         span: Low end, value and high end as percentages of the column's range; None without an interval.
+        random: The same on random weights; empty where it was not run on them.
     """
 
     value: str
@@ -42,6 +46,7 @@ class Cell:
     best: bool
     tied: bool
     span: tuple[float, float, float] | None
+    random: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,21 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A figure as addresses that hold all of it, for a light and for a dark page."""
+
+    light: str
+    dark: str
+
+
+@dataclass(frozen=True)
 class Drawing:
-    """One figure: its files' stem, what it shows in words, and its SVG, for narrow screens too if that differs."""
+    """One figure: its file's stem, what it shows in words, and the figure, for narrow screens too if that differs."""
 
     name: str
     alt: str
-    svg: str
-    narrow_svg: str = ""
+    wide: Picture
+    narrow: Picture | None = None
 
 
 def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
@@ -71,7 +84,7 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
     Args:
         comparison: What to show.
         directory: Where; it must not exist yet, or be empty. It appears when everything is written.
-        called: What the user knows the directory as, such as ``"--report"``.
+        called: What the user knows the directory as, such as ``"--out"``.
 
     Returns:
         The page's path.
@@ -121,20 +134,30 @@ def write_results(comparison: Comparison, directory: Path, called: str = "direct
 def write_csv(comparison: Comparison, path: Path) -> None:
     """Write one line a result, as measured and unrounded: what is not known is empty.
 
-    The columns are recipe, pooling, control; value, low, high, tied of each task; texts_per_second, cost, same_as.
+    The columns are recipe, pooling, control; value, low, high, tied of each task, and the value on random weights;
+    texts_per_second, cost, same_as.
     """
     header = ["recipe", "pooling", "control"]
     for task in comparison.tasks:
-        header += [task.name, f"{task.name} low", f"{task.name} high", f"{task.name} tied"]
+        header += [task.name, *(f"{task.name} {part}" for part in ("low", "high", "tied", "random"))]
+    random = comparison.on_random_weights
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*header, "texts_per_second", "cost", "same_as"])
-        for result in comparison.results:
+        for result in _beside_random(comparison):
             line: list[object] = [result.recipe, result.pooling, result.control]
             for task in comparison.tasks:
                 score = result.scores.get(task.name)
                 line += [""] * 4 if score is None else [score.value, score.low, score.high, score.tied]
+                untrained = random[result.name].scores.get(task.name) if result.name in random else None
+                line.append("" if untrained is None else untrained.value)
             writer.writerow([*line, result.sentences_per_second, result.cost, "; ".join(result.same_as)])
+
+
+def _beside_random(comparison: Comparison) -> list[Result]:
+    """The results without those on random weights, which stand beside them."""
+    beside = {result.name for result in comparison.on_random_weights.values()}
+    return [result for result in comparison.results if result.name not in beside]
 
 
 def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
@@ -149,28 +172,24 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
         keep_trailing_newline=True,
     )
     rows = _rows(comparison)
-    task = comparison.tasks[0]
-    best, choice = comparison.best(), comparison.choice()
-    control = best_of(comparison.results, task, control=True)
-    others = [row.result for row in rows if not row.result.control and row.result is not best]
-    tied = [result for result in others if has_number(result, task) and result.scores[task.name].tied]
-    described = {result.recipe: result for result in comparison.results}
+    own = [row for row in rows if not row.result.control]
+    tasks, random = comparison.tasks, comparison.on_random_weights
+    few = len(tasks) <= _FEW_TASKS
+    described = {row.result.recipe: row.result for row in rows}
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
-        best=choice,
-        control=control,
-        unbeaten=control is not None and rank(control, task) <= rank(choice, task),
-        others=others,
-        tied=tied,
-        cheapest=_cheapest(best, tied),
-        rows=[row for row in rows if not row.result.control],
+        measured=measured,
+        tied=TIED,
+        rows=own[:_OPEN_ROWS],
+        folded=own[_OPEN_ROWS:],
         controls=[row for row in rows if row.result.control],
+        few=few,
+        random=[bool(random) and (few or task is tasks[0]) for task in tasks],
         intervals=any(cell and cell.interval for row in rows for cell in row.cells),
         timed=any(result.cost is not None for result in comparison.results),
-        proxies=[task for task in comparison.tasks if task.proxy],
+        proxies=[task for task in tasks if task.proxy],
         descriptions=[(result.recipe, result.says) for result in described.values() if result.says],
         drawings=drawings,
-        open_figures=_OPEN_FIGURES,
         files=[
             "results.csv",
             "comparison.json",
@@ -180,9 +199,9 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
 
 
 def _rows(comparison: Comparison) -> list[Row]:
-    """All results, the best on the first task first."""
+    """All results but those on random weights, the best on the first task first."""
     task = comparison.tasks[0]
-    ordered = sorted(comparison.results, key=lambda result: rank(result, task))
+    ordered = sorted(_beside_random(comparison), key=lambda result: rank(result, task))
     columns = [_column(comparison, task, ordered) for task in comparison.tasks]
     choice = comparison.choice()
     return [
@@ -191,7 +210,7 @@ def _rows(comparison: Comparison) -> list[Row]:
 
 
 def _column(comparison: Comparison, task: Task, results: list[Result]) -> list[Cell | None]:
-    best = best_of(comparison.results, task)
+    best, random = best_of(comparison.results, task), comparison.on_random_weights
     ends = [
         end
         for result in results
@@ -212,30 +231,24 @@ def _column(comparison: Comparison, task: Task, results: list[Result]) -> list[C
             low, *_, high = sorted(ends)
             place = [100 * (end - low) / ((high - low) or 1) for end in (score.low, score.value, score.high)]
             span = (place[0], place[1], place[2])
-        cells.append(Cell(task.show(score.value), interval, is_best, own and score.tied and not is_best, span))
+        untrained = random[result.name].scores.get(task.name) if result.name in random else None
+        beside = "" if untrained is None else task.show(untrained.value)
+        cells.append(Cell(task.show(score.value), interval, is_best, own and score.tied and not is_best, span, beside))
     return cells
 
 
-def _cheapest(best: Result, tied: list[Result]) -> Result | None:
-    """The cheapest recipe that cannot be told from the best, if it is cheaper than that."""
-    timed = [(result.cost, index) for index, result in enumerate(tied) if result.cost is not None]
-    if best.cost is None or not timed or min(timed)[0] >= best.cost:
-        return None
-    return tied[min(timed)[1]]
-
-
 def _cost_drawing(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
-    task = comparison.tasks[0]
-    if not any(result.cost is not None and has_number(result, task) for result in comparison.results):
+    task, choice = comparison.tasks[0], comparison.choice()
+    if not any(
+        result.cost is not None and has_number(result, task) for result in comparison.results if not result.control
+    ):
         return
-    best = comparison.best()
-    at = "" if best.cost is None else f" at {best.cost:.2f} times the cost of the classical embedding"
+    at = "" if choice.cost is None else f" at {measured(choice.cost)} times the cost of the classical embedding"
     alt = (
-        f"Scatter plot of cost against {task.name} for every recipe and control. The best recipe, {best.name}, reaches "
-        f"{task.show(best.scores[task.name].value)}{at}. The table holds all the numbers."
+        f"Scatter plot of cost against {task.name} for every recipe, with the controls as lines. "
+        f"{choice.name} reaches {task.show(choice.scores[task.name].value)}{at}. The table holds all the numbers."
     )
-    narrow = inline(cost_figure(comparison, 380), "cost-narrow", alt)
-    yield _draw(cost_figure(comparison), "cost", alt, directory, narrow)
+    yield _draw(cost_figure(comparison), "cost", alt, directory, cost_figure(comparison, 380))
 
 
 def _scores_drawings(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
@@ -259,14 +272,27 @@ def _lengths_drawing(comparison: Comparison, directory: Path) -> Iterator[Drawin
         yield _draw(lengths_figure(lengths), "lengths", alt, directory)
 
 
-def _draw(figure: Figure, name: str, alt: str, directory: Path, narrow_svg: str = "") -> Drawing:
-    """The SVG first: what the PNG's fonts lack, the browser's may have."""
+def _draw(figure: Figure, name: str, alt: str, directory: Path, narrow: Figure | None = None) -> Drawing:
+    """The picture first: what the PNG's fonts lack, the browser's may have."""
     from matplotlib.text import Text
 
     freeze(figure)
-    svg = inline(figure, name, alt)
+    wide = _picture(figure)
     for text in figure.findobj(Text):
         if isinstance(text, Text) and (shown := drawable(text.get_text())) != text.get_text():
             text.set_text(shown)
     figure.savefig(directory / f"{name}.png")
-    return Drawing(name, alt, svg, narrow_svg)
+    return Drawing(name, alt, wide, None if narrow is None else _picture(narrow))
+
+
+def _picture(figure: Figure) -> Picture:
+    buffer = io.StringIO()
+    nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    light = buffer.getvalue()
+    dark = re.sub("|".join(DARK), lambda found: DARK[found[0]], light)
+    return Picture(_address(light), _address(dark))
+
+
+def _address(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
+from st_reba.catalogue import Control
 from st_reba.compare.report.charts import cost_figure, lengths_figure, scores_figure
 from st_reba.compare.results import Comparison, Result, Task
 from st_reba.evaluation.bootstrap import Estimate
@@ -60,7 +61,7 @@ def test_bars_are_the_scores_in_the_order_given():
 
 def test_bars_stand_beside_chance_and_the_best_control():
     figure = scores_figure(comparison(), TASK, RESULTS)
-    assert key(figure) == ["best", "tied with it", "worse", "control", "chance", "best control"]
+    assert key(figure) == ["best", "cannot be told from the best", "worse", "control", "chance", "best control"]
     assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [0, 25.0, 20.0]
 
 
@@ -72,17 +73,40 @@ def test_a_task_without_numbers_has_names_only():
     assert list(figure.axes[0].patches) == []
 
 
-def test_the_best_the_front_and_the_controls_are_named():
-    figure = cost_figure(comparison())
+def untrained(recipe: Result, value: float) -> list[Result]:
+    """A recipe, and the same on random weights."""
+    control = result(f"Random weights, {recipe.recipe}", value, control=True)
+    return [dataclasses.replace(recipe, controls=(Control("random", control.name, "itself"),)), control]
+
+
+def test_recipes_are_points_and_controls_are_levels():
+    bags = [
+        result("Bag of input embeddings, whitened", 0.25, 0.1, control=True),
+        result("tf-idf", 0.22, None, control=True),
+    ]
+    found = comparison([*RESULTS[:1], *untrained(RESULTS[1], 0.1), RESULTS[2], RESULTS[3], *bags])
+    figure = cost_figure(found)
+    # Of the two bags the stronger one.
     assert texts(figure) == [
-        "Random weights, Classical, mean",
-        "Bag of input embeddings, mean",
+        "Random weights, Echo-2, mean",
+        "tf-idf, mean",
+        "Bag of input embeddings,\nwhitened, mean",
+        "RT-2, mean",
         "Classical, mean",
         "Echo-2, mean",
     ]
-    assert key(figure) == ["best", "tied with it", "worse", "control", "Pareto front", "best control"]
-    assert figure.axes[0].texts[-1].get_fontweight() == "bold"
-    assert figure.axes[0].texts[0].get_fontweight() == "normal"
+    levels = [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert sorted(levels) == [10.0, 22.0, 25.0]
+    points = [line.get_xydata()[0] for line in figure.axes[0].lines if line.get_marker() != "None"]
+    np.testing.assert_allclose(sorted(map(tuple, points)), [(1, 50), (1.5, 30), (2, 70)])
+    assert key(figure) == ["best", "cannot be told from the best", "worse", "Pareto front", "controls, to be beaten"]
+    assert [text.get_fontweight() for text in figure.axes[0].texts] == ["normal"] * 5 + ["bold"]
+
+
+def test_what_is_to_be_used_stands_out():
+    figure = cost_figure(dataclasses.replace(comparison(), use="Classical, mean"))
+    assert [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"] == ["Classical, mean"]
+    assert key(figure)[0] == "to use"
 
 
 @pytest.mark.parametrize("width", [660, 380])
@@ -107,12 +131,12 @@ def test_costs_far_apart_are_on_a_logarithmic_scale(dearest, scale):
     axes = figure.axes[0]
     assert axes.get_xscale() == scale
     low, high = axes.get_xlim()
-    assert low < 0.1
+    assert low < 1.0
     assert high > dearest
 
 
 def test_what_was_not_timed_is_not_in_the_plane():
-    figure = cost_figure(comparison([*RESULTS[:1], result("Echo-2", 0.7, None, tied=True)]))
+    figure = cost_figure(comparison([*RESULTS[:1], result("RT-2", 0.3, None, tied=True)]))
     assert texts(figure) == ["Classical, mean"]
 
 

@@ -1,0 +1,42 @@
+"""Whether a model says the same in another precision."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sentence_transformers.util import cos_sim
+
+from ..modules import CausalModule
+from ..readers.sweep import RecipeSweep
+
+#: Texts that precisions are held against each other on.
+SAMPLE = 24
+#: Two precisions agree where the cosines of one are in the order of those of the other, up to so much.
+AGREED = 0.99
+
+
+def sampled(texts: Sequence[str]) -> list[str]:
+    """A few texts, evenly drawn."""
+    return list(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
+
+
+def cosines(backbone: CausalModule, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Those of all pairs of T texts under the classical embedding, by mean and by last token: (2, T (T - 1) / 2)."""
+    vectors = RecipeSweep(backbone, repetitions=1).encode(texts)
+    pairs = torch.triu_indices(len(texts), len(texts), offset=1)
+    found = [cos_sim(own, own)[pairs[0], pairs[1]] for (recipe, _), own in vectors.items() if recipe == "Classical"]
+    return torch.stack(found).numpy()
+
+
+def agreement(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """How alike two precisions order the same pairs: the lower of the two rank correlations; 1 is the same order."""
+    with warnings.catch_warnings():
+        # Where all cosines are one number there is no order: they do not agree.
+        warnings.simplefilter("ignore")
+        found = [spearmanr(own, other).statistic for own, other in zip(first, second, strict=True)]
+    return float(np.nan_to_num(found).min())

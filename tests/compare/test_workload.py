@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from st_reba import CausalTransformer
+from st_reba.catalogue import find
+from st_reba.compare import workload
+from st_reba.compare.precision import agreement, cosines, sampled
+from st_reba.compare.workload import Forecast, Pass, memory, speed
+from st_reba.lm.backbone import depth
+
+from ..backbones import TEXTS
+
+
+@pytest.fixture(scope="module")
+def backbone(roomy_path):
+    return CausalTransformer(roomy_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["classical", "echo-3", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"],
+)
+def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
+    """Counted where they enter each layer."""
+    module = find(name).build(backbone)
+    layers = depth(backbone.model)
+    ran = []
+
+    def note(layer, args, kwargs):
+        states = args[0] if args else kwargs["hidden_states"]
+        if type(layer).__name__ == "LlamaDecoderLayer":
+            ran.append(states.shape[0] * states.shape[1])
+
+    made = Pass.of(module, layers)
+    hooks = [
+        part.register_forward_pre_hook(note, with_kwargs=True)
+        for part in module.model.modules()
+        if type(part).__name__ == "LlamaDecoderLayer"
+    ]
+    try:
+        for text in TEXTS:
+            ran.clear()
+            with torch.inference_mode():
+                module(module.preprocess([text]))
+            length = len(backbone.token_ids([text])[0])
+            assert made.tokens([length]) == pytest.approx(sum(ran) / layers, abs=2)
+    finally:
+        for hooked in hooks:
+            hooked.remove()
+
+
+def test_the_input_embeddings_alone_run_nothing(backbone):
+    assert Pass.of(find("bag-of-input-embeddings").build(backbone), 3).tokens([10, 20]) == 0
+
+
+def test_long_texts_count_as_they_are_cut():
+    assert Pass(2, 5, 0.5, limit=10).tokens([4, 100]) == 0.5 * (2 * 4 + 5 + 2 * 10 + 5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        # The first readies what is made once; each of the others is twice as large, until it takes long enough.
+        (0.01, [1, 1, 2, 4, 8]),
+        (0.6, [1, 1, 2]),
+        (30.0, [1, 1]),
+    ],
+)
+def test_a_speed_is_measured_in_a_moment(backbone, monkeypatch, seconds, sizes):
+    """``seconds`` a text of 3 tokens."""
+    embedded: list[int] = []
+    clock = [0.0]
+
+    class Model:
+        def encode(self, texts, **settings):
+            embedded.append(len(texts))
+            clock[0] += seconds * len(texts)
+
+    monkeypatch.setattr(workload, "find", lambda name: SimpleNamespace(model=lambda backbone: Model()))
+    monkeypatch.setattr(workload, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert speed(backbone, [(3, f"text {number}") for number in range(20)], 8) == pytest.approx(3 / seconds)
+    assert embedded == sizes
+
+
+def test_memory_grows_with_the_model_and_what_is_made_on_the_way(backbone):
+    weights, peak = memory(backbone, 20, 32, 2, random=False)
+    assert weights == 4 * sum(parameter.numel() for parameter in backbone.model.parameters())
+    assert peak > weights
+    assert memory(backbone, 200, 32, 2, random=False)[1] > peak
+    half = CausalTransformer(backbone)
+    half.model = half.model.to(torch.bfloat16)
+    try:
+        own, with_fresh = memory(half, 1, 1, 1, random=True)
+        without = memory(half, 1, 1, 1, random=False)[1]
+        # Fresh weights are made in float32, in place of those that are set aside.
+        assert with_fresh - without == pytest.approx(own, rel=0.3)
+    finally:
+        half.model.to(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "duration"), [(30_000, "about 30 seconds"), (300_000, "about 5 minutes"), (9e6, "about 2.5 hours")]
+)
+def test_what_is_told(tokens, duration):
+    told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000))
+    assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")
+    assert f"tokens at 1,000 a second here, {duration}. Memory: about 1.2 GB at the peak, of which 0.3 GB" in told
+
+
+def test_precisions_that_agree_and_that_do_not(backbone):
+    exact = cosines(backbone, TEXTS)
+    assert exact.shape == (2, 10)
+    vectors = torch.nn.functional.normalize(torch.tensor(find("classical").model(backbone).encode(TEXTS)), dim=1)
+    expected = (vectors @ vectors.T)[np.triu_indices(5, 1)]
+    assert np.allclose(exact[0], expected, atol=1e-5)
+    assert agreement(exact, exact + 1e-9) == pytest.approx(1)
+    # One of the two poolings is enough to disagree.
+    assert agreement(exact, np.stack([exact[0], -exact[1]])) == pytest.approx(-1)
+    assert agreement(exact, np.full_like(exact, 1.0)) == 0
+
+
+def test_a_few_texts_evenly():
+    assert sampled([str(number) for number in range(100)]) == [str(number) for number in range(0, 96, 4)]
+    assert sampled(TEXTS) == TEXTS
