@@ -267,7 +267,7 @@ class TestCompare:
         assert "The best of the recipes" not in card
         assert f"| {chosen} | −12.3≈ [" in card
         page = (report / "report.html").read_text(encoding="utf-8")
-        assert f"The search scored 2 recipes on 100 pairs, and chose {chosen}." in page
+        assert f", and chose {chosen}. The scores shown are of 100 other pairs" in page
         assert "Classical <span" in page.partition('class="leader"')[2][:60]
 
     def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
