@@ -285,7 +285,7 @@ def read_retrieval(
     kept = {name: text for name, text in asked.items() if name in relevant}
     found = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
     alone = len(asked) - len(kept)
-    left = f"; {alone:,} queries without anything relevant are left out" if alone else ""
+    left = f"; left out, for nothing is relevant to them: {alone:,} of {len(asked):,} queries" if alone else ""
     tell(f"{queries}, {corpus}, {qrels}: {found.in_words}{left}.")
     return found
 
