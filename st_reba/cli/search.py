@@ -30,10 +30,10 @@ from .common import (
     check_devices,
     check_file,
     clear_errors,
-    console,
     description,
     load,
     named,
+    notes,
     placement,
 )
 from .showing import has_page, kept, running, show, typed, write
@@ -97,7 +97,7 @@ def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) 
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         bar = progress.add_task("Searching", total=None)
         return run_search(
             backbone,
