@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -229,6 +230,7 @@ def load_fastest(
     sample = sampled(texts)
     # One after the other: memory may have no room for both.
     wanted = cosines(load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device), sample)
+    gc.collect()
     backbone = load(CausalTransformer, model, max_seq_length, Dtype.bfloat16).to(device)
     alike = agreement(wanted, cosines(backbone, sample))
     told = f"the cosines of {len(sample)} of the texts are in the order of those of float32 up to {alike:.3f}"

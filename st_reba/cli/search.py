@@ -27,9 +27,9 @@ from .common import (
     app,
     check_devices,
     clear_errors,
-    console,
     description,
     load,
+    notes,
     placement,
 )
 from .data import (
@@ -104,7 +104,7 @@ def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         bar = progress.add_task("Searching", total=None)
         return run_search(
             backbone,

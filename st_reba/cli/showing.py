@@ -233,7 +233,7 @@ def running(
         TimeElapsedColumn(),
         _TimeLeft(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         bar = progress.add_task("Comparing", total=total)
         try:
             yield Recipes(

@@ -42,6 +42,7 @@ from .mteb import TaskScores, resolve_tasks, run_tasks
 from .results import Comparison, Items, Result
 from .runner import FINALISTS, Recipes, unit_of_cost, work
 from .tf_idf import TfIdf
+from .timing import Spent
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def assemble(
     recipes: Recipes,
     everything: Sequence[Recipe],
     columns: Sequence[Column],
-    seconds: Mapping[str, float],
+    seconds: Mapping[str, Spent],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
     data: str = "",
@@ -250,8 +251,8 @@ def assemble(
                 pooling=recipe.pooling,
                 control=recipe.control,
                 scores=_scores(columns, recipe.key),
-                sentences_per_second=None if spent is None else 1 / spent,
-                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
+                sentences_per_second=None if spent is None else 1 / spent.seconds,
+                cost=None if spent is None else spent.work / seconds[unit_of_cost(recipe.pooling).key].work,
                 same_as=recipe.same_as,
                 spec=recipe.spec,
                 says=recipe.says,

@@ -26,7 +26,7 @@ from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_he
 from ..readers.sweep import RecipeSweep
 from ..readers.words import encode_words, find_words, pool_words
 from .kept import Kept
-from .timing import TIMED_ROUNDS, costs, timed_batches
+from .timing import TIMED_ROUNDS, Spent, costs, timed_batches
 from .workload import Pass
 
 #: Called with what was done, and to how many tokens.
@@ -458,8 +458,8 @@ class Recipes:
             found[recipe.key] = fingerprint_of(*settings)
         return found
 
-    def costs(self, texts: Sequence[str]) -> dict[str, float]:
-        """Seconds a text in which each recipe embeds texts like these, run alone, by key: see :func:`.timing.costs`.
+    def costs(self, texts: Sequence[str]) -> dict[str, Spent]:
+        """What each recipe takes for a text like these, run alone, by key: see :func:`.timing.costs`.
 
         The classical embedding is timed under every pooling that there is, compared or not: it is the unit.
         """
@@ -468,7 +468,12 @@ class Recipes:
         passes = {key: Pass.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
         batches = timed_batches(texts, self.batch_size)
         lengths = [len(ids) for batch in batches for ids in self.backbone.token_ids(batch)]
-        return costs(models, batches, lambda key: self.on_progress("Timing", passes[key].tokens(lengths)))
+        return costs(
+            models,
+            batches,
+            lambda key: self.on_progress("Timing", passes[key].tokens(lengths)),
+            on_cpu=self.backbone.model.device.type == "cpu",
+        )
 
 
 def _timed(recipes: Sequence[Recipe]) -> list[Recipe]:
