@@ -1,22 +1,24 @@
+"""What tests share. Nothing large is imported here at once: xdist's own process, which runs no test, needs none of it."""
+
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-import st_reba
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedModel
 
-from . import backbones
+    from st_reba import CausalTransformer
 
 T = TypeVar("T")
 
@@ -31,28 +33,69 @@ def examples(many: int) -> int:
 
 def first(values: Iterable[T], number: int) -> list[Any]:
     """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
-    return [
-        value if index < number else pytest.param(value, marks=pytest.mark.long) for index, value in enumerate(values)
-    ]
+    return [value if index < number else long(value) for index, value in enumerate(values)]
+
+
+def long(value: T) -> Any:
+    """A parameter that ``make test-long`` alone takes."""
+    return pytest.param(value, marks=pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    # What torch and transformers are made of stays until the end: no later collection has to look at it.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_others_do_for_every_model_is_done_once():
+    """Of a pipeline of three tiny layers, these two take most of the time: ST reads, for its card, which versions are
+    installed, and compiles the card's template."""
+    import jinja2
+    from sentence_transformers.util import environment
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in ((environment, "check_package_availability"), (jinja2.Environment, "compile")):
+            patched.setattr(module, name, functools.cache(getattr(module, name)))
+        yield
 
 
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
-    made = {}
+    from . import backbones
 
+    @functools.cache
     def path(name: str = "llama", kind: str = "bytes") -> str:
-        if (name, kind) not in made:
-            directory = tmp_path_factory.mktemp(f"{name}-{kind}")
-            made[name, kind] = backbones.save(backbones.backbone(name), directory, kind)
-        return made[name, kind]
+        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
 
     return path
 
 
 @pytest.fixture(scope="session")
+def loaded(backbone_path):
+    """``loaded(architecture, tokenizer_kind)``: the same as a module, loaded once, whose backbone others may share.
+
+    For tests that neither train it nor set anything of its tokenizer or its configuration: ten modules are made on it
+    in the time in which one is loaded.
+    """
+    from st_reba import CausalTransformer
+
+    @functools.cache
+    def module(name: str = "llama", kind: str = "bytes") -> CausalTransformer:
+        return CausalTransformer(backbone_path(name, kind))
+
+    return module
+
+
+@pytest.fixture(scope="session")
 def roomy_path(tmp_path_factory):
     """A tiny Llama with room for long prompts."""
+    import torch
+    from transformers import AutoModel
+
+    from . import backbones
+
     config = backbones.config("llama")
     config.max_position_embeddings = 2048
     torch.manual_seed(0)
@@ -63,18 +106,18 @@ def roomy_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """``encoder_paths(family)``: directories with two tiny encoders of one shape and one tokenizer, made once."""
-    made = {}
+    from . import backbones
+
     # The training of a tokenizer is not the same each time.
     tokenizer = backbones.tokenizer("bert")
 
-    def paths(name: str = "bert", **settings) -> tuple[str, str]:
-        key = (name, *sorted(settings.items()))
-        if key not in made:
-            made[key] = tuple(str(tmp_path_factory.mktemp(f"{name}-tower")) for _ in range(2))
-            for seed, path in enumerate(made[key]):
-                backbones.encoder(name, seed, **settings).save_pretrained(path)
-                tokenizer.save_pretrained(path)
-        return made[key]
+    @functools.cache
+    def paths(name: str = "bert", **settings) -> tuple[str, ...]:
+        directories = tuple(str(tmp_path_factory.mktemp(f"{name}-tower")) for _ in range(2))
+        for seed, path in enumerate(directories):
+            backbones.encoder(name, seed, **settings).save_pretrained(path)
+            tokenizer.save_pretrained(path)
+        return directories
 
     return paths
 
@@ -82,30 +125,38 @@ def encoder_paths(tmp_path_factory):
 @pytest.fixture(scope="session")
 def eager(backbone_path):
     """``eager(architecture)``: the same weights with the architecture's own eager attention, for the oracles."""
-    loaded = {}
+    import torch
+    from transformers import AutoModel
 
-    def model(name: str = "llama"):
-        if name not in loaded:
-            path = backbone_path(name)
-            loaded[name] = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
-        return loaded[name]
+    @functools.cache
+    def model(name: str = "llama") -> PreTrainedModel:
+        path = backbone_path(name)
+        return AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
 
     return model
 
 
 @pytest.fixture(scope="session")
 def token_ids(backbone_path):
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(backbone_path())
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
 
 
 @contextlib.contextmanager
 def forward_passes() -> Iterator[list[PreTrainedModel]]:
     """The language models that run in this block, one for each pass."""
+    import torch
+    from transformers import PreTrainedModel
+
     passes: list[PreTrainedModel] = []
 
     def note(module, args) -> None:
@@ -120,6 +171,8 @@ def forward_passes() -> Iterator[list[PreTrainedModel]]:
 
 
 def relative_error(value, expected) -> float:
+    import torch
+
     value, expected = torch.as_tensor(value), torch.as_tensor(expected)
     assert value.shape == expected.shape
     return float((value - expected).norm() / expected.norm())
@@ -132,7 +185,9 @@ PROMPTS = {"query": "Find what answers: ", "document": "文本："}
 @pytest.fixture(scope="session")
 def prompted_path(backbone_path, tmp_path_factory):
     """A saved ReBA model with mean pooling and :data:`PROMPTS`: what the programs that embed texts are given."""
-    model = pipeline(st_reba.ReBAModule(backbone_path(), repetitions=2))
+    from st_reba import ReBAModule
+
+    model = pipeline(ReBAModule(backbone_path(), repetitions=2))
     model.prompts = dict(PROMPTS)
     directory = tmp_path_factory.mktemp("prompted")
     model.save_pretrained(str(directory))
