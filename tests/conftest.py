@@ -1,18 +1,23 @@
-"""What tests share. Nothing large is imported here at once: xdist's own process, which runs no test, needs none of it."""
+"""What tests share."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The models are tiny; and a process that has had threads cannot be forked.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+from . import processes
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -36,9 +41,28 @@ def first(values: Iterable[T], number: int) -> list[Any]:
     return [value if index < number else long(value) for index, value in enumerate(values)]
 
 
-def long(value: T) -> Any:
-    """A parameter that ``make test-long`` alone takes."""
-    return pytest.param(value, marks=pytest.mark.long)
+def long(*values: Any) -> Any:
+    """A parameter, or a row of them, that ``make test-long`` alone takes."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def paired(*axes: Iterable[Any]) -> list[Any]:
+    """Rows of parameters: ``make test`` goes along all axes at once, the shorter ones again and again, so that it takes
+    as many rows as the longest has values, and each value; ``make test-long`` takes the product."""
+    usual = [[value for value in axis if not hasattr(value, "marks")] for axis in axes]
+    chosen = [tuple(axis[row % len(axis)] for axis in usual) for row in range(max(map(len, usual)))]
+    every = itertools.product(*([getattr(value, "values", [value])[0] for value in axis] for axis in axes))
+    return [*chosen, *(long(*row) for row in every if row not in chosen)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before st_reba is imported. xdist's own process, which runs no test, imports nothing large."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        processes.prepare()
+
+
+def pytest_unconfigure() -> None:
+    processes.finish()
 
 
 def pytest_collection_finish() -> None:
@@ -60,6 +84,13 @@ def what_others_do_for_every_model_is_done_once():
         yield
 
 
+@pytest.fixture
+def spawned_by_fork(monkeypatch):
+    """Processes that multiprocessing spawns import nothing again."""
+    if processes.FORKS:
+        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", processes.spawn)
+
+
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
@@ -73,10 +104,10 @@ def backbone_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def loaded(backbone_path):
-    """``loaded(architecture, tokenizer_kind)``: the same as a module, loaded once, whose backbone others may share.
+def shared(backbone_path):
+    """``shared(architecture, tokenizer_kind)``: the same as a module, loaded once, on whose backbone others are made.
 
-    For tests that neither train it nor set anything of its tokenizer or its configuration: ten modules are made on it
+    For tests that neither train it nor set anything of its tokenizer or configuration: ten modules are made on it
     in the time in which one is loaded.
     """
     from st_reba import CausalTransformer

@@ -98,7 +98,7 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
         row = weights[i, i:]
         if normalize:
             row = row / row.sum()
-        rows.append(sum(row[j - i] * states[j] for j in range(i, k * n)))
+        rows.append(row @ states[i:])
     return torch.stack(rows)
 
 
@@ -372,10 +372,11 @@ def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=F
         chunk = ids[first : first + length]
         u, b = look(chunk * k)
         for i in range(len(chunk)):
-            in_text = [(a[start + first + i, start + first + j], v[start + first + j]) for j in range(i, len(chunk))]
-            in_copies = [(b[start + i, start + j], u[start + j]) for j in range(len(chunk), k * len(chunk))]
-            total = sum(weight for weight, _ in in_text + in_copies) if normalize else 1
-            rows.append(sum(weight * state for weight, state in in_text + in_copies) / total)
+            in_text = slice(start + first + i, start + first + len(chunk))
+            in_copies = slice(start + len(chunk), start + k * len(chunk))
+            weights = torch.cat([a[start + first + i, in_text], b[start + i, in_copies]])
+            row = weights @ torch.cat([v[in_text], u[in_copies]])
+            rows.append(row / weights.sum() if normalize else row)
     return torch.stack(rows)
 
 
@@ -509,7 +510,7 @@ def _attention_maps(config, weights, layer, states):
     maps = []
     for head in range(config.num_attention_heads):
         own = slice(head * size, (head + 1) * size)
-        maps.append([torch.stack([q[own] @ k[own] / size**0.5 for k in keys]).softmax(0) for q in queries])
+        maps.append([(torch.stack([k[own] for k in keys]) @ q[own] / size**0.5).softmax(0) for q in queries])
     return maps
 
 
@@ -521,7 +522,7 @@ def _weighed(config, maps, values):
         heads = []
         for head, weights_of in enumerate(maps):
             own = slice(head * size, (head + 1) * size)
-            heads.append(sum(weight * value[own] for weight, value in zip(weights_of[token], values, strict=True)))
+            heads.append(weights_of[token] @ torch.stack([value[own] for value in values]))
         rows.append(torch.cat(heads))
     return rows
 
@@ -568,7 +569,7 @@ def twin_tower(first, second, ids, every):
 
 
 def cosine(first, second):
-    return sum(a * b for a, b in zip(first, second, strict=True)) / (first.norm() * second.norm())
+    return first @ second / (first.norm() * second.norm())
 
 
 def info_nce(anchors, positives, temperature):

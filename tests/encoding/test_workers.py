@@ -40,7 +40,7 @@ class Probing(LocalEngine):
         yield from super().run(plan, todo)
 
 
-def test_what_goes_wrong_in_a_process_is_told_in_its_parent(ones, tmp_path):
+def test_what_goes_wrong_in_a_process_is_told_in_its_parent(ones, tmp_path, spawned_by_fork):
     """A refusal as the sentence it is, anything else with its trace, a death as such; after an error it goes on."""
     (tmp_path / "texts.txt").write_text("a\n" * 5)
     assert encode_file(ones, tmp_path / "texts.txt", tmp_path / "a.npy", engine=Probing()).rows == 5
