@@ -97,26 +97,38 @@ def backbone_path(tmp_path_factory):
     from . import backbones
 
     @functools.cache
-    def path(name: str = "llama", kind: str = "bytes") -> str:
+    def made(name: str, kind: str) -> str:
         return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
 
-    return path
+    return lambda name="llama", kind="bytes": made(name, kind)
 
 
 @pytest.fixture(scope="session")
 def shared(backbone_path):
     """``shared(architecture, tokenizer_kind)``: the same as a module, loaded once, on whose backbone others are made.
 
-    For tests that neither train it nor set anything of its tokenizer or configuration: ten modules are made on it
-    in the time in which one is loaded.
+    For tests that neither train, cast nor move it, nor set anything of its tokenizer or configuration: ten modules are
+    made on it in the time in which one is loaded. What is known of it is known to all.
     """
     from st_reba import CausalTransformer
 
     @functools.cache
-    def module(name: str = "llama", kind: str = "bytes") -> CausalTransformer:
+    def made(name: str, kind: str) -> CausalTransformer:
         return CausalTransformer(backbone_path(name, kind))
 
-    return module
+    weights = {}
+
+    def get(name: str = "llama", kind: str = "bytes") -> CausalTransformer:
+        module = made(name, kind)
+        if module not in weights:
+            weights[module] = {key: value.clone() for key, value in module.state_dict().items()}
+        return module
+
+    yield get
+    for module, before in weights.items():
+        for key, value in module.state_dict().items():
+            assert value.dtype == before[key].dtype, f"a test has cast what others share: {key}"
+            assert value.equal(before[key]), f"a test has trained what others share: {key}"
 
 
 @pytest.fixture(scope="session")
@@ -160,11 +172,11 @@ def eager(backbone_path):
     from transformers import AutoModel
 
     @functools.cache
-    def model(name: str = "llama") -> PreTrainedModel:
+    def made(name: str) -> PreTrainedModel:
         path = backbone_path(name)
         return AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
 
-    return model
+    return lambda name="llama": made(name)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import copy
 import math
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -132,7 +133,7 @@ def rerouted(model, layers, bias=0.0):
     The architecture's own eager attention is given the longer keys and values, and its mask one more column.
     """
     attention = next(module for module in model.modules() if hasattr(module, "layer_idx"))
-    code = sys.modules[type(attention).__module__]
+    code: Any = sys.modules[type(attention).__module__]
     original = code.eager_attention_forward
 
     def eager_attention_forward(module, query, key, value, attention_mask, *args, **kwargs):
@@ -452,9 +453,8 @@ def freeze_score(autoencoder, first, second):
         u, v = one[start : start + width], other[start : start + width]
         cosines.append(u @ v / (u @ u).sqrt() / (v @ v).sqrt())
         start += width
-    cosines = torch.stack(cosines)
     distance = 1 - sum(cosines) / len(cosines)
-    return torch.sigmoid(autoencoder.head.mlp(cosines)[0] - torch.log(distance))
+    return torch.sigmoid(autoencoder.head.mlp(torch.stack(cosines))[0] - torch.log(distance))
 
 
 def log_residual_variance(predictions, labels, epsilon):
@@ -469,7 +469,7 @@ def reconstruction_error(autoencoder, states):
     """(L,): the mean squared error of each layer's decoded states beside the states (B, L, D), normalised."""
     errors = []
     for layer in range(states.shape[1]):
-        total = 0
+        total = torch.zeros(())
         for state in states[:, layer]:
             wanted = (state - state.mean()) / ((state - state.mean()) ** 2).mean().add(1e-5).sqrt()
             decoded = autoencoder.decoder[layer](autoencoder.encoder[layer](state))
@@ -549,7 +549,8 @@ def twin_tower(first, second, ids, every):
     config = first.config
     towers = [dict(model.state_dict()) for model in (first, second)]
     states = [_embedded(config, weights, ids) for weights in towers]
-    streams, contexts = [None, None], [[], []]
+    streams: list[Any] = [None, None]
+    contexts: list[list[Any]] = [[], []]
     for layer in range(config.num_hidden_layers):
         name = f"encoder.layer.{layer}.attention.self.value"
         maps = [_attention_maps(config, weights, layer, own) for weights, own in zip(towers, states, strict=True)]
@@ -574,7 +575,7 @@ def cosine(first, second):
 
 def info_nce(anchors, positives, temperature):
     """Eq. 11, a text at a time."""
-    total = 0
+    total = torch.zeros(())
     for i, anchor in enumerate(anchors):
         exponentials = [torch.exp(cosine(anchor, positive) / temperature) for positive in positives]
         total = total - torch.log(exponentials[i] / sum(exponentials))

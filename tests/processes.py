@@ -210,7 +210,7 @@ def _become(words: list[str], env: dict[str, str], out: str, cwd: str) -> NoRetu
     os.environ.update(env)
     here = [] if words[0] == "-c" else [str(Path(words[0]).parent)]
     sys.path[:0] = [*here, *env.get("PYTHONPATH", "").split(os.pathsep)]
-    multiprocessing.util.spawnv_passfds = spawn
+    vars(multiprocessing.util)["spawnv_passfds"] = spawn
     _execute(words)
 
 
@@ -236,9 +236,13 @@ def _execute(words: list[str]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        # As an interpreter ends: threads first, then what was registered, such as the end of worker processes.
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            # As an interpreter ends: threads first, then what was registered, such as the end of worker processes.
+            vars(threading)["_shutdown"]()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                if not stream.closed:
+                    stream.flush()
+        finally:
+            # Never back into the code that forked.
+            os._exit(code)

@@ -23,8 +23,9 @@ def says(right: dict[str, float], task: Task = TASK, resampled: bool = True, cho
     controls = [name for name in (BAG, RANDOM) if name in right]
     found = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
     results = [
-        Result(*name.rsplit(", ", 1), name in controls, {task.name: found[name]}, called=CALLED.get(name, ""))
+        Result(recipe, pooling, name in controls, {task.name: found[name]}, called=CALLED.get(name, ""))
         for name in right
+        for recipe, pooling in [name.rsplit(", ", 1)]
     ]
     return answer(results, task, statistic if resampled else None, chosen)
 

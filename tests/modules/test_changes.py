@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -54,9 +54,9 @@ SETS = [[TURN], [EXIT], [PREPEND], [REROUTE], *map(list, itertools.combinations(
 class Naive:
     """A plain eager model, changed; the id of the slot before a text, if there is one; and a tokenizer."""
 
-    model: object
+    model: Any
     slot: list[int]
-    token_ids: object
+    token_ids: Any
     architecture: str
 
     def whole(self, head: str, text: str, tail: str) -> list[int]:
@@ -404,7 +404,7 @@ class NoMask(Change):
 
     last: int
     key: ClassVar[str] = "no-mask"
-    replaces: ClassVar[str] = "masks"
+    replaces: ClassVar[Literal["masks"]] = "masks"
 
     def fitted(self, model):
         model.set_attn_implementation("st_reba")

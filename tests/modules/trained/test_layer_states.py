@@ -100,8 +100,8 @@ def test_modules_that_share_a_backbone(shared):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies(copied, shared):
-    module = LayerStates(shared()).eval()
+def test_copies(copied, backbone_path):
+    module = LayerStates(backbone_path()).eval()
     assert torch.equal(states(copied(module), TEXTS), states(module, TEXTS))
 
 

@@ -12,7 +12,7 @@ from ... import oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ...conftest import paired, pipeline, relative_error
 
-ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
+ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
 
 

@@ -104,11 +104,11 @@ def test_what_stands_before_the_texts_differs_at_its_end(shared):
         assert np.linalg.norm(vector - model.encode(text)) <= TOLERANCE * max(np.linalg.norm(vector), 1e-6), text
 
 
-def test_a_cache_that_cannot_be_reused(shared, monkeypatch):
-    expected = pipeline(MetaEOLModule(shared(), templates=TASKS)).encode(TEXTS)
+def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
+    expected = pipeline(MetaEOLModule(backbone_path(), templates=TASKS)).encode(TEXTS)
     cache = Prefixes.cache
     monkeypatch.setattr(Prefixes, "cache", lambda self, prefixes: cache(self, prefixes.flip(0)))
-    module = MetaEOLModule(shared(), templates=TASKS)
+    module = MetaEOLModule(backbone_path(), templates=TASKS)
     assert not module._shares_prefixes
     assert relative_error(pipeline(module).encode(TEXTS), expected) < TOLERANCE
 

@@ -14,7 +14,7 @@ from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ...conftest import paired, pipeline, relative_error
 
-ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
+ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
 EOS = 0
 
@@ -51,11 +51,11 @@ def test_whole_passes_give_the_same(shared):
     assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE
 
 
-def test_a_cache_that_cannot_be_reused(shared, monkeypatch):
-    expected = pipeline(RefinedThoughtModule(shared()), "lasttoken").encode(TEXTS)
+def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
+    expected = pipeline(RefinedThoughtModule(backbone_path()), "lasttoken").encode(TEXTS)
     monkeypatch.setattr(Prefixes, "cache", lambda self, prefixes: DynamicCache())
     with pytest.warns(UserWarning, match="The cache of LlamaModel cannot be reused, so every pass runs over the whole"):
-        module = RefinedThoughtModule(shared())
+        module = RefinedThoughtModule(backbone_path())
     assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE
 
 

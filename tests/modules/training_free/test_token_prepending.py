@@ -127,8 +127,8 @@ class TestOnDisk:
             SentenceTransformer(str(tmp_path), device="cpu")
 
 
-def test_the_vector_goes_where_the_model_goes(shared):
-    model = pipeline(TokenPrependingModule(shared()), "lasttoken")
+def test_the_vector_goes_where_the_model_goes(backbone_path):
+    model = pipeline(TokenPrependingModule(backbone_path()), "lasttoken")
     expected = model.encode(TEXTS, convert_to_tensor=True)
     half = model.bfloat16().encode(TEXTS, convert_to_tensor=True).float()
     assert (1 - torch.cosine_similarity(half, expected)).max() < 1e-2
