@@ -233,13 +233,15 @@ class PositionWise:
 
     def at(self, read: Tensor) -> contextlib.AbstractContextManager[None]:
         """Compute them at these positions alone, (B, N) booleans, in this block; elsewhere their output is zero."""
+        # Counted here, before the pass: within it, the host would wait for all that an accelerator has still to do.
+        places = read.nonzero(as_tuple=True)
 
         def before(states: Tensor) -> Tensor:
-            return states[read.to(states.device)][None]
+            return states[tuple(place.to(states.device) for place in places)][None]
 
         def after(states: Tensor) -> Tensor:
             whole = states.new_zeros(*read.shape, states.shape[-1])
-            return whole.index_put((read.to(states.device),), states[0])
+            return whole.index_put(tuple(place.to(states.device) for place in places), states[0])
 
         return tapping(dict.fromkeys(self.modules, Tap(before, after)))
 
