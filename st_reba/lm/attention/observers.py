@@ -15,10 +15,11 @@ from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
 # Rows of keys go in blocks, because queries before the first key of a block are never asked for.
 _KEY_BLOCK = 128
 
-# Bytes of scratch memory where heads are taken one by one: the rectangle of one stays in a core's cache.
+# On a CPU, bytes of scratch memory: where heads are taken one by one, the rectangle of one stays in a core's cache;
+# where what all heads take fits, as for a short text alone, they are formed at once.
 _SCRATCH_BYTES = {"cpu": 2**20}
 
-# The same on any other device, where those of all heads are formed at once: enough to fill it.
+# The same on any other device, where heads are formed at once, always: enough to fill it.
 _SCRATCH_BYTES_AT_ONCE = 2**28
 
 
@@ -64,11 +65,10 @@ class RunningMaximum:
 
     def result(self) -> Tensor:
         """max of log weights, (B, keys, queries), float32 or, in a float64 model, float64."""
-        if self._of_layers:
-            return torch.stack([layer.to(self._of_layers[0].device) for layer in self._of_layers]).amax(dim=0)
-        if self._maximum is None:
+        seen = self._of_layers if self._maximum is None else [self._maximum, *self._of_layers]
+        if not seen:
             raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
-        return self._maximum
+        return seen[0] if len(seen) == 1 else torch.stack([layer.to(seen[0].device) for layer in seen]).amax(dim=0)
 
     def observe(self, source: WeightSource) -> None:
         if isinstance(self.keys, Tensor):
@@ -78,13 +78,18 @@ class RunningMaximum:
         scratch = _SCRATCH_BYTES.get(source.device.type)
         if torch.is_grad_enabled():
             self._maximum = self._with_gradient(source, keys)
-        elif scratch is not None:
+        elif scratch is not None and self._bytes_at_once(source, keys) > scratch:
             self._fold(source, keys, self._so_far(source, keys), scratch)
         elif isinstance(self.keys, Tensor):
             weights = source.of_all_heads(self.queries).log_weights(slice(None), keys, 0)
             self._of_layers.append(weights.amax(dim=(1, 4)))
         else:
             self._fold_at_once(source, keys, self._so_far(source, keys))
+
+    def _bytes_at_once(self, source: WeightSource, keys: slice) -> int:
+        """What all heads take at once: a copy of their queries, and four passes over their rectangles."""
+        of_a_query = source.head_size + 4 * (keys.stop - keys.start)
+        return 4 * source.batch * source.heads * (self.queries.stop - self.queries.start) * of_a_query
 
     def _so_far(self, source: WeightSource, keys: slice) -> Tensor:
         """The maximum over the layers before, where this layer runs."""

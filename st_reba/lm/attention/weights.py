@@ -24,6 +24,8 @@ class WeightSource(Protocol):
     @property
     def heads(self) -> int: ...
     @property
+    def head_size(self) -> int: ...
+    @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
@@ -76,6 +78,10 @@ class QueryKeySource:
     @property
     def heads(self) -> int:
         return self.query.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        return self.query.shape[3]
 
     @property
     def device(self) -> torch.device:
@@ -230,6 +236,10 @@ class SymmetrizedSource:
         return self.forward.heads
 
     @property
+    def head_size(self) -> int:
+        return self.forward.head_size
+
+    @property
     def device(self) -> torch.device:
         return self.forward.device
 
@@ -269,6 +279,11 @@ class MapSource:
     @property
     def heads(self) -> int:
         return self.weights.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        """None: there are no queries."""
+        return 0
 
     @property
     def device(self) -> torch.device:

@@ -222,7 +222,7 @@ def sources(length=40, batch=3):
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["query and key", "map"])
 @pytest.mark.parametrize("block", [4, 128])
-@pytest.mark.parametrize("scratch", [1, 2**20])
+@pytest.mark.parametrize("scratch", [1, 2**14])
 @pytest.mark.parametrize("way", ["one by one", "at once", "with gradients"])
 class TestRunningMaximum:
     def expected(self, layers):
