@@ -66,7 +66,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in _POOLINGS.items()}
 
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
-        whole = Layout(**batch_to_device(module.preprocess(list(texts)), module.model.device))
+        whole = Layout.of(batch_to_device(module.preprocess(list(texts)), module.model.device))
         parts = []
         for part in module.parts(whole):
             layout = whole.part(part)

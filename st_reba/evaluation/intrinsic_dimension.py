@@ -124,8 +124,8 @@ def select_layers(
 
 def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: Sequence[str]) -> Tensor:
     """(L, B, D): what each layer reads at the last token, on the CPU."""
-    layout = Layout(**batch_to_device(module.preprocess(texts), backbone.device(module.model)))
-    last = (layout.attention_mask.sum(dim=1) - 1).tolist()
+    layout = Layout.of(batch_to_device(module.preprocess(texts), backbone.device(module.model)))
+    last = layout.ends.tolist()
     read: dict[int, Tensor] = {}
 
     def reads(number: int) -> Tap:

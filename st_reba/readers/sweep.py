@@ -181,12 +181,12 @@ class RecipeSweep:
             most.setdefault(module.max_tokens(prompt), module.eval())
         pending, shorter = list(range(len(texts))), -1
         for limit, module in most.items():
-            layout = Layout(**module.preprocess([texts[index] for index in pending], prompt=prompt))
+            layout = Layout.of(module.preprocess([texts[index] for index in pending], prompt=prompt))
             lengths = layout.text_length.tolist()
             more = [row for row, length in enumerate(lengths) if length > shorter]
             if not more:
                 break
-            layout = Layout(**batch_to_device(dict(vars(layout.part(torch.tensor(more)))), self.device))
+            layout = Layout.of(batch_to_device(layout.part(torch.tensor(more)).features(), self.device))
             reader = module.varied(module.repetitions, rows)
             for part in reader.parts(layout):
                 yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
@@ -203,13 +203,13 @@ class RecipeSweep:
         modules = (self._classical.eval(), self._modules[0])
         layouts = [module.lay_out(texts, prompt) for module in modules]
         # (3, T, 2, N)
-        both = torch.stack(list(vars(Layout.interleaved(layouts)).values())).unflatten(1, (-1, 2))
+        both = torch.stack(list(Layout.interleaved(layouts).features().values())).unflatten(1, (-1, 2))
         chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
         if len(chosen) == 0:
             return
-        layout = Layout(**batch_to_device(dict(vars(layouts[0].part(chosen))), self.device))
+        layout = Layout.of(batch_to_device(layouts[0].part(chosen).features(), self.device))
         for part in self._classical.parts(layout):
-            features = self._classical(dict(vars(layout.part(part))))
+            features = self._classical(layout.part(part).features())
             reading = RecipeVectors(_names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
             yield chosen[part].tolist(), iter([reading])
 

@@ -49,7 +49,7 @@ class Prepend(Change):
                 f"prepend_layers={self.prepend_layers!r}: give a number of layers, or None for three in ten."
             )
 
-    def resolved(self, model: PreTrainedModel) -> Self:
+    def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
         depth = backbone.depth(model)
         if self.prepend_layers is None:
             return replace(self, prepend_layers=min(depth, max(2, round(0.3 * depth))))
@@ -65,7 +65,7 @@ class Prepend(Change):
         return template if PREPEND in before else Template((before + PREPEND, *others))
 
     def fitted(self, model: PreTrainedModel) -> Slots:
-        return Slots(model, cast(int, self.resolved(model).prepend_layers), self.seed)
+        return Slots(model, cast(int, self.prepend_layers), self.seed)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PrependBlocks(Prepend):
     key: ClassVar[str] = "prepend-blocks"
 
     def fitted(self, model: PreTrainedModel) -> Slots:
-        return _BlockSlots(model, cast(int, self.resolved(model).prepend_layers), self.seed)
+        return _BlockSlots(model, cast(int, self.prepend_layers), self.seed)
 
 
 class Slots(Fitted):

@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
+from ...text.layout import Layout
 from ...text.templates import Preset, Template
 from ..base import CausalModule, PoolOver
+from ..readout import Reading
 from .causal import check_one_copy
 
 
@@ -60,3 +62,6 @@ class EarlyExitModule(CausalModule):
     @property
     def cost(self) -> str:
         return "One pass over the text, up to the output layer: no more than the classical embedding."
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        return self._read_tokens(layout, 0, 0, **kwargs)

@@ -14,7 +14,7 @@ from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
-from ...text.builder import Plan, lay_out
+from ...text.builder import Plan
 from ...text.layout import Layout
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
@@ -106,10 +106,9 @@ class MetaEOLModule(CausalModule):
     def _plans(self) -> list[Plan]:
         return [Plan(template, self.tokenization) for template in self._parsed]
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
-        builders = self._builders()
-        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
-        return Layout.interleaved([builder.framed(own) for builder, own in zip(builders, rows, strict=True)])
+    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, max_tokens, prompt), len(self.templates)
+        return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
