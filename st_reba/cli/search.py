@@ -53,7 +53,7 @@ def search_command(
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """The best of all combinations of template, repetition, output layer, pooling and filter, for a model and pairs.
+    """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and pairs.
 
     It is looked for on one half of the labelled pairs, and shown beside its controls on the other.
     """
