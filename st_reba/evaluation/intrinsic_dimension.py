@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..lm import backbone
 from ..lm.decoder import inspect
-from ..lm.hooks import Tap, listen, tapping
+from ..lm.hooks import Hook, hooked, listen
 from ..modules import CausalTransformer
 from ..modules.changes.reroute import middle_third
 from ..text.layout import Layout
@@ -128,14 +128,14 @@ def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: 
     last = layout.ends.tolist()
     read: dict[int, Tensor] = {}
 
-    def reads(number: int) -> Tap:
+    def reads(number: int) -> Hook:
         def before(states: Tensor) -> Tensor:
             read[number] = states[range(len(last)), last].cpu()
             return states
 
-        return Tap(before)
+        return Hook(before)
 
-    with tapping({layer: reads(number) for number, layer in enumerate(layers)}):
+    with hooked({layer: reads(number) for number, layer in enumerate(layers)}):
         module.model(input_ids=layout.input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
     return torch.stack([read[number] for number in range(len(layers))])
 

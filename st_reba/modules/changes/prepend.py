@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...lm import backbone
 from ...lm.anatomy import Anatomy
 from ...lm.decoder import layer_places
-from ...lm.hooks import Tap, listen
+from ...lm.hooks import Hook, listen
 from ...lm.run import Effect
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
@@ -117,7 +117,7 @@ class Slots(Fitted):
         embeddings = model.get_input_embeddings()
         listen([embeddings])
         layers = [self._places.at(model, layer) for layer in range(1, self.layers)]
-        return Effect(taps={embeddings: Tap(after=enter), **dict.fromkeys(layers, Tap(before=renew))})
+        return Effect(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...lm import backbone
-from ...lm.hooks import Tap
+from ...lm.hooks import Hook
 from ...lm.precision import widened
 from ...lm.projections import output_projections
 from ...lm.run import Effect
@@ -110,7 +110,7 @@ class _Steered(Fitted):
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))
 
-        return Effect(taps={self._projections.at(model, self.layer): Tap(before=steer)})
+        return Effect(hooks={self._projections.at(model, self.layer): Hook(before=steer)})
 
     def _difference(self, values: Tensor, irrelevant: Tensor) -> Tensor:
         difference = widened(values) - widened(irrelevant)
