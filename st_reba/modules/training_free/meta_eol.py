@@ -19,6 +19,7 @@ from ...text.layout import Layout
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, last_of
+from .causal import check_one_copy
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -68,7 +69,7 @@ class MetaEOLModule(CausalModule):
                 f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
             )
         presets = _presets(templates)
-        parsed = [_checked(preset.template) for preset in presets]
+        parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
         super().__init__(
             model_name_or_path, template=parsed[0], preset=agreed(presets), pool_over=pool_over, **transformer_kwargs
         )
@@ -169,15 +170,5 @@ def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
             f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
             f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
         )
-    check_template_length([str(_checked(template)) for template in templates])
+    check_template_length([str(Template.parse(template)) for template in templates])
     return [preset(template) for template in templates]
-
-
-def _checked(template: str) -> Template:
-    parsed = Template.parse(template)
-    if parsed.copies != 1:
-        raise ValueError(
-            f"The template {template!r} has {parsed.copies} slots: MetaEOLModule reads one copy in each prompt. "
-            "Use EchoModule for templates that repeat the text."
-        )
-    return parsed

@@ -29,6 +29,7 @@ from ...text.builder import Plan
 from ...text.layout import NOT_TEXT, Layout
 from ...text.templates import Template
 from ..base import CausalModule, PoolOver
+from ..checks import watched_last_layer
 from ..readout import Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -133,22 +134,15 @@ class RefinedThoughtModule(CausalModule):
         return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
-        self._route = routes.attention_route(self.model)
-        name = type(self.model).__name__
-        self._last_layer = backbone.depth(self.model) - 1
-        if not self._route.through_function or self._last_layer not in self._route.layers:
-            raise ValueError(
-                f"The attention of {name}'s last layer cannot be watched, because it does not call transformers' "
-                "attention interface. Use iterations=1, or an architecture that does, such as Llama, Qwen or GPT-2."
-            )
+        self._route, self._last_layer = watched_last_layer(self.model, "iterations=1")
         if not self.reuses_states:
             # Then the text's own states change with what follows them.
             return
         self._reuses_cache = routes.make_cacheable(self.model)
         if not self._reuses_cache:
             warnings.warn(
-                f"The cache of {name} cannot be reused, so every pass runs over the whole text. The numbers are the "
-                "same; it takes more time.",
+                f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole text. "
+                "The numbers are the same; it takes more time.",
                 stacklevel=3,
             )
 
