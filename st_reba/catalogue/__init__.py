@@ -128,7 +128,8 @@ def find(name: str) -> Recipe:
 
     Args:
         name: As tables show it, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or its key: ``"reba-2"``, to be read
-            after a layer ``"reba-2@12"``, and with what stands around the pooling ``"classical+whitened"``.
+            after a layer ``"reba-2@12"``, under a change ``"reba-2-prepended"``, and with what stands around the
+            pooling ``"classical+whitened"``.
 
     Raises:
         ValueError: If there is no such recipe.
@@ -150,7 +151,8 @@ def find(name: str) -> Recipe:
     raise ValueError(
         f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
         f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
-        f"{', '.join('+' + key for key in parts if key)}."
+        f"{', '.join('+' + key for key in parts if key)}; that of what a search tries, before that with one of "
+        f"{', '.join('-' + name for name in rows.CHANGES)}."
     )
 
 
