@@ -212,6 +212,12 @@ class CausalModule(LayoutReader):
             return "One pass over the text, as for the classical embedding."
         return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
+    @property
+    def whole_cost(self) -> str:
+        """The same with what its changes cost, but those that the method is about."""
+        others = [change.cost for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        return " ".join(filter(None, [self.cost, *others]))
+
     # Text in
 
     @property

@@ -58,6 +58,11 @@ class Change:
         return template
 
     @property
+    def cost(self) -> str:
+        """What it costs beside the method, in a sentence; empty: next to nothing."""
+        return ""
+
+    @property
     def companion(self) -> Template | None:
         """One more template, in which a text is read before the method reads it in its own; None: there is none."""
         return None

@@ -80,6 +80,11 @@ class Steer(Change):
         return replace(self, contrast_layer=layer % depth)
 
     @property
+    def cost(self) -> str:
+        assert isinstance(self.contrast_layer, int)
+        return f"Before it, one pass over the first {self.contrast_layer + 1} layers, under another prompt."
+
+    @property
     def companion(self) -> Template:
         return Template.parse(self.auxiliary_template)
 
