@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..lm import backbone, decoder
 from ..lm.all_layers import recording
-from ..text.layout import NOT_TEXT, Layout
+from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
 from .readout import Reading, blank, compact, even_slices, joined, last_of
@@ -45,7 +46,7 @@ class LayoutReader(LanguageModel):
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
         if not backbone.hidden_states_are_asked_for(self.model):
-            return self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+            return self._handed_on(features, self._read_all(features, **kwargs))
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
         features.clear()
@@ -72,7 +73,7 @@ class LayoutReader(LanguageModel):
         """
         self._refuse_all_layers()
         with recording(self.model, self.layer_places(), norm) as record:
-            found = self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+            found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
@@ -84,24 +85,35 @@ class LayoutReader(LanguageModel):
                 "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
 
-    def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+    def _read_all(self, features: dict[str, Any], **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""
         with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
-            return self._readings(layout, **kwargs)
+            layout = Layout.of(features)
+            return self._readings(replace(layout, beside=self._beside(layout, features, **kwargs)), **kwargs)
+
+    def _beside(self, layout: Layout, features: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+        """What is seen of the companions of changes, for each row of the layout."""
+        found = {}
+        for change in self.changes:
+            if change.companion is not None:
+                companion = Layout.of(features, change.key)
+                texts = len(companion.input_ids)
+                parts = even_slices(texts, LayoutReader._part_size(self, layout))
+                seen = torch.cat([self.read_companion(change, companion.part(part), **kwargs) for part in parts])
+                found[change.key] = seen.repeat_interleave(len(layout.input_ids) // texts, dim=0)
+        return found
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
         """The features with what was read of a batch, part by part."""
         states, mask, ids, extra = joined(readings)
-        states, mask = blank(states, mask, self._layout(features).text_length == 0)
-        rest = {name: value for name, value in features.items() if name != "copy_index"}
+        states, mask = blank(states, mask, Layout.of(features).text_length == 0)
+        laid_out = {name for of in ("", *(change.key for change in self.changes)) for name in feature_names(of)}
+        rest = {name: value for name, value in features.items() if name not in laid_out}
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part."""
         return [self._read(layout.part(part), **kwargs) for part in self.parts(layout)]
-
-    def _layout(self, features: dict[str, Any]) -> Layout:
-        return Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
 
     def parts(self, layout: Layout) -> list[slice]:
         """The texts of a batch that run together; the result does not depend on it."""

@@ -111,7 +111,7 @@ _CANDIDATES: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
     """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`.
 
-    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
+    The answer is kept, so the dry run depends on nothing but these arguments: not on autocast, which would round the
     reference, nor on torch's default dtype.
     """
     candidate = _CANDIDATES.get(device_type)
