@@ -64,6 +64,7 @@ def ours(kind: Callable[..., CausalModule], **settings: Any) -> Make:
 CONTENDERS: dict[str, tuple[Make, str]] = {
     PLAIN: (plain, "mean"),
     "Classical, mean": (ours(CausalTransformer), "mean"),
+    "Classical, mean, each text alone": (ours(CausalTransformer, deterministic=True), "mean"),
     "Classical, last": (ours(CausalTransformer, rows="last"), "lasttoken"),
     "Echo-2, mean": (ours(EchoModule), "mean"),
     "Echo-2, last": (ours(EchoModule, rows="last"), "lasttoken"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from ..lm.all_layers import recording
 from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
-from .readout import Reading, blank, compact, even_slices, joined, last_of
+from .readout import ONE_BY_ONE, Reading, blank, compact, even_slices, joined, last_of
 
 
 class LayoutReader(LanguageModel):
@@ -32,6 +32,14 @@ class LayoutReader(LanguageModel):
 
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows
+
+    #: Whether each text runs alone, so that not even rounding depends on the others.
+    deterministic: bool
+
+    @property
+    def layouts_a_text(self) -> int:
+        """How many rows of a layout a text has."""
+        return 1
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Run the backbone over layouts and hand on the states that the method reads.
@@ -87,9 +95,23 @@ class LayoutReader(LanguageModel):
 
     def _read_all(self, features: dict[str, Any], **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""
+        readings = []
         with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
-            layout = Layout.of(features)
-            return self._readings(replace(layout, beside=self._beside(layout, features, **kwargs)), **kwargs)
+            for together in self._one_by_one(features) if self.deterministic else [features]:
+                layout = Layout.of(together)
+                beside = self._beside(layout, together, **kwargs)
+                readings += self._readings(replace(layout, beside=beside), **kwargs)
+        return readings
+
+    def _one_by_one(self, features: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The layouts of each text, as long as they are in a batch of their own."""
+        companions = [change.key for change in self.changes if change.companion is not None]
+        for text in range(len(features["input_ids"]) // self.layouts_a_text):
+            own = slice(text * self.layouts_a_text, (text + 1) * self.layouts_a_text)
+            alone = Layout.of(features).part(own).features()
+            for key in companions:
+                alone |= Layout.of(features, key).part(slice(text, text + 1)).features(key)
+            yield alone
 
     def _beside(self, layout: Layout, features: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """What is seen of the companions of changes, for each row of the layout."""
@@ -109,6 +131,8 @@ class LayoutReader(LanguageModel):
         states, mask = blank(states, mask, Layout.of(features).text_length == 0)
         laid_out = {name for of in ("", *(change.key for change in self.changes)) for name in feature_names(of)}
         rest = {name: value for name, value in features.items() if name not in laid_out}
+        if self.deterministic:
+            rest[ONE_BY_ONE] = True
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:

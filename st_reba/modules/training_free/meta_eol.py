@@ -104,6 +104,11 @@ class MetaEOLModule(CausalModule):
             "Use CausalTransformer, EchoModule or ReBAModule for words."
         )
 
+    @property
+    def layouts_a_text(self) -> int:
+        """One a prompt."""
+        return len(self.templates)
+
     def _plans(self) -> list[Plan]:
         return [Plan(template, self.tokenization) for template in self._parsed]
 
