@@ -13,6 +13,7 @@ from ..compare.run import compare, compare_tasks, work
 from ..data.demo import DEMO_MODEL, demo_pairs, demo_questions, demo_sentences
 from ..data.tables import Pairs, read_data, read_texts
 from ..evaluation import OddOneOutEvaluator
+from ..files import check_file
 from ..modules import CausalTransformer
 from .common import (
     BatchOption,
@@ -29,7 +30,6 @@ from .common import (
     ReportOption,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
     load,

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
-from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +24,7 @@ from ..evaluation.bootstrap import Estimate
 from ..files import check_free
 from ..modules import CausalModule
 from ..optional import require_report
-from .common import console, description, marked
+from .common import console, marked, progress_bar
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -108,28 +106,10 @@ def shown_model(model: str) -> str:
     return path.name if path.is_file() else model
 
 
-class _TimeLeft(ProgressColumn):
-    """About how long the rest takes, at the pace of what is done: from the first batch on."""
-
-    def render(self, task: Bar) -> Text:
-        if task.total is None or task.elapsed is None or not 0 < task.completed < task.total:
-            return Text()
-        left = round(task.elapsed * (task.total / task.completed - 1))
-        return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
-
-
 @contextmanager
 def running(backbone: CausalModule, asked: Sequence[Recipe], batch_size: int, total: int | None) -> Iterator[Recipes]:
     """The recipes, with a progress bar while they run."""
-    columns = (
-        SpinnerColumn(),
-        description(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        _TimeLeft(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("Comparing", total=total)
         yield Recipes(
             backbone,

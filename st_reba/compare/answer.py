@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ..catalogue import find
 from ..evaluation.bootstrap import Statistic
 from .ranking import best_of, difference, has_number, rank
 from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
-    "Classical, mean": "the mean of the last hidden states",
-    "Classical, last": "the last token's hidden state",
+    replace(find("classical"), pooling=pooling).key: what
+    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 
 
