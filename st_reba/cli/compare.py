@@ -16,6 +16,7 @@ from ..compare.workload import Forecast, memory, speed
 from ..data.demo import DEMO_MODEL, demo_questions, demo_sentences
 from ..data.tables import Labelled, read_texts
 from ..evaluation import OddOneOutEvaluator
+from ..files import check_file
 from ..modules import CausalModule
 from .common import (
     BatchOption,
@@ -30,7 +31,6 @@ from .common import (
     RandomOption,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
     load_fastest,

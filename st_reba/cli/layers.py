@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from scipy.stats import ConstantInputWarning
@@ -35,10 +34,10 @@ from .common import (
     check_devices,
     clear_errors,
     console,
-    description,
     load,
     marked,
     placement,
+    progress_bar,
 )
 from .data import (
     ColumnsOption,
@@ -105,13 +104,7 @@ def layers_command(
             module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
             parts = [module, Pooling(module.get_embedding_dimension(), mode)]
             read = SentenceTransformer(modules=parts, device=device, prompts=dict(scored.prompts))
-            bars = (
-                description(),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            with Progress(*bars, console=console, transient=True) as progress:
+            with progress_bar() as progress:
                 texts = labelled.texts()
                 task = progress.add_task("Reading every layer", total=2 * len(texts))
                 turning_point = TurningPointEvaluator(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
 from ..compare.run import compare, texts_of, work
 from ..compare.search import Found, with_selection
@@ -27,10 +26,9 @@ from .common import (
     app,
     check_devices,
     clear_errors,
-    description,
     load,
-    notes,
     placement,
+    progress_bar,
 )
 from .data import (
     ColumnsOption,
@@ -68,7 +66,7 @@ def search_command(
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """The best of all combinations of template, repetition, output layer, pooling and filter, for a model and texts.
+    """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and texts.
 
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
@@ -98,13 +96,7 @@ def search_command(
 
 def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
-    columns = (
-        SpinnerColumn(),
-        description(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("Searching", total=None)
         return run_search(
             backbone,

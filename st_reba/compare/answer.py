@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..catalogue import find
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
@@ -16,8 +16,8 @@ from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
-    "Classical, mean": "the mean of the last hidden states",
-    "Classical, last": "the last token's hidden state",
+    replace(find("classical"), pooling=pooling).key: what
+    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 
 

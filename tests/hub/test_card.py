@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -34,6 +35,7 @@ from st_reba import (
 from st_reba.catalogue import PUBLIC_MODULES, find
 from st_reba.hub import card
 from st_reba.modules import CausalModule, registry
+from st_reba.modules.changes import Reroute, Steer
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
@@ -102,6 +104,14 @@ SAYS = {
         "One pass over the text and the template;",
     ),
 }
+
+
+def test_what_a_change_costs_is_told(roomy_path, tmp_path):
+    module = CausalTransformer(roomy_path, changes=[Steer(1), Reroute()])
+    assert (
+        "One pass over the text, as for the classical embedding. Before it, one pass over the first 2 layers, under "
+        "another prompt."
+    ) in written(pipeline(module), tmp_path)
 
 
 @pytest.mark.parametrize("module_class", [each for each in PUBLIC_MODULES if issubclass(each, CausalModule)])
@@ -286,7 +296,8 @@ def mteb_result(name: str = "STSB", score: float = 0.5):
 
 class TestScores:
     def index(self, text: str) -> list[EvalResult]:
-        return ModelCard(text, ignore_metadata_errors=False).data.eval_results
+        data: Any = ModelCard(text, ignore_metadata_errors=False).data
+        return data.eval_results
 
     def evaluate(self, model) -> None:
         EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.0, 1.0], name="tiny")(model)
