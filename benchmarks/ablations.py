@@ -22,6 +22,7 @@ import numpy as np
 from transformers.utils import logging
 
 import records
+from real.claims import differences
 from real.models import MODELS
 from real.passes import Pass, own_end
 from real.scores import cosines_of
@@ -102,19 +103,17 @@ def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> 
         found[recipe, change] = cosines_of(kept.read(variant), *sides)
     named = {str(number): each for number, each in enumerate(found.values())}
     statistic = bootstrap.spearman(named, labelled.scores[:PAIRS])
-    values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
-    start = list(found).index(REFERENCE)
-    rows: list[dict[str, Any]] = []
-    for number, (recipe, change) in enumerate(found):
-        low, high = bootstrap.interval(replicates[number] - replicates[start])
-        rows.append(
-            {
-                "model": measured.model.name, "precision": measured.precision, "set": f"STS-B {language} dev, {PAIRS}",
-                "recipe": recipe, "change": change, "score": float(values[number]),
-                "difference": float(values[number] - values[start]), "low": float(low), "high": float(high),
-                "date": time.strftime("%Y-%m-%d"), "versions": records.versions(),
-            }
-        )  # fmt: skip
+    reference = str(list(found).index(REFERENCE))
+    rows: list[dict[str, Any]] = [
+        {
+            "model": measured.model.name, "precision": measured.precision, "set": f"STS-B {language} dev, {PAIRS}",
+            "recipe": recipe, "change": change, "score": float(score), **difference,
+            "date": time.strftime("%Y-%m-%d"), "versions": records.versions(),
+        }
+        for (recipe, change), score, difference in zip(
+            found, statistic.values(), differences(statistic, [(each, reference) for each in named]), strict=True
+        )
+    ]  # fmt: skip
     records.rewrite("ablations", rows)
 
 

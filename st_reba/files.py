@@ -33,17 +33,24 @@ def is_full(error: BaseException) -> bool:
     return not told and (getattr(error, "errno", None) in _FULL or bool(_FULL_WORDS.search(str(error))))
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path | None, called: str = "") -> None:
     """Refuse what is no file to read.
+
+    Args:
+        path: None: nobody asks for one.
+        called: What the user calls it, such as an option.
 
     Raises:
         FileNotFoundError: If there is nothing.
         ValueError: If it is a directory.
     """
+    if path is None:
+        return
+    name = f"{called} {path}".lstrip()
     if path.is_dir():
-        raise ValueError(f"{path} is a directory: give a file.")
+        raise ValueError(f"{name} is a directory: give a file.")
     if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such file.")
+        raise FileNotFoundError(f"{name}: there is no such file. Check the name.")
 
 
 @contextmanager

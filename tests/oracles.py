@@ -282,6 +282,12 @@ def aligned_values(model, ids, layer):
 
 def contrastive_prompting(model, architecture, ids, auxiliary, layer, output_layer, scale):
     """CP: hidden state of the last token after ``output_layer`` layers, steered in one: (D,)."""
+    with steered(model, architecture, auxiliary, layer, scale):
+        return seen(model, layer_name(architecture, output_layer - 1), ids, "after")[-1]
+
+
+def steered(model, architecture, auxiliary, layer, scale):
+    """A block in which the last token of all that runs is steered away from that of ``auxiliary``."""
     name = projection_name(architecture, layer)
     irrelevant = seen(model, name, auxiliary, "before")[-1]
 
@@ -294,8 +300,7 @@ def contrastive_prompting(model, architecture, ids, auxiliary, layer, output_lay
         factor = value.norm() / difference.norm() if scale == "norm" else scale
         return torch.cat([states[:, :-1], (factor * difference)[None, None]], dim=1)
 
-    with changed(model, name, before=steer):
-        return seen(model, layer_name(architecture, output_layer - 1), ids, "after")[-1]
+    return changed(model, name, before=steer)
 
 
 def with_slot(model, vector):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from st_reba.catalogue import find
 from st_reba.compare.mteb import score_statistic
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Statistic
@@ -19,15 +20,22 @@ from .texts import Sets
 
 Array = NDArray[np.float64]
 
-BAG = Variant("Bag of input embeddings", "mean")
-CLASSICAL = Variant("Classical", "mean")
-LAST = Variant("Classical", "last")
-ECHO = Variant("Echo-2", "mean")
-REBA = Variant("ReBA-2", "mean")
-PROMPT = Variant("PromptEOL", "last")
+
+def read(key: str, pooling: str = "") -> Variant:
+    """A row of the catalogue at its own end, under a pooling; its usual one if empty."""
+    recipe = find(key)
+    return Variant(recipe.method, pooling or recipe.pooling, filter=recipe.filtered)
+
+
+BAG = read("bag-of-input-embeddings")
+CLASSICAL, LAST = read("classical", "mean"), read("classical", "last")
+ECHO, REBA, NORMALISED = map(read, ("echo-2", "reba-2", "reba-2-normalised"))
+PROMPT = read("prompteol")
 #: In English words, whatever the language of the texts: as the recipes that build on it ask.
-ENGLISH_PROMPT = {"en": PROMPT, "zh": Variant("PromptEOL, English", "last")}
-EARLY_LATE = Variant("Early and late", "mean", filter=PARTWISE)
+ENGLISH_PROMPT = {"en": PROMPT, "zh": replace(PROMPT, recipe="PromptEOL, English")}
+EARLY_LATE = read("early-late")
+#: Those that build on PromptEOL.
+BUILT_ON_PROMPT = ("metaeol", "ck", "token-prepending", "contrastive-prompting", "value-aggregation")
 
 
 @dataclass(frozen=True)
@@ -50,33 +58,26 @@ class Claim:
 def on_pairs(language: str) -> list[Claim]:
     """The claims about sentence embeddings."""
     prompt = ENGLISH_PROMPT[language]
-    built_on_prompt = {
-        "MetaEOL": "mean", "CK": "mean", "Token prepending": "last", "Contrastive prompting": "last",
-        "Value aggregation": "last",
-    }  # fmt: skip
     readings = (CLASSICAL, LAST, ECHO, REBA, PROMPT)
     return [
         Claim("ReBA lifts the last token", replace(REBA, pooling="last"), LAST),
         Claim("ReBA lifts the mean", REBA, CLASSICAL),
         Claim("ReBA is ahead of Echo", REBA, ECHO),
-        Claim("Weights that sum to 1 change ReBA", Variant("ReBA-2, normalised", "mean"), REBA),
+        Claim("Weights that sum to 1 change ReBA", NORMALISED, REBA),
         Claim("Echo lifts the mean", ECHO, CLASSICAL),
         Claim("A prompt is ahead of the mean", PROMPT, CLASSICAL),
         Claim("A prompt is ahead of Echo", PROMPT, ECHO),
+        *(Claim(f"{own.recipe} is ahead of PromptEOL", own, prompt) for own in map(read, BUILT_ON_PROMPT)),
+        Claim("Pretended CoT is ahead of PromptEOL", read("pretended-cot"), PROMPT),
+        Claim("Knowledge is ahead of PromptEOL", read("knowledge"), PROMPT),
         *(
-            Claim(f"{recipe} is ahead of PromptEOL", Variant(recipe, pooling), prompt)
-            for recipe, pooling in built_on_prompt.items()
-        ),
-        Claim("Pretended CoT is ahead of PromptEOL", Variant("Pretended CoT", "last"), PROMPT),
-        Claim("Knowledge is ahead of PromptEOL", Variant("Knowledge", "last"), PROMPT),
-        *(
-            Claim("Re-routing lifts Classical", Variant("KV re-routing", pooling), Variant("Classical", pooling))
+            Claim("Re-routing lifts Classical", read("kv-rerouting", pooling), read("classical", pooling))
             for pooling in ("mean", "last")
         ),
-        Claim("A second pass of Refined Thought helps", Variant("RT-2", "last"), Variant("RT-1", "last")),
-        Claim("Four passes are ahead of two", Variant("RT-4", "last"), Variant("RT-2", "last")),
-        Claim("Eight passes are below four", Variant("RT-4", "last"), Variant("RT-8", "last")),
-        Claim("A bidirectional last layer lifts the mean, untrained", Variant("Bidirectional", "mean"), CLASSICAL),
+        Claim("A second pass of Refined Thought helps", read("rt-2"), Variant("RT-1", "last")),
+        Claim("Four passes are ahead of two", read("rt-4"), read("rt-2")),
+        Claim("Eight passes are below four", read("rt-4"), read("rt-8")),
+        Claim("A bidirectional last layer lifts the mean, untrained", read("bidirectional"), CLASSICAL),
         *(Claim("An earlier layer is ahead of the last", each, each, _chosen(each)) for each in readings),
         *(
             Claim(f"A filter helps: {name}", replace(each, filter=name), each)
@@ -128,13 +129,14 @@ def title_claims(found: Titles) -> Iterator[Row]:
 def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
     """On word senses, by both distances: at the end, and after the layer at which each is best on the other set."""
     readings = {name: word_readings(kept, sets, name) for name in names}
-    recipes = [("ReBA-2", "Classical"), ("ReBA-2", "Echo-2"), ("ReBA-2, normalised", "Classical"),
-               ("ReBA-2, normalised", "Echo-2"), ("ReBA-2, normalised", "ReBA-2"), ("Echo-2", "Classical")]  # fmt: skip
+    recipes = [(REBA, CLASSICAL), (REBA, ECHO), (NORMALISED, CLASSICAL), (NORMALISED, ECHO), (NORMALISED, REBA),
+               (ECHO, CLASSICAL)]  # fmt: skip
     for name in names:
         other = next((each for each in names if each != name), name)
         for metric, correct in readings[name].items():
             claims = []
-            for first, second in recipes:
+            for claimed in recipes:
+                first, second = (each.recipe for each in claimed)
                 pair = (Variant(first, ""), Variant(second, ""))
                 best = [_best_layer(readings[other][metric], each) for each in pair]
                 called = (f"{first}, its best layer", f"{second}, its best layer")
@@ -153,16 +155,20 @@ def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
     return max(own, key=lambda each: float(correct[each].mean()), default=variant)
 
 
-def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Statistic, name: str) -> Iterator[Row]:
+def differences(statistic: Statistic, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, float]]:
+    """How much more the first of each pair of recipes scores than the second, and the interval of that."""
+    place = {name: number for number, name in enumerate(statistic.recipes)}
     values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
-    for claim in claims:
-        first, second = used.index(claim.first), used.index(claim.second)
+    for first, second in (map(place.__getitem__, pair) for pair in pairs):
         low, high = bootstrap.interval(replicates[first] - replicates[second])
-        names = claim.names or (shown(claim.first), shown(claim.second))
-        yield {
-            "claim": claim.text, "set": name, "first": names[0], "second": names[1],
-            "difference": float(values[first] - values[second]), "low": float(low), "high": float(high),
-        }  # fmt: skip
+        yield {"difference": float(values[first] - values[second]), "low": float(low), "high": float(high)}
+
+
+def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Statistic, name: str) -> Iterator[Row]:
+    pairs = [(str(used.index(claim.first)), str(used.index(claim.second))) for claim in claims]
+    for claim, difference in zip(claims, differences(statistic, pairs), strict=True):
+        first, second = claim.names or (shown(claim.first), shown(claim.second))
+        yield {"claim": claim.text, "set": name, "first": first, "second": second, **difference}
 
 
 def shown(variant: Variant) -> str:

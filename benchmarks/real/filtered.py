@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from st_reba.modules import CausalModule, EarlyLateModule, EmbeddingFilter, PartwiseWhitening
-from st_reba.modules.after_pooling.choices import HEAD_FILTER, PARTWISE, fitted
+from st_reba.catalogue import PARTS, every_row
+from st_reba.modules import CausalModule, EmbeddingFilter, PartwiseWhitening
+from st_reba.modules.after_pooling.choices import HEAD_FILTER, IDF, PARTWISE, fitted
 from st_reba.modules.after_pooling.moments import Moments
 
 from .texts import FIT_TEXTS
@@ -21,10 +22,10 @@ from .vectors import Vectors
 Array = NDArray[np.float32]
 
 #: Nothing first; then that of the language model's head, and those that are fitted on vectors.
-FILTERS = ("", "filtered", "centred", "standardised", "whitened", "all but the top", PARTWISE)
+FILTERS = ("", *(name for name in PARTS if name != IDF))
 
-#: What is never without its filter.
-PARTS = {"Early and late": (PARTWISE,)}
+#: What is never without its filter: which that is, and the shares of the parts of its vectors.
+NEVER_WITHOUT = {row.name: (row.around.name, row.module.SHARES) for row in every_row() if row.around is not None}
 
 #: Which list's vectors filters are fitted on, for each list.
 _FIT = {
@@ -105,7 +106,7 @@ class Kept:
         own = [self.vectors(name, source, layer) for name in lists]
         moments: Moments | None = None
         recipe = source.name.rpartition(", ")[0]
-        for name in PARTS.get(recipe, filters):
+        for name in NEVER_WITHOUT[recipe][:1] if recipe in NEVER_WITHOUT else filters:
             if not name:
                 yield name, own
                 continue
@@ -130,7 +131,7 @@ def _fitted(name: str, moments: Moments, source: Source) -> nn.Module:
     if name != PARTWISE:
         return fitted(name, moments)
     # One vector is one part.
-    shares = (EarlyLateModule if source.name.rpartition(", ")[0] in PARTS else CausalModule).SHARES
+    _, shares = NEVER_WITHOUT.get(source.name.rpartition(", ")[0], ("", CausalModule.SHARES))
     return PartwiseWhitening.from_moments(moments, shares=shares)
 
 

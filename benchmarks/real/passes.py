@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,32 +11,17 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from st_reba.catalogue import POOLINGS, find
 from st_reba.lm.all_layers import recording
 from st_reba.lm.decoder import inspect, layer_places
-from st_reba.modules import (
-    BidirectionalLastLayer,
-    CausalModule,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    InputEmbeddings,
-    KVReroutingModule,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-)
+from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
+from st_reba.readers.sweep import names
 from st_reba.readers.words import find_words, pool_words
 from st_reba.text.layout import Layout
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.
 Run = Callable[[Sequence[str], "Sequence[str] | None"], dict[str, Tensor]]
-
-_POOLINGS = {"mean": "mean", "last": "lasttoken"}
 
 
 @dataclass(frozen=True)
@@ -63,10 +47,10 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     module = ReBAModule(backbone, repetitions=copies).eval()
     places = layer_places(module.model)
     norm = inspect(module.model).norm
-    pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in _POOLINGS.items()}
+    pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in POOLINGS.items()}
 
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
-        whole = Layout(**batch_to_device(module.preprocess(list(texts)), module.model.device))
+        whole = Layout.of(batch_to_device(module.preprocess(list(texts)), module.model.device))
         parts = []
         for part in module.parts(whole):
             layout = whole.part(part)
@@ -75,11 +59,8 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
             with recording(module.model, places, norm) as record:
                 for copy, sums in enumerate(module.copy_sums(layout), start=1):
                     normalised = sums.sums / sums.totals.clamp(min=torch.finfo(sums.sums.dtype).tiny)
-                    readings = {
-                        "Classical" if copy == 1 else f"Echo-{copy}": sums.states,
-                        f"ReBA-{copy}": sums.sums,
-                        f"ReBA-{copy}, normalised": normalised,
-                    }
+                    plain, look_back = names(copy)
+                    readings = {plain: sums.states, look_back: sums.sums, f"{look_back}, normalised": normalised}
                     for name, states in readings.items():
                         for layer, vectors in enumerate(record.split(states)):
                             if not layers and layer < len(record._widths) - 1:
@@ -138,57 +119,68 @@ def own_end(
 
 
 def _pooled(module: CausalModule, poolings: Sequence[str]) -> SentenceTransformer:
-    modes = tuple(_POOLINGS[pooling] for pooling in poolings)
+    modes = tuple(POOLINGS[pooling] for pooling in poolings)
     pooling = Pooling(module.get_embedding_dimension(), modes)
     return SentenceTransformer(modules=[module, pooling], device=str(module.model.device))
 
 
-def _in(language: str, template: str) -> str:
-    """A template in the language of the texts."""
-    return template if language == "en" else f"{template}-zh"
+def recipe(
+    key: str,
+    poolings: Sequence[str] = (),
+    *,
+    name: str = "",
+    of_each_layer: bool = False,
+    translated: bool = False,
+    languages: tuple[str, ...] = ("en", "zh"),
+) -> Pass:
+    """A row of the catalogue.
+
+    Args:
+        key: Its key.
+        poolings: Under which; the row's own if empty.
+        name: What files call it, where that is not the row's name.
+        of_each_layer: Whether it is read after every layer, too.
+        translated: Whether its prompt is in the language of the texts.
+        languages: Those that it is for.
+    """
+    row = find(key).row
+
+    def build(backbone: CausalModule, language: str) -> CausalModule:
+        prompt = row.settings.get("template", "prompteol")
+        own = {"template": f"{prompt}-zh"} if translated and language == "zh" else {}
+        return row.module(backbone, **{**row.settings, **own})
+
+    poolings = poolings or row.poolings
+    if of_each_layer:
+        return every_layer(name or row.name, build, poolings)
+    return own_end(name or row.name, build, poolings, languages)
 
 
-def _prompt(template: str, **kwargs: Any) -> Callable[[CausalModule, str], CausalModule]:
-    return lambda backbone, language: CausalTransformer(backbone, template=_in(language, template), **kwargs)
-
-
-def _in_language(build: Callable[..., CausalModule], template: str) -> Callable[..., CausalModule]:
-    return lambda backbone, language: build(backbone, template=_in(language, template))
-
-
-def _thought(passes: int) -> Callable[[CausalModule, str], CausalModule]:
-    return lambda backbone, language: RefinedThoughtModule(backbone, iterations=passes)
-
-
-def _ignoring_language(build: Callable[..., CausalModule], **kwargs: Any) -> Callable[..., CausalModule]:
-    return lambda backbone, language: build(backbone, **kwargs)
-
-
-MEAN, LAST, BOTH = ("mean",), ("last",), ("mean", "last")
-
+#: By what directories of kept vectors are called.
 PASSES = {
     each.name: each
     for each in (
         Pass("repeated", repeated, words=True),
-        own_end("Bag of input embeddings", _ignoring_language(InputEmbeddings), MEAN),
-        every_layer("PromptEOL", _prompt("prompteol"), LAST),
-        own_end("PromptEOL, English", _ignoring_language(CausalTransformer, template="prompteol"), LAST, ("zh",)),
-        own_end("Early and late", _in_language(EarlyLateModule, "prompteol"), MEAN),
-        every_layer("Echo, Springer's prompt", _ignoring_language(EchoModule, template="springer"), BOTH),
-        every_layer("Pretended CoT", _prompt("pretended-cot"), LAST),
-        every_layer("Knowledge", _prompt("knowledge"), LAST),
-        own_end("Bidirectional", _ignoring_language(CausalTransformer, bidirectional_layers=1), MEAN),
-        own_end("Echo-2, bidirectional", _ignoring_language(EchoModule, repetitions=2, bidirectional_layers=1), BOTH),
-        own_end("ReBA-2, bidirectional", _ignoring_language(ReBAModule, repetitions=2, bidirectional_layers=1), BOTH),
-        own_end("Bidirectional, prompt", _ignoring_language(BidirectionalLastLayer), LAST),
-        *(own_end(f"RT-{passes}", _thought(passes), LAST) for passes in (1, 2, 4, 8)),
-        own_end("KV re-routing", _ignoring_language(KVReroutingModule), BOTH),
-        own_end("Token prepending", _ignoring_language(TokenPrependingModule), LAST),
-        own_end("Token prepending, blocks", _ignoring_language(HierarchicalTokenPrependingModule), MEAN),
-        own_end("Value aggregation", _ignoring_language(ValueAggregationModule), LAST),
-        own_end("Contrastive prompting", _ignoring_language(ContrastivePromptingModule), LAST),
-        own_end("CK", _ignoring_language(MetaEOLModule, templates="ck"), MEAN),
-        own_end("MetaEOL", _ignoring_language(MetaEOLModule), MEAN),
+        recipe("bag-of-input-embeddings"),
+        recipe("prompteol", translated=True, of_each_layer=True),
+        recipe("prompteol", name="PromptEOL, English", languages=("zh",)),
+        recipe("early-late", translated=True),
+        recipe("echo-springer", of_each_layer=True),
+        recipe("pretended-cot", translated=True, of_each_layer=True),
+        recipe("knowledge", translated=True, of_each_layer=True),
+        recipe("bidirectional", ("mean",)),
+        recipe("echo-2-bidirectional"),
+        recipe("reba-2-bidirectional"),
+        recipe("bidirectional-prompt"),
+        # One pass of Refined Thought is no recipe: it is what further ones are held against.
+        own_end("RT-1", lambda backbone, language: RefinedThoughtModule(backbone, iterations=1), ("last",)),
+        *map(
+            recipe,
+            (
+                "rt-2", "rt-4", "rt-8", "kv-rerouting", "token-prepending", "token-prepending-blocks",
+                "value-aggregation", "contrastive-prompting", "ck", "metaeol",
+            ),
+        ),
         Pass("three copies", lambda backbone, language: repeated(backbone, language, copies=3, layers=False)),
     )
-}
+}  # fmt: skip

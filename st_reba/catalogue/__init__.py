@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from typing import Any, TypeVar
 
 from sentence_transformers.base.modules import Module
@@ -54,6 +55,16 @@ def every_row(repetitions: int = 3) -> list[Row]:
     repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
     every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
     return [row for row in every if row.settings.get("repetitions", 1) <= repetitions]
+
+
+def changed(row: Row) -> list[Row]:
+    """A row under each change that makes another recipe of it; one that the catalogue lists, as it is listed there.
+
+    What does not go together is refused when it is built: see :func:`st_reba.modules.changes.combined`.
+    """
+    listed = [other for other in every_row() if other.unchanged == row.key]
+    made = [own for change in rows.CHANGES.values() if (own := change.row(row)).own_poolings]
+    return [next((other for other in listed if other.settings == own.settings), own) for own in made]
 
 
 def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
@@ -117,7 +128,8 @@ def find(name: str) -> Recipe:
 
     Args:
         name: As tables show it, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or its key: ``"reba-2"``, to be read
-            after a layer ``"reba-2@12"``, and with what stands around the pooling ``"classical+whitened"``.
+            after a layer ``"reba-2@12"``, under a change ``"reba-2-prepended"``, and with what stands around the
+            pooling ``"classical+whitened"``.
 
     Raises:
         ValueError: If there is no such recipe.
@@ -139,13 +151,15 @@ def find(name: str) -> Recipe:
     raise ValueError(
         f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
         f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
-        f"{', '.join('+' + key for key in parts if key)}."
+        f"{', '.join('+' + key for key in parts if key)}; that of what a search tries, before that with one of "
+        f"{', '.join('-' + name for name in rows.CHANGES)}."
     )
 
 
 @cache
 def _by_key() -> dict[str, Row]:
-    return {row.key: row for row in [*every_row(_MOST_COPIES), rows.BAG]}
+    every = every_row(_MOST_COPIES)
+    return {row.key: row for row in [*every, *chain(*(changed(row) for row in every if row.searched)), rows.BAG]}
 
 
 @cache
@@ -194,9 +208,9 @@ def register(module: _Class, *own: Row) -> _Class:
     if not own and issubclass(module, CausalModule):
         own = (_row_of(module),)
     # A module that is reloaded registers again.
-    others = [row for row in every_row(_MOST_COPIES) if _reference(row.module) != _reference(module)]
+    others = [row for row in _by_key().values() if _reference(row.module) != _reference(module)]
     for row in own:
-        if any(row.key == other.key or row.name == other.name for other in [*others, rows.BAG]):
+        if any(row.key == other.key or row.name == other.name for other in others):
             raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
     registry.register(module)
     _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)

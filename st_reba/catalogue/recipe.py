@@ -16,6 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from ..modules import CausalModule
 from ..modules.after_pooling.choices import HEAD_FILTER, IDF, Filter, Weighting
 from ..modules.training_free.causal import CausalTransformer
+from ..modules.training_free.echo import EchoModule
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
@@ -73,6 +74,7 @@ class Row:
         method: What ``st-reba build --method`` calls it; empty if that does not offer it.
         own_template: Arguments that hold where the user gives a template's text of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
+        unchanged: Key of the row that this is under a change; empty: it is none.
     """
 
     key: str
@@ -96,6 +98,7 @@ class Row:
     method: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: str = ""
+    unchanged: str = ""
 
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
         """The module's arguments under a pooling, read after a layer, or at its own end if None."""
@@ -111,9 +114,62 @@ class Row:
         return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
 
     @property
+    def own_poolings(self) -> tuple[str, ...]:
+        """Those under which it is not another recipe."""
+        return tuple(pooling for pooling in self.poolings if pooling != "last" or not self.same_if_last)
+
+    @property
     def citation(self) -> str:
         """Who it is from."""
         return self.paper or self.module.citation
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What makes another row of a row: a change of how the model reads, see :mod:`st_reba.modules.changes`.
+
+    Attributes:
+        name: As tables show it behind the row's.
+        says: What it does, without a full stop.
+        settings: The module's arguments that make it.
+        page: Its page of the documentation, without the ending.
+        paper: Who it is from.
+        unseen_at_the_end: Whether a model's last token, which sees all others anyway, is the same under it.
+        poolings: Those under which it is worth a look.
+    """
+
+    name: str
+    says: str
+    settings: Mapping[str, Any] = field(hash=False)
+    page: str
+    paper: str
+    unseen_at_the_end: bool = False
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+
+    def row(self, row: Row) -> Row:
+        """That row under the change: it is read at its own end, and nobody runs it who does not ask for it."""
+        same = row.same_if_last and f"{row.same_if_last}-{self.name}"
+        if self.unseen_at_the_end:
+            reads_the_last = issubclass(row.module, (CausalTransformer, EchoModule))
+            same = row.same_if_last or (row.key if reads_the_last else "")
+        return replace(
+            row,
+            key=f"{row.key}-{self.name}",
+            name=f"{row.name}, {self.name}",
+            says=f"{row.says}; {self.says}",
+            page=self.page,
+            settings={**row.settings, **self.settings},
+            poolings=tuple(pooling for pooling in row.poolings if pooling in self.poolings),
+            compared="never",
+            tried=(),
+            searched=False,
+            beside=(),
+            copies=None,
+            same_if_last=same,
+            method="",
+            paper=" ".join(filter(None, (row.citation, self.paper))),
+            unchanged=row.key,
+        )
 
 
 Kind = Literal["tf-idf", "bag", "filtered bag", "random"]

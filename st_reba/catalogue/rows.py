@@ -6,6 +6,7 @@ A new one is a row here, a module of its own if it needs one, a page of the docu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..modules.after_pooling.all_but_the_top import AllButTheTop
@@ -15,6 +16,7 @@ from ..modules.after_pooling.idf_weights import IdfWeights
 from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
 from ..modules.after_pooling.standardization import Centering, Standardization
 from ..modules.after_pooling.whitening import WhiteningTransform
+from ..modules.changes import Prepend, Reroute, Steer
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 from ..modules.trained.twin_tower import TwinTower
@@ -33,7 +35,7 @@ from ..modules.training_free.refined_thought import RefinedThoughtModule
 from ..modules.training_free.token_prepending import TokenPrependingModule
 from ..modules.training_free.value_aggregation import ValueAggregationModule
 from ..text.templates import PRESETS
-from .recipe import Part, Row
+from .recipe import Changed, Part, Row
 
 __all__ = [
     "AllButTheTop",
@@ -74,6 +76,43 @@ PARTS = {
         Part("all but the top", "less the mean of a sample of plain texts and the directions in which they vary most"),
         Part(PARTWISE, "each part standardised, a little whitened over a sample of plain texts, and given its share"),
         Part(IDF, "each token counts by how few of a sample of plain texts have it", poolings=("mean",)),
+    )
+}
+
+#: Under what other rows can be read, by the name that it adds to a recipe's.
+CHANGES = {
+    change.name: change
+    for change in (
+        Changed(
+            "bidirectional",
+            "the last layer attends both ways",
+            {"bidirectional_layers": 1},
+            page="bidirectional",
+            paper=BidirectionalLastLayer.citation,
+            unseen_at_the_end=True,
+        ),
+        Changed(
+            "re-routed",
+            "in the middle layers every token sees the last one's key and value",
+            {"changes": (Reroute(),)},
+            page="changes",
+            paper=KVReroutingModule.citation,
+        ),
+        Changed(
+            "prepended",
+            "a slot before the text takes, in the first layers, the state of the last token",
+            {"changes": (Prepend(),)},
+            page="changes",
+            paper=TokenPrependingModule.citation,
+        ),
+        Changed(
+            "steered",
+            "in an early layer the last token moves away from what a second prompt finds irrelevant",
+            {"changes": (Steer(),)},
+            page="changes",
+            paper=ContrastivePromptingModule.citation,
+            poolings=("last",),
+        ),
     )
 }
 
@@ -167,30 +206,15 @@ FIRST = (
     ),
 )
 
+#: Those that ``--recipes all`` shows beside what they are without the change.
+_TURNED, _TURNED_ECHO, _TURNED_REBA = (
+    replace(CHANGES["bidirectional"].row(row), compared="all") for row in (FIRST[0], *repeated(2))
+)
+
 #: All the others.
 OTHERS = (
-    Row(
-        "bidirectional",
-        "Bidirectional",
-        CausalTransformer,
-        "one pass whose last layer attends both ways",
-        page="bidirectional",
-        settings={"bidirectional_layers": 1},
-        words=True,
-        same_if_last="classical",
-        paper=BidirectionalLastLayer.citation,
-    ),
-    Row(
-        "echo-2-bidirectional",
-        "Echo-2, bidirectional",
-        EchoModule,
-        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
-        page="bidirectional",
-        cost="about 2",
-        settings={"repetitions": 2, "bidirectional_layers": 1},
-        words=True,
-        same_if_last="echo-2",
-    ),
+    replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
+    _TURNED_ECHO,
     Row(
         "echo-2-layers",
         "Echo-2, last layers",
@@ -202,17 +226,7 @@ OTHERS = (
         words=True,
         method="echo-layers",
     ),
-    Row(
-        "reba-2-bidirectional",
-        "ReBA-2, bidirectional",
-        ReBAModule,
-        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
-        page="bidirectional",
-        cost="about 2",
-        settings={"repetitions": 2, "bidirectional_layers": 1},
-        settings_if_last={"rows": "last"},
-        words=True,
-    ),
+    _TURNED_REBA,
     Row(
         "bidirectional-prompt",
         "Bidirectional, prompt",

@@ -15,10 +15,10 @@ from torch import nn
 from ..catalogue import POOLINGS, Recipe, every_row, find, matching
 from ..data.demo import demo_sentences
 from ..data.tables import read_texts
-from ..files import whole_directory
+from ..files import check_file, whole_directory
 from ..hub.card import add_recipe
 from ..text.templates import PRESETS
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, check_file, clear_errors, console, load
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
 
 #: Recipes by what ``--method`` calls them.
 METHODS = {row.method: row for row in every_row() if row.method}

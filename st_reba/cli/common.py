@@ -13,7 +13,16 @@ import torch
 import typer
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
-from rich.progress import TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Task as Bar
 from rich.text import Text
 from safetensors import SafetensorError
 from sentence_transformers.util import get_device_name
@@ -123,20 +132,6 @@ def check_devices(device: str | None) -> None:
                 f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu, or "
                 f"one that is there; without --device it is {get_device_name()}."
             ) from error
-
-
-def check_file(path: Path | None, called: str) -> None:
-    """See that a file that a user names is one.
-
-    Raises:
-        ValueError: If it is not there, or is a directory.
-    """
-    if path is None or path.is_file():
-        return
-    if path.is_dir():
-        raise ValueError(f"{called} {path} is a directory: give one file.")
-    if not path.exists():
-        raise ValueError(f"{called} {path}: there is no such file. Check the name.")
 
 
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
@@ -270,9 +265,26 @@ def named(texts: Sequence[str] | Pairs, data: Path | None, demo: Language) -> st
     return f"{len(texts)} {'pairs' if isinstance(texts, Pairs) else 'plain texts'} of {data.name}"
 
 
-def description() -> TextColumn:
-    """What a progress bar is about; a task's or a model's name is no markup there either."""
-    return TextColumn("{task.description}", markup=False)
+class _TimeLeft(ProgressColumn):
+    """About how long the rest takes, at the pace of what is done: from the first batch on."""
+
+    def render(self, task: Bar) -> Text:
+        if task.total is None or task.elapsed is None or not 0 < task.completed < task.total:
+            return Text()
+        left = round(task.elapsed * (task.total / task.completed - 1))
+        return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
+
+
+def progress_bar(counted: ProgressColumn | None = None) -> Progress:
+    """How far a command is, while it runs.
+
+    Args:
+        counted: Says how much is done; None: so many of so many.
+    """
+    # A task's or a model's name is no markup here either.
+    what = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), what, BarColumn(), counted or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
+    return Progress(*columns, console=notes, transient=True)
 
 
 def marked(text: str, best: bool) -> Text:

@@ -16,6 +16,7 @@ from ..compare.workload import Forecast, memory, speed
 from ..data.demo import DEMO_MODEL, demo_pairs, demo_questions, demo_sentences
 from ..data.tables import Pairs, read_data, read_texts
 from ..evaluation import OddOneOutEvaluator
+from ..files import check_file
 from ..modules import CausalModule
 from .common import (
     BatchOption,
@@ -31,7 +32,6 @@ from .common import (
     RandomOption,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
     load_fastest,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from scipy.stats import ConstantInputWarning
@@ -19,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from ..data.demo import DEMO_MODEL, DEMO_PAIRS
 from ..data.tables import read_pairs
 from ..evaluation import DependencyEvaluator, TurningPointEvaluator
-from ..files import whole_directory
+from ..files import check_file, whole_directory
 from ..modules import CausalTransformer, EchoModule
 from ..optional import require_matplotlib
 from ..text.templates import Template
@@ -32,13 +31,12 @@ from .common import (
     PoolingMode,
     app,
     check_devices,
-    check_file,
     clear_errors,
     console,
-    description,
     load,
     marked,
     placement,
+    progress_bar,
 )
 
 # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
@@ -80,13 +78,7 @@ def layers_command(
             reader = EchoModule if repeats else CausalTransformer
             module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
             read = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), mode)], device=device)
-            columns = (
-                description(),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            with Progress(*columns, console=console, transient=True) as progress:
+            with progress_bar() as progress:
                 texts = pairs.texts()
                 task = progress.add_task("Reading every layer", total=2 * len(texts))
                 similarity = EmbeddingSimilarityEvaluator(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
 from ..compare.run import compare, work
 from ..compare.search import Found, with_selection
 from ..compare.search import search as run_search
 from ..data.demo import DEMO_MODEL, demo_pairs
 from ..data.tables import Pairs, read_data
+from ..files import check_file
 from ..modules import CausalModule, CausalTransformer
 from .common import (
     BatchOption,
@@ -28,13 +28,11 @@ from .common import (
     RandomOption,
     app,
     check_devices,
-    check_file,
     clear_errors,
-    description,
     load,
     named,
-    notes,
     placement,
+    progress_bar,
 )
 from .showing import has_page, kept, running, show, typed, write
 
@@ -53,7 +51,7 @@ def search_command(
     dtype: DtypeOption = Dtype.auto,
     device: DeviceOption = None,
 ) -> None:
-    """The best of all combinations of template, repetition, output layer, pooling and filter, for a model and pairs.
+    """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and pairs.
 
     It is looked for on one half of the labelled pairs, and shown beside its controls on the other.
     """
@@ -91,13 +89,7 @@ def search_command(
 
 def _searched(backbone: CausalModule, pairs: Pairs, seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
-    columns = (
-        SpinnerColumn(),
-        description(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("Searching", total=None)
         return run_search(
             backbone,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
+from rich.progress import ProgressColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +31,7 @@ from ..evaluation.bootstrap import Estimate
 from ..files import check_free
 from ..modules import CausalModule
 from ..optional import require_report
-from .common import console, description, marked, notes
+from .common import console, marked, notes, progress_bar
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -192,26 +192,8 @@ class _Tokens(ProgressColumn):
     """How many tokens have run, of how many."""
 
     def render(self, task: Bar) -> Text:
-        total = "" if task.total is None else f"/{decimal(task.total)}"
-        return Text(f"{decimal(task.completed)}{total} tokens", style="progress.download")
-
-
-def decimal(number: float) -> str:
-    """Thousands and millions in short."""
-    for size, sign in ((1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{sign}" if number < 999.5 * size else f"{number / size:,.0f}{sign}"
-    return f"{number:.0f}"
-
-
-class _TimeLeft(ProgressColumn):
-    """About how long the rest takes, at the pace of what is done: from the first batch on."""
-
-    def render(self, task: Bar) -> Text:
-        if task.total is None or task.elapsed is None or not 0 < task.completed < task.total:
-            return Text()
-        left = round(task.elapsed * (task.total / task.completed - 1))
-        return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
+        total = "" if task.total is None else f"/{task.total / 1000:,.0f}"
+        return Text(f"{task.completed / 1000:,.0f}{total} thousand tokens", style="progress.download")
 
 
 @contextmanager
@@ -225,15 +207,7 @@ def running(
     kept: Kept | None = None,
 ) -> Iterator[Recipes]:
     """The recipes, with a progress bar of ``total`` tokens while they run."""
-    columns = (
-        SpinnerColumn(),
-        description(),
-        BarColumn(),
-        _Tokens(),
-        TimeElapsedColumn(),
-        _TimeLeft(),
-    )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(_Tokens()) as progress:
         bar = progress.add_task("Comparing", total=total)
         try:
             yield Recipes(

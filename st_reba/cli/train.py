@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from transformers import AutoConfig
 
-from .common import app, check_file, clear_errors, console, usable
+from ..files import check_file
+from .common import app, clear_errors, console, usable
 
 
 class TrainedMethod(str, Enum):

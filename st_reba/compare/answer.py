@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..catalogue import find
@@ -17,8 +17,8 @@ from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
-    "Classical, mean": "the mean of the last hidden states",
-    "Classical, last": "the last token's hidden state",
+    replace(find("classical"), pooling=pooling).key: what
+    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..lm import backbone
 from ..lm.decoder import inspect
-from ..lm.hooks import Tap, listen, tapping
+from ..lm.hooks import Hook, hooked, listen
 from ..modules import CausalTransformer
 from ..modules.changes.reroute import middle_third
 from ..text.layout import Layout
@@ -124,18 +124,18 @@ def select_layers(
 
 def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: Sequence[str]) -> Tensor:
     """(L, B, D): what each layer reads at the last token, on the CPU."""
-    layout = Layout(**batch_to_device(module.preprocess(texts), backbone.device(module.model)))
-    last = (layout.attention_mask.sum(dim=1) - 1).tolist()
+    layout = Layout.of(batch_to_device(module.preprocess(texts), backbone.device(module.model)))
+    last = layout.ends.tolist()
     read: dict[int, Tensor] = {}
 
-    def reads(number: int) -> Tap:
+    def reads(number: int) -> Hook:
         def before(states: Tensor) -> Tensor:
             read[number] = states[range(len(last)), last].cpu()
             return states
 
-        return Tap(before)
+        return Hook(before)
 
-    with tapping({layer: reads(number) for number, layer in enumerate(layers)}):
+    with hooked({layer: reads(number) for number, layer in enumerate(layers)}):
         module.model(input_ids=layout.input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
     return torch.stack([read[number] for number in range(len(layers))])
 

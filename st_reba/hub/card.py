@@ -100,7 +100,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
             **self._evaluation(),
             "method": module.method,
             "equation": getattr(module, "own_equation", module.equation),
-            "cost": module.cost,
+            "cost": getattr(module, "whole_cost", module.cost),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             "module_class": type(module).__name__,

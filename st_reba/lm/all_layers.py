@@ -4,8 +4,8 @@ A method reads tokens by choosing, moving and summing states. It does the same t
 side by side, (B, N, D_0 + ... + D_L), and need not know: inside :func:`recording`, what a backbone gives is widened by
 :func:`beside`, and what was read is cut apart again by :meth:`AllLayers.split`.
 
-Layers are recorded by taps and not by ``output_hidden_states=True``, for which transformers leaves hooks on a model
-that cannot be pickled.
+Layers are recorded by hooks of our own and not by ``output_hidden_states=True``, for which transformers leaves some on
+a model that cannot be pickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .context import current, entered
-from .hooks import Places, Tap, tapping
+from .hooks import Hook, Places, hooked
 
 
 class AllLayers:
@@ -72,10 +72,10 @@ def recording(
     """
     record = AllLayers(norm)
     modules = [layers.at(model, index) for index in sorted(layers.paths)]
-    taps = {
-        module: Tap(before=None if index else record.enter, after=record.leave) for index, module in enumerate(modules)
+    hooks = {
+        module: Hook(before=None if index else record.enter, after=record.leave) for index, module in enumerate(modules)
     }
-    with entered(record=record), tapping(taps):
+    with entered(record=record), hooked(hooks):
         yield record
 
 

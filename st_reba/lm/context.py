@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .attention.masks import Masking
     from .attention.observers import Observer
     from .attention.rerouting import Rerouting
-    from .hooks import Tap
+    from .hooks import Hook
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Context:
         observer: Is shown the attention of the layers that it wants to see.
         masking: Replaces the masks of the layers that it applies to.
         rerouting: Puts one token's key and value before all others.
-        taps: What happens at single modules, by their ids.
+        hooks: What happens at single modules, by the modules' ids.
         record: Keeps the states of all layers.
     """
 
     observer: Observer | None = None
     masking: Masking | None = None
     rerouting: Rerouting | None = None
-    taps: Mapping[int, tuple[Tap, ...]] = field(default_factory=dict)
+    hooks: Mapping[int, tuple[Hook, ...]] = field(default_factory=dict)
     record: AllLayers | None = None
 
 

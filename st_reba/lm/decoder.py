@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .anatomy import Anatomy, stops_after
 from .backbone import depth
-from .hooks import Places, Tap, listen, tapping
+from .hooks import Hook, Places, hooked, listen
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ class FinalNorm:
 
     def left_out(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """In this block, the model, or a copy of it, gives the states that its last layer leaves."""
-        return tapping({self._places.at(model, number): _passing_on() for number in self._places.paths})
+        return hooked({self._places.at(model, number): _passing_on() for number in self._places.paths})
 
 
-def _passing_on() -> Tap:
+def _passing_on() -> Hook:
     """A module that gives what it was given."""
     given: list[Tensor] = []
 
@@ -213,7 +213,7 @@ def _passing_on() -> Tap:
         given.append(states)
         return states
 
-    return Tap(before, lambda states: given.pop())
+    return Hook(before, lambda states: given.pop())
 
 
 class PositionWise:
@@ -233,19 +233,21 @@ class PositionWise:
 
     def at(self, read: Tensor) -> contextlib.AbstractContextManager[None]:
         """Compute them at these positions alone, (B, N) booleans, in this block; elsewhere their output is zero."""
+        # Counted here, before the pass: within it, the host would wait for all that an accelerator has still to do.
+        places = read.nonzero(as_tuple=True)
 
         def before(states: Tensor) -> Tensor:
-            return states[read.to(states.device)][None]
+            return states[tuple(place.to(states.device) for place in places)][None]
 
         def after(states: Tensor) -> Tensor:
             whole = states.new_zeros(*read.shape, states.shape[-1])
-            return whole.index_put((read.to(states.device),), states[0])
+            return whole.index_put(tuple(place.to(states.device) for place in places), states[0])
 
-        return tapping(dict.fromkeys(self.modules, Tap(before, after)))
+        return hooked(dict.fromkeys(self.modules, Hook(before, after)))
 
 
 def layer_places(model: PreTrainedModel) -> Places:
-    """The layers of a model, by their indices, to be tapped.
+    """The layers of a model, by their indices, to be hooked.
 
     Raises:
         ValueError: If they are not found.

@@ -112,18 +112,18 @@ def given_instead(changes: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> It
 
 
 def gives_the_same(
-    model: PreTrainedModel, trial: Callable[[], tuple[Tensor, Tensor]], attention: str | None = None
+    model: PreTrainedModel, both: Callable[[], tuple[Tensor, Tensor]], attention: str | None = None
 ) -> bool:
     """Whether a cheap way to run a model, or a part of it, gives what is expected; not so where it cannot be run.
 
     Args:
         model: It is tried in a dry run.
-        trial: Gives the states of the cheap way, and those expected.
+        both: Gives the states of the cheap way, and those expected.
         attention: As for :func:`dry_run`.
     """
     try:
         with dry_run(model, attention):
-            found, expected = trial()
+            found, expected = both()
     except CANNOT_RUN:
         return False
     return found.shape == expected.shape and close(found, expected)

@@ -1,6 +1,6 @@
 """Reading and changing states between the modules of a language model, while it runs.
 
-A module that has been told to listen calls what :func:`tapping` names for it, in this thread and this block, and is
+A module that has been told to listen calls what :func:`hooked` names for it, in this thread and this block, and is
 otherwise as it was. What is asked for travels in :mod:`st_reba.lm.context`.
 """
 
@@ -19,7 +19,7 @@ from .context import current, entered
 
 
 @dataclass(frozen=True)
-class Tap:
+class Hook:
     """What happens at one module.
 
     Attributes:
@@ -35,7 +35,7 @@ _listening = threading.Lock()
 
 
 def listen(modules: Iterable[nn.Module]) -> None:
-    """Let these modules be tapped, now and in copies of them; once, however many recipes and threads share them."""
+    """Let these modules be hooked, now and in copies of them; once, however many recipes and threads share them."""
     with _listening:
         for module in modules:
             if not listens(module):
@@ -44,7 +44,7 @@ def listen(modules: Iterable[nn.Module]) -> None:
 
 
 def listens(module: nn.Module) -> bool:
-    """Whether a module can be tapped.
+    """Whether a module can be hooked.
 
     A shallow copy shares its hooks with what it is a copy of, whichever was told to listen first; so these are asked.
     """
@@ -52,7 +52,7 @@ def listens(module: nn.Module) -> bool:
 
 
 class Places:
-    """Places in a model that can be tapped.
+    """Places in a model that can be hooked.
 
     They are known by their paths: an adapter may later be put where a module was.
 
@@ -77,23 +77,23 @@ class Places:
 
 
 @contextlib.contextmanager
-def tapping(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
-    """Tap modules that listen, in this block, in this thread; after the taps of a block around it."""
-    found = dict(current().taps)
-    for module, tap in taps.items():
-        assert listens(module), "only a module that listens can be tapped"
-        found[id(module)] = (*found.get(id(module), ()), tap)
-    with entered(taps=found):
+def hooked(hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
+    """Hook modules that listen, in this block, in this thread; after the hooks of a block around it."""
+    found = dict(current().hooks)
+    for module, hook in hooks.items():
+        assert listens(module), "only a module that listens can be hooked"
+        found[id(module)] = (*found.get(id(module), ()), hook)
+    with entered(hooks=found):
         yield
 
 
 class Halt(Exception):  # noqa: N818 - nothing went wrong
-    """Raised by a tap that has seen all that is wanted: what the model would do after it is not run."""
+    """Raised by a hook that has seen all that is wanted: what the model would do after it is not run."""
 
 
 @contextlib.contextmanager
 def until_halted() -> Iterator[None]:
-    """A block that a tap may end by raising :class:`Halt`."""
+    """A block that a hook may end by raising :class:`Halt`."""
     with contextlib.suppress(Halt):
         yield
 
@@ -101,23 +101,23 @@ def until_halted() -> Iterator[None]:
 # A graph would replay what it saw when it was traced, and never ask again who is listening.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    taps = [tap.before for tap in current().taps.get(id(module), ()) if tap.before is not None]
-    if not taps:
+    hooks = [hook.before for hook in current().hooks.get(id(module), ()) if hook.before is not None]
+    if not hooks:
         return None
     name = None if args else next(iter(kwargs))
     states = args[0] if name is None else kwargs[name]
-    for tap in taps:
-        states = tap(states)
+    for hook in hooks:
+        states = hook(states)
     return ((states, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: states})
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    taps = [tap.after for tap in current().taps.get(id(module), ()) if tap.after is not None]
-    if not taps:
+    hooks = [hook.after for hook in current().hooks.get(id(module), ()) if hook.after is not None]
+    if not hooks:
         return None
     # Some architectures hand on more than the states, which then come first.
     states = output[0] if isinstance(output, tuple) else output
-    for tap in taps:
-        states = tap(states)
+    for hook in hooks:
+        states = hook(states)
     return (states, *output[1:]) if isinstance(output, tuple) else states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -79,7 +79,7 @@ class Prefixes:
         mask = place < lengths[:, None]
         taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)
         ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
-        return Layout(ids * mask, mask.long(), copy_index)
+        return replace(layout, input_ids=ids * mask, attention_mask=mask.long(), copy_index=copy_index)
 
     def cache(self, prefixes: Tensor) -> Cache:
         """For a pass over B rows, behind these prefixes, (B,)."""

@@ -17,7 +17,7 @@ from .attention.rerouting import Rerouting
 from .backbone import is_checkpointing
 from .context import current, entered
 from .decoder import PositionWise
-from .hooks import Tap, tapping
+from .hooks import Hook, hooked
 from .states import StatesAt
 
 
@@ -28,16 +28,16 @@ class Effect:
     Attributes:
         masking: Replaces masks.
         rerouting: Puts one token's key and value before all others.
-        taps: What happens at single modules.
+        hooks: What happens at single modules.
     """
 
     masking: Masking | None = None
     rerouting: Rerouting | None = None
-    taps: Mapping[nn.Module, Tap] = field(default_factory=dict)
+    hooks: Mapping[nn.Module, Hook] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether anything is changed."""
-        return self.masking is not None or self.rerouting is not None or bool(self.taps)
+        return self.masking is not None or self.rerouting is not None or bool(self.hooks)
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def changed(effects: Iterable[Effect]) -> Iterator[None]:
         parts |= given
     with entered(**parts), contextlib.ExitStack() as stack:
         for effect in effects:
-            stack.enter_context(tapping(effect.taps))
+            stack.enter_context(hooked(effect.hooks))
         yield
 
 
@@ -98,7 +98,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(changed(change))
         if isinstance(observe, StatesAt):
-            stack.enter_context(tapping(observe.taps()))
+            stack.enter_context(hooked(observe.hooks()))
         elif observe is not None and show_maps is None:
             stack.enter_context(entered(observer=observe))
         # A second run of a layer, for its gradient, would not know which positions are read.

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .hooks import Halt, Tap, listen
+from .hooks import Halt, Hook, listen
 
 
 def at(states: Tensor, position: Tensor) -> Tensor:
@@ -51,10 +51,10 @@ class StatesAt:
         """For each module (B, D), on the device of ``position``; or, where all are looked at, (B, N, D)."""
         return [self._seen[module] for module in self.modules]
 
-    def taps(self) -> dict[nn.Module, Tap]:
+    def hooks(self) -> dict[nn.Module, Hook]:
         """What sees to it."""
         listen(self.modules)
-        return {module: Tap(**{self.side: self._look(module)}) for module in self.modules}
+        return {module: Hook(**{self.side: self._look(module)}) for module in self.modules}
 
     def _look(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         def look(states: Tensor) -> Tensor:

@@ -68,6 +68,10 @@ class CausalModule(LayoutReader):
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
             characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
             version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
+        deterministic: Whether each text runs alone, whatever its batch: then its embedding is the same to the bit, in
+            every precision, on one machine with one number of threads. It costs what a batch saves. Otherwise batches
+            differ by rounding: 1e-6 in float32, 1e-2 in bfloat16. What st_reba puts behind ``Pooling`` keeps to it;
+            ST's ``Dense`` does not.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
         unfit_changes: Why the method does not go together with a change, in a sentence; None where it does.
@@ -87,6 +91,7 @@ class CausalModule(LayoutReader):
         "final_norm",
         "normalize_text",
         "tokenization",
+        "deterministic",
         "changes",
     ]
 
@@ -125,6 +130,7 @@ class CausalModule(LayoutReader):
         final_norm: bool | None = None,
         normalize_text: bool | None = None,
         tokenization: Tokenization | None = None,
+        deterministic: bool = False,
         changes: Sequence[Change | Mapping[str, Any]] = (),
         unfit_changes: Callable[[Change], str | None] = lambda change: None,
         **transformer_kwargs: Any,
@@ -139,6 +145,8 @@ class CausalModule(LayoutReader):
             raise ValueError(f"final_norm={final_norm!r}: use True or False.")
         if not isinstance(normalize_text, bool):
             raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
+        if not isinstance(deterministic, bool):
+            raise ValueError(f"deterministic={deterministic!r}: use True or False.")
         self._check_tokenization(tokenization)
         super().__init__(
             model_name_or_path,
@@ -152,8 +160,12 @@ class CausalModule(LayoutReader):
         )
         self.pool_over = pool_over
         self.normalize_text = normalize_text
+        self.deterministic = deterministic
         self.tokenization = tokenization or ("pieces" if self.REPEATS_TEXT else "whole")
         self._template = self._laid_out(template)
+        self._companions = {
+            change.key: self._laid_out(change.companion) for change in self.changes if change.companion is not None
+        }
         self._warned_empty = False
 
     def check(self) -> None:
@@ -209,6 +221,12 @@ class CausalModule(LayoutReader):
             return "One pass over the text, as for the classical embedding."
         return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
+    @property
+    def whole_cost(self) -> str:
+        """The same with what its changes cost, but those that the method is about."""
+        others = [change.cost for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        return " ".join(filter(None, [self.cost, *others]))
+
     # Text in
 
     @property
@@ -239,12 +257,13 @@ class CausalModule(LayoutReader):
         return None if limit >= _NO_LIMIT else int(limit)
 
     def _plans(self) -> list[Plan]:
-        """One for each layout that a text is read in."""
+        """One for each layout that the method reads a text in."""
         return [Plan(self._template, self.tokenization)]
 
     def _builders(self) -> list[LayoutBuilder]:
-        """Those of the plans: made once, and again where plans or tokenizer have changed."""
-        tokenizer, made_from = self._tokenizer, (self._plans(), traits(self._tokenizer))
+        """Those of the plans and of the changes' companions: made once, and again where any of it changed."""
+        plans = [*self._plans(), *(Plan(template, self.tokenization) for template in self._companions.values())]
+        tokenizer, made_from = self._tokenizer, (plans, traits(self._tokenizer))
         if self._made is None or self._made.tokenizer is not tokenizer or self._made.made_from != made_from:
             self._made = _Builders(tokenizer, made_from, [plan.builder(tokenizer) for plan in made_from[0]])
         return self._made.builders
@@ -289,7 +308,8 @@ class CausalModule(LayoutReader):
             **kwargs: What ST passes to every module (such as ``task``) and this one does not use.
 
         Returns:
-            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`.
+            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
+            and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text.
@@ -297,7 +317,7 @@ class CausalModule(LayoutReader):
         if not inputs:
             return {}
         prompts, texts = self._split(inputs, prompt or "")
-        layout = self._lay_out_all(self._texts(texts), prompts, processing_kwargs)
+        layout, *companions = self._lay_out_all(self._texts(texts), prompts, processing_kwargs)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
             warnings.warn(
@@ -305,29 +325,36 @@ class CausalModule(LayoutReader):
                 "This is said once.",
                 stacklevel=2,
             )
-        return dict(vars(layout))
+        features = layout.features()
+        for key, companion in zip(self._companions, companions, strict=True):
+            features |= companion.features(key)
+        return features
 
     def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
         """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
-        return self._lay_out_all(self._texts(texts), [prompt or ""] * len(texts), None)
+        return self._lay_out_all(self._texts(texts), [prompt or ""] * len(texts), None)[0]
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
         """As the tokenizer is given them."""
         return [normalized(text) for text in texts] if self.normalize_text else list(texts)
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
-        """The layout of a batch of texts."""
-        return self._builder().build(texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
+    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
+        """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
+        builders = self._builders()
+        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
+        return [builder.framed(own) for builder, own in zip(builders, rows, strict=True)]
 
-    def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> Layout:
-        """The layout of texts that may have different prompts: those of one prompt together, then as they stood."""
+    def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> list[Layout]:
+        """The same of texts that may have different prompts: those of one prompt together, then as they stood."""
         parts, order = [], []
         for prompt in dict.fromkeys(prompts):
             chosen = [index for index, own in enumerate(prompts) if own == prompt]
             max_tokens = self.max_tokens(prompt, processing_kwargs)
             parts.append(self._lay_out([texts[index] for index in chosen], max_tokens, prompt))
             order += chosen
-        return parts[0] if len(parts) == 1 else Layout.joined(parts).part(torch.tensor(order).argsort())
+        if len(parts) == 1:
+            return parts[0]
+        return [Layout.joined(layouts).part(torch.tensor(order).argsort()) for layouts in zip(*parts, strict=True)]
 
     def _split(self, inputs: Sequence[Any], prompt: str) -> tuple[list[str], list[str]]:
         """What stands in front of each text, and the texts."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 from transformers import PreTrainedModel
 
 from ..lm import backbone
+from ..lm.attention import routes
 from ..text.templates import Rows
 
 _Value = TypeVar("_Value")
@@ -66,6 +67,26 @@ def resolve_layers(
             f"those with attention are {sorted(attending)}."
         )
     return chosen
+
+
+def watched_last_layer(model: PreTrainedModel, instead: str) -> tuple[routes.AttentionRoute, int]:
+    """How the attention of a model's last layer is watched, and which layer that is.
+
+    Args:
+        model: The model, which is set up for it.
+        instead: What to use where it cannot be watched.
+
+    Raises:
+        ValueError: If it cannot be watched.
+    """
+    route, last = routes.attention_route(model), backbone.depth(model) - 1
+    if not route.through_function or last not in route.layers:
+        raise ValueError(
+            f"The attention of {type(model).__name__}'s last layer cannot be watched, because it does not call "
+            f"transformers' attention interface. Use {instead}, or an architecture that does, such as Llama, Qwen or "
+            "GPT-2."
+        )
+    return route, last
 
 
 def check_rows(rows: Rows) -> None:

@@ -31,6 +31,11 @@ def fingerprint(module: CausalModule) -> str:
     return found.text()
 
 
+def content(weight: Tensor) -> memoryview:
+    """A weight's bytes."""
+    return weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
 def fingerprint_of_head(module: CausalModule) -> str:
     """Tells the language model's head from any other: 16 hexadecimal digits.
 
@@ -66,7 +71,7 @@ class _Digest:
             self.note([name, str(block.dtype), list(block.shape)])
             # What accelerate has offloaded is nowhere to be read; its name and shape are.
             if not block.is_meta:
-                self._hash.update(block.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+                self._hash.update(content(block))
 
     def text(self) -> str:
         return self._hash.hexdigest()[:16]

@@ -14,7 +14,7 @@ from ..hub import compat
 from ..lm import backbone, decoder, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.hooks import Places
+from ..lm.hooks import Places, until_halted
 from ..lm.run import Effect, run
 from ..lm.states import StatesAt
 from ..text.layout import Layout
@@ -124,7 +124,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         self._last_layer_parts: decoder.PositionWise | None = None
         self._route: routes.AttentionRoute | None = None
         routes.prepare(self.model)
-        others = [change.resolved(self.model) for change in wanted if not isinstance(change, EarlyExit)]
+        others = [
+            change.resolved(self.model, self._whole_depth) for change in wanted if not isinstance(change, EarlyExit)
+        ]
         #: What is changed while it reads, what the class' own settings say included.
         self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
         self._fitted = nn.ModuleList(change.fitted(self.model) for change in self.changes)
@@ -146,12 +148,12 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
     def _exit(self, changes: Sequence[Change], usual: int | None) -> EarlyExit | None:
         """Where the model ends, if not at its last layer."""
+        depth = self._whole_depth
         for change in changes:
             if isinstance(change, EarlyExit):
-                return change.resolved(self.model)
-        depth = backbone.depth(self.model)
+                return change.resolved(self.model, depth)
         if usual is not None:
-            return EarlyExit(max(usual, -depth)).resolved(self.model)
+            return EarlyExit(max(usual, -depth)).resolved(self.model, depth)
         return None if self.SHARE is None else EarlyExit(max(1, round(self.SHARE * depth)))
 
     @property
@@ -175,6 +177,14 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
     # A pass
 
+    def read_companion(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
+        """(B, ...): what a change sees of B texts in the layout of its companion."""
+        fitted = self._fitted[self.changes.index(change)]
+        observer = cast(Fitted, fitted).observer(self.model, layout)
+        with until_halted():
+            self.run(layout, observe=observer, is_companion=True, **kwargs)
+        return observer.states()[0]
+
     def run(
         self,
         layout: Layout,
@@ -183,6 +193,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         change: Sequence[Effect] = (),
         observe: Observer | StatesAt | None = None,
         read: Tensor | None = None,
+        is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
@@ -195,6 +206,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             change: What is changed besides the module's own ``changes``.
             observe: Looks on: at attention, or at states.
             read: (B, N), the only positions whose states will be looked at; None: any.
+            is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
         Returns:
@@ -210,7 +222,11 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         def show_maps(observer: Observer) -> Tensor:
             return routes.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
 
-        effects = [cast(Fitted, fitted).effect(self.model, layout) for fitted in self._fitted]
+        effects = [
+            cast(Fitted, fitted).effect(self.model, layout)
+            for change, fitted in zip(self.changes, self._fitted, strict=True)
+            if change.companion is None or not is_companion
+        ]
         hands_out_maps = self._route is not None and not self._route.through_function
         return run(
             self.model,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from ..lm import backbone, decoder
 from ..lm.all_layers import recording
-from ..text.layout import NOT_TEXT, Layout
+from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
-from .readout import Reading, blank, compact, even_slices, joined, last_of
+from .readout import ONE_BY_ONE, Reading, blank, compact, even_slices, joined, last_of
 
 
 class LayoutReader(LanguageModel):
@@ -32,6 +33,14 @@ class LayoutReader(LanguageModel):
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows
 
+    #: Whether each text runs alone, so that not even rounding depends on the others.
+    deterministic: bool
+
+    @property
+    def layouts_a_text(self) -> int:
+        """How many rows of a layout a text has."""
+        return 1
+
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Run the backbone over layouts and hand on the states that the method reads.
 
@@ -45,7 +54,7 @@ class LayoutReader(LanguageModel):
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
         if not backbone.hidden_states_are_asked_for(self.model):
-            return self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+            return self._handed_on(features, self._read_all(features, **kwargs))
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
         features.clear()
@@ -72,7 +81,7 @@ class LayoutReader(LanguageModel):
         """
         self._refuse_all_layers()
         with recording(self.model, self.layer_places(), norm) as record:
-            found = self._handed_on(features, self._read_all(self._layout(features), **kwargs))
+            found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
@@ -84,24 +93,51 @@ class LayoutReader(LanguageModel):
                 "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
 
-    def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+    def _read_all(self, features: dict[str, Any], **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""
+        readings = []
         with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
-            return self._readings(layout, **kwargs)
+            for together in self._one_by_one(features) if self.deterministic else [features]:
+                layout = Layout.of(together)
+                beside = self._beside(layout, together, **kwargs)
+                readings += self._readings(replace(layout, beside=beside), **kwargs)
+        return readings
+
+    def _one_by_one(self, features: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The layouts of each text, as long as they are in a batch of their own."""
+        companions = [change.key for change in self.changes if change.companion is not None]
+        for text in range(len(features["input_ids"]) // self.layouts_a_text):
+            own = slice(text * self.layouts_a_text, (text + 1) * self.layouts_a_text)
+            alone = Layout.of(features).part(own).features()
+            for key in companions:
+                alone |= Layout.of(features, key).part(slice(text, text + 1)).features(key)
+            yield alone
+
+    def _beside(self, layout: Layout, features: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+        """What is seen of the companions of changes, for each row of the layout."""
+        found = {}
+        for change in self.changes:
+            if change.companion is not None:
+                companion = Layout.of(features, change.key)
+                texts = len(companion.input_ids)
+                parts = even_slices(texts, LayoutReader._part_size(self, layout))
+                seen = torch.cat([self.read_companion(change, companion.part(part), **kwargs) for part in parts])
+                found[change.key] = seen.repeat_interleave(len(layout.input_ids) // texts, dim=0)
+        return found
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
         """The features with what was read of a batch, part by part."""
         states, mask, ids, extra = joined(readings)
-        states, mask = blank(states, mask, self._layout(features).text_length == 0)
-        rest = {name: value for name, value in features.items() if name != "copy_index"}
+        states, mask = blank(states, mask, Layout.of(features).text_length == 0)
+        laid_out = {name for of in ("", *(change.key for change in self.changes)) for name in feature_names(of)}
+        rest = {name: value for name, value in features.items() if name not in laid_out}
+        if self.deterministic:
+            rest[ONE_BY_ONE] = True
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part."""
         return [self._read(layout.part(part), **kwargs) for part in self.parts(layout)]
-
-    def _layout(self, features: dict[str, Any]) -> Layout:
-        return Layout(features["input_ids"], features["attention_mask"], features["copy_index"])
 
     def parts(self, layout: Layout) -> list[slice]:
         """The texts of a batch that run together; the result does not depend on it."""

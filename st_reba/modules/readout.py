@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+#: A feature that is handed on where each text is to be computed alone, behind the language model, too.
+ONE_BY_ONE = "one_by_one"
+
 
 class Reading(NamedTuple):
     """What a method reads off a batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from ..catalogue import every_row
 from ..lm.backbone import device
 from ..modules import CausalModule, CausalTransformer, ReBAModule
 from ..modules.readout import blank
@@ -53,7 +55,7 @@ class RecipeSweep:
             cheaper.
 
     Attributes:
-        recipes: The names, by number of copies: "Classical", "ReBA-1", "Echo-2", "ReBA-2", ...
+        recipes: The names, by number of copies, as the catalogue has them: "Classical", "ReBA-1", "Echo-2", ...
         poolings: The poolings.
 
     Raises:
@@ -74,7 +76,7 @@ class RecipeSweep:
         self._modules = [module.varied(copies, "all") for copies in range(1, repetitions + 1)]
         self._classical = CausalTransformer(module)
         self._dimension = module.get_embedding_dimension()
-        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in _names(copies))
+        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in names(copies))
         self.poolings = tuple(dict.fromkeys(poolings))
         self._pools = [Pooling(self._dimension, mode) for mode in self.poolings]
 
@@ -85,9 +87,9 @@ class RecipeSweep:
 
     def module(self, recipe: str) -> CausalModule:
         """A module that truncates texts as a recipe does."""
-        if recipe == _names(1)[0]:
+        if recipe == names(1)[0]:
             return self._classical
-        return next(module for module in self._modules if recipe in _names(module.repetitions))
+        return next(module for module in self._modules if recipe in names(module.repetitions))
 
     @torch.inference_mode()
     def encode(
@@ -181,12 +183,12 @@ class RecipeSweep:
             most.setdefault(module.max_tokens(prompt), module.eval())
         pending, shorter = list(range(len(texts))), -1
         for limit, module in most.items():
-            layout = Layout(**module.preprocess([texts[index] for index in pending], prompt=prompt))
+            layout = Layout.of(module.preprocess([texts[index] for index in pending], prompt=prompt))
             lengths = layout.text_length.tolist()
             more = [row for row, length in enumerate(lengths) if length > shorter]
             if not more:
                 break
-            layout = Layout(**batch_to_device(dict(vars(layout.part(torch.tensor(more)))), self.device))
+            layout = Layout.of(batch_to_device(layout.part(torch.tensor(more)).features(), self.device))
             reader = module.varied(module.repetitions, rows)
             for part in reader.parts(layout):
                 yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
@@ -203,14 +205,14 @@ class RecipeSweep:
         modules = (self._classical.eval(), self._modules[0])
         layouts = [module.lay_out(texts, prompt) for module in modules]
         # (3, T, 2, N)
-        both = torch.stack(list(vars(Layout.interleaved(layouts)).values())).unflatten(1, (-1, 2))
+        both = torch.stack(list(Layout.interleaved(layouts).features().values())).unflatten(1, (-1, 2))
         chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
         if len(chosen) == 0:
             return
-        layout = Layout(**batch_to_device(dict(vars(layouts[0].part(chosen))), self.device))
+        layout = Layout.of(batch_to_device(layouts[0].part(chosen).features(), self.device))
         for part in self._classical.parts(layout):
-            features = self._classical(dict(vars(layout.part(part))))
-            reading = RecipeVectors(_names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
+            features = self._classical(layout.part(part).features())
+            reading = RecipeVectors(names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
             yield chosen[part].tolist(), iter([reading])
 
 
@@ -218,13 +220,15 @@ def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
     """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
     empty = layout.text_length == 0
     for copies, reading in enumerate(module.copy_sums(layout), start=1):
-        for recipe, states in zip(_names(copies), (reading.states, reading.sums.to(reading.states.dtype)), strict=True):
+        for recipe, states in zip(names(copies), (reading.states, reading.sums.to(reading.states.dtype)), strict=True):
             yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
 
 
-def _names(copies: int) -> tuple[str, str]:
+@cache
+def names(copies: int) -> tuple[str, str]:
     """The recipe that reads the last of so many copies, and the one that looks back from all of them."""
-    return "Classical" if copies == 1 else f"Echo-{copies}", f"ReBA-{copies}"
+    rows = {row.module is ReBAModule: row.name for row in every_row(copies) if row.copies == copies}
+    return rows[False], rows[True]
 
 
 def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:

@@ -125,29 +125,8 @@ class LayoutBuilder:
         """The token ids of each text, whole, without special tokens."""
         return [tokens.ids for tokens in tokenized(self.tokenizer, texts)]
 
-    def build(
-        self,
-        texts: Sequence[str],
-        *,
-        max_tokens: int | None,
-        positions: int | None = None,
-        prompt: str | None = None,
-    ) -> Layout:
-        """Lay out a batch of texts.
-
-        Special tokens stand once, at the two ends; the prompt once, behind the leading ones.
-
-        Args:
-            texts: B strings.
-            max_tokens: How many tokens one copy may have; at most :meth:`room`. None: no limit.
-            positions: How many tokens the whole layout may have; None: no limit.
-            prompt: Literal text at the front.
-        """
-        [rows] = lay_out([self], texts, max_tokens=max_tokens, positions=positions, prompt=prompt)
-        return self.framed(rows)
-
     def framed(self, rows: Sequence[Row]) -> Layout:
-        """The layout of rows, with special tokens at the two ends."""
+        """The layout of rows: special tokens stand once, at the two ends; the prompt once, behind the leading ones."""
         before, after = _not_text(self.specials_before), _not_text(self.specials_after)
         lines = [[*before, *row.marked, *after] for row in rows]
         length = max(1, *map(len, lines))
@@ -240,9 +219,9 @@ def lay_out(
     Args:
         builders: One for each layout, of one tokenizer.
         texts: B strings.
-        max_tokens: As for :meth:`LayoutBuilder.build`.
-        positions: Likewise.
-        prompt: Likewise.
+        max_tokens: How many tokens one copy may have; at most :meth:`LayoutBuilder.room`. None: no limit.
+        positions: How many tokens a whole layout may have; None: no limit.
+        prompt: Literal text at the front.
 
     Returns:
         For each layout, B rows.

@@ -5,8 +5,8 @@ Nothing here knows a model or a method: every readout of every method is a quest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,19 @@ NOT_TEXT = -1
 
 #: The ``copy_index`` of a slot of token prepending; that of a text's second block is one less, and so on.
 PREPENDED = -2
+
+# What a layout is made of, and what stands there in padding.
+_PADDING = {"input_ids": 0, "attention_mask": 0, "copy_index": NOT_TEXT}
+
+
+def feature_names(of: str = "") -> list[str]:
+    """What the parts of a layout are called among a module's features.
+
+    Args:
+        of: The key of the change whose companion it is; empty: the module's own layout.
+    """
+    # "..._input_ids" is how ST's trainer tells the columns of a data set apart.
+    return [f"{name}_of_{of}" if of else name for name in _PADDING]
 
 
 @dataclass(frozen=True)
@@ -27,11 +40,27 @@ class Layout:
         attention_mask: (B, N), 1 for real tokens.
         copy_index: (B, N), the copy a token belongs to (0 .. k-1), or -1 for all that is not text: special tokens,
             literals, the prompt, padding. -2 and less: the slots of token prepending, whose id means nothing.
+        beside: What changes saw of the same texts in layouts of their own, (B, ...), by the keys of the changes.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     copy_index: Tensor
+    beside: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+
+    @classmethod
+    def of(cls, features: Mapping[str, Tensor], change: str = "") -> Layout:
+        """That of a module's features, or that of a change's companion."""
+        return cls(*(features[name] for name in feature_names(change)))
+
+    def features(self, change: str = "") -> dict[str, Tensor]:
+        """As features of a module: its own, or those of a change's companion."""
+        return dict(zip(feature_names(change), (self.input_ids, self.attention_mask, self.copy_index), strict=True))
+
+    @property
+    def ends(self) -> Tensor:
+        """(B,) the position of each row's last token; 0 in a row without tokens."""
+        return (self.attention_mask.sum(dim=1) - 1).clamp(min=0)
 
     @property
     def text_length(self) -> Tensor:
@@ -55,7 +84,8 @@ class Layout:
         ``texts`` are their indices, at least one.
         """
         longest = max(1, int(self.attention_mask[texts].sum(dim=1).max()))
-        return Layout(*(part[texts, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index)))
+        parts = (part[texts, :longest] for part in self.features().values())
+        return Layout(*parts, beside={key: values[texts] for key, values in self.beside.items()})
 
     @classmethod
     def interleaved(cls, layouts: Sequence[Layout]) -> Layout:
@@ -71,6 +101,6 @@ class Layout:
 def _padded(layouts: Sequence[Layout]) -> Iterator[list[Tensor]]:
     """The parts of layouts, as long as the longest."""
     length = max(layout.input_ids.shape[1] for layout in layouts)
-    for name, padding in (("input_ids", 0), ("attention_mask", 0), ("copy_index", NOT_TEXT)):
-        parts = [getattr(layout, name) for layout in layouts]
+    for name, padding in _PADDING.items():
+        parts = [layout.features()[name] for layout in layouts]
         yield [pad(part, (0, length - part.shape[1]), value=padding) for part in parts]

@@ -22,7 +22,7 @@ from ..modules.loaded_weights import CheckedTransformer
 from ..optional import require_peft
 from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
-from .fitting import MODEL, finish, fit
+from .fitting import MODEL, asked, finish, fit
 from .rows import read_scored_pairs, read_triplets
 from .settings import RunSettings, setting
 
@@ -113,16 +113,8 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
         triplets,
         MultipleNegativesRankingLoss(model, scale=1 / settings.temperature),
         output=output,
-        epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        warmup_ratio=settings.warmup_ratio,
-        weight_decay=settings.weight_decay,
-        seed=settings.seed,
-        checkpoint_steps=settings.checkpoint_steps,
+        **asked(settings),
         evaluator=evaluator,
-        evaluation_steps=settings.evaluation_steps,
         no_duplicates=settings.no_duplicates,
         identity={**settings.identity(), "frozen_weights": frozen},
         progress=progress,

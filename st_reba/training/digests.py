@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import torch
 from torch import nn
+
+from ..modules.fingerprint import content
 
 
 def data_digest(dataset: Any) -> str:
@@ -23,5 +24,5 @@ def weights_digest(module: nn.Module) -> str:
     digest = hashlib.blake2b()
     for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(content(tensor))
     return digest.hexdigest()

@@ -20,6 +20,7 @@ from ..files import check_free, whole_directory
 from ..optional import require_accelerate
 from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
 from .divergence import DivergedError, StopOnDivergence
+from .settings import RunSettings
 from .upkeep import ClearGradients, OwnIntervals, SetEpoch
 
 __all__ = ["MODEL", "DivergedError", "Fitted", "StopOnDivergence", "finish", "fit"]
@@ -55,6 +56,18 @@ class _Trainer(SentenceTransformerTrainer):
         device = self.args.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             return super().evaluate(*args, **kwargs)
+
+
+#: What every training is asked for, under the names that :func:`fit` has for it.
+_ASKED = (
+    "epochs", "max_steps", "batch_size", "learning_rate", "warmup_ratio", "weight_decay", "checkpoint_steps",
+    "evaluation_steps", "seed",
+)  # fmt: skip
+
+
+def asked(settings: RunSettings) -> dict[str, Any]:
+    """What a training is asked for, as arguments of :func:`fit`."""
+    return {name: getattr(settings, name) for name in _ASKED}
 
 
 def fit(

@@ -17,7 +17,7 @@ from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLo
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
 from .digests import weights_digest
-from .fitting import MODEL, finish, fit
+from .fitting import MODEL, asked, finish, fit
 from .rows import read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
 from .states import ModelOnStates, StatesCache
@@ -135,15 +135,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         pairs,
         _LOSSES[settings.loss or ("log-variance" if settings.stage == "autoencoder" else "mse")](trained),
         output=output,
-        epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        warmup_ratio=settings.warmup_ratio,
-        weight_decay=settings.weight_decay,
-        checkpoint_steps=settings.checkpoint_steps,
-        evaluation_steps=settings.evaluation_steps,
-        seed=settings.seed,
+        **asked(settings),
         evaluator=evaluator,
         identity=identity,
         progress=progress,

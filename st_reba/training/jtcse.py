@@ -14,7 +14,7 @@ from transformers import set_seed
 from ..files import check_free
 from ..losses import JTCSELoss
 from ..modules import TwinTower
-from .fitting import MODEL, finish, fit
+from .fitting import MODEL, asked, finish, fit
 from .rows import read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
 
@@ -96,16 +96,8 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         texts,
         loss,
         output=output,
-        epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        warmup_ratio=settings.warmup_ratio,
-        weight_decay=settings.weight_decay,
-        checkpoint_steps=settings.checkpoint_steps,
+        **asked(settings),
         evaluator=evaluator,
-        evaluation_steps=settings.evaluation_steps,
-        seed=settings.seed,
         no_duplicates=settings.no_duplicates,
         identity=settings.identity(),
         progress=progress,

@@ -81,6 +81,17 @@ def test_kept_vectors_are_those_of_the_modules(benchmark, options, kept, key, bu
     assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
 
 
+def test_what_directories_and_columns_are_called(benchmark):
+    """What was kept and written under these names is found again, whatever the catalogue comes to call its rows."""
+    assert list(benchmark.PASSES) == [
+        "repeated", "Bag of input embeddings", "PromptEOL", "PromptEOL, English", "Early and late",
+        "Echo, Springer's prompt", "Pretended CoT", "Knowledge", "Bidirectional", "Echo-2, bidirectional",
+        "ReBA-2, bidirectional", "Bidirectional, prompt", "RT-1", "RT-2", "RT-4", "RT-8", "KV re-routing",
+        "Token prepending", "Token prepending, blocks", "Value aggregation", "Contrastive prompting", "CK", "MetaEOL",
+        "three copies",
+    ]  # fmt: skip
+
+
 def test_a_run_that_was_stopped_goes_on(benchmark, measured, options, monkeypatch):
     monkeypatch.setattr(benchmark, "keep", lambda *given: pytest.fail("it was there"))
     benchmark.embed(measured, options)

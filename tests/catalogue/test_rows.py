@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import st_reba
+from st_reba import CausalTransformer, EchoModule
 from st_reba.catalogue import (
     BAG,
     PARTS,
@@ -17,6 +18,7 @@ from st_reba.catalogue import (
     Recipe,
     asked_for,
     bags_of_input_embeddings,
+    changed,
     controls_of,
     default_recipes,
     every_row,
@@ -26,6 +28,7 @@ from st_reba.catalogue import (
 )
 from st_reba.compare.search import candidates
 from st_reba.modules import CausalModule
+from st_reba.modules.changes import Steer
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
@@ -71,6 +74,22 @@ def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
         for name in (recipe.name, recipe.spec):
             found = find(name)
             assert (found.name, found.spec) == (recipe.name, recipe.spec)
+
+
+def test_a_row_under_a_change(backbone_path):
+    """Is the module with that change."""
+    backbone = CausalTransformer(backbone_path())
+    module = find("echo-2-steered").build(backbone)
+    assert isinstance(module, EchoModule)
+    assert module.changes == EchoModule(backbone, changes=[Steer()]).changes
+    assert find("Echo-2, re-routed, whitened").says == (
+        "The text stands 2 times, and is read in its last copy; in the middle layers every token sees the last one's "
+        "key and value; the principal directions of a sample of plain texts, scaled to nearly one variance."
+    )
+    assert find("echo-2-bidirectional").row is next(row for row in every_row() if row.name == "Echo-2, bidirectional")
+    rows = [row for base in every_row() for row in changed(base)]
+    assert {row.module for row in rows} <= {*PUBLIC_MODULES}
+    assert len({row.key for row in [*rows, *every_row()]}) == len({row.name for row in [*rows, *every_row()]})
 
 
 def test_a_key_goes_on_with_a_layer_and_a_part():

@@ -136,7 +136,7 @@ def test_damaged_weights(commands, backbone_path, tmp_path):
 )
 def test_files(line, called, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert f"{called} {tmp_path} is a directory: give one file." in run(*line, called, tmp_path)
+    assert f"{called} {tmp_path} is a directory: give a file." in run(*line, called, tmp_path)
     missing = tmp_path / "no.tsv"
     assert f"{called} {missing}: there is no such file. Check the name." in run(*line, called, missing)
     assert not list(tmp_path.iterdir())

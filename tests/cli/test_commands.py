@@ -356,7 +356,7 @@ class TestCompare:
 
 def test_the_time_left_is_told_from_the_first_batch_on():
     now = 0.0
-    column = cli.showing._TimeLeft()
+    column = cli.common._TimeLeft()
     with Progress(column, get_time=lambda: now, disable=True) as progress:
         bar = progress.add_task("", total=400)
         assert not column.render(progress.tasks[0])

@@ -21,7 +21,7 @@ def die(worker):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Probing(LocalEngine):
+class TryingOut(LocalEngine):
     """Tries a process out before it works in this one."""
 
     def run(self, plan, todo):
@@ -43,4 +43,4 @@ class Probing(LocalEngine):
 def test_what_goes_wrong_in_a_process_is_told_in_its_parent(ones, tmp_path):
     """A refusal as the sentence it is, anything else with its trace, a death as such; after an error it goes on."""
     (tmp_path / "texts.txt").write_text("a\n" * 5)
-    assert encode_file(ones, tmp_path / "texts.txt", tmp_path / "a.npy", engine=Probing()).rows == 5
+    assert encode_file(ones, tmp_path / "texts.txt", tmp_path / "a.npy", engine=TryingOut()).rows == 5

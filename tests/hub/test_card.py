@@ -34,6 +34,7 @@ from st_reba import (
 from st_reba.catalogue import PUBLIC_MODULES, find
 from st_reba.hub import card
 from st_reba.modules import CausalModule, registry
+from st_reba.modules.changes import Reroute, Steer
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
@@ -102,6 +103,14 @@ SAYS = {
         "One pass over the text and the template;",
     ),
 }
+
+
+def test_what_a_change_costs_is_told(roomy_path, tmp_path):
+    module = CausalTransformer(roomy_path, changes=[Steer(1), Reroute()])
+    assert (
+        "One pass over the text, as for the classical embedding. Before it, one pass over the first 2 layers, under "
+        "another prompt."
+    ) in written(pipeline(module), tmp_path)
 
 
 @pytest.mark.parametrize("module_class", [each for each in PUBLIC_MODULES if issubclass(each, CausalModule)])

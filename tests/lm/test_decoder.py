@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.decoder import PositionWise, inspect, shortened
-from st_reba.lm.hooks import Tap, listen, tapping
+from st_reba.lm.hooks import Hook, hooked, listen
 
 from ..backbones import ARCHITECTURES, TEXTS
 from ..conftest import pipeline, relative_error
@@ -127,15 +127,15 @@ def test_gradients_flow_through_the_last_row(backbone_path):
     assert relative_error(*gradients) < 1e-5
 
 
-def test_taps_nest_and_end_with_their_block():
+def test_hooks_nest_and_end_with_their_block():
     linear = torch.nn.Linear(2, 2)
     listen([linear])
     listen([linear])
     states = torch.ones(1, 1, 2)
     plain = linear(states)
-    with tapping({linear: Tap(after=lambda out: out + 1)}), tapping({linear: Tap(after=lambda out: out * 2)}):
+    with hooked({linear: Hook(after=lambda out: out + 1)}), hooked({linear: Hook(after=lambda out: out * 2)}):
         assert torch.equal(linear(states), (plain + 1) * 2)
-    with tapping({linear: Tap(before=lambda given: given * 0)}):
+    with hooked({linear: Hook(before=lambda given: given * 0)}):
         assert torch.equal(linear(input=states), linear(states * 0))
     assert torch.equal(linear(states), plain)
 
@@ -148,5 +148,5 @@ def test_shallow_copies_listen_once():
     listen([twin])
     states = torch.ones(1, 1, 2)
     for one, other in ((linear, twin), (twin, linear)):
-        with tapping({one: Tap(after=lambda out: out + 1)}):
+        with hooked({one: Hook(after=lambda out: out + 1)}):
             assert torch.equal(one(states), other(states) + 1)

@@ -9,7 +9,7 @@ import torch
 
 from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.context import Context, current, entered
-from st_reba.lm.hooks import Halt, Tap, listen
+from st_reba.lm.hooks import Halt, Hook, listen
 from st_reba.lm.run import Effect, run
 from st_reba.lm.states import StatesAt
 
@@ -35,7 +35,7 @@ def pass_of(model, **asked):
 
 
 def doubled(model, layer):
-    return Effect(taps={model.layers[layer]: Tap(after=lambda states: 2 * states)})
+    return Effect(hooks={model.layers[layer]: Hook(after=lambda states: 2 * states)})
 
 
 class TestChanges:
@@ -46,7 +46,7 @@ class TestChanges:
         assert torch.equal(pass_of(model), before)
 
     def test_act_one_after_the_other(self, model):
-        fourfold = Effect(taps={model.layers[0]: Tap(after=lambda states: 4 * states)})
+        fourfold = Effect(hooks={model.layers[0]: Hook(after=lambda states: 4 * states)})
         twice = pass_of(model, change=[doubled(model, 0), doubled(model, 0)])
         assert torch.equal(twice, pass_of(model, change=[fourfold]))
 
@@ -55,7 +55,7 @@ class TestChanges:
             raise KeyError
 
         with pytest.raises(KeyError):
-            pass_of(model, change=[Effect(taps={model.layers[1]: Tap(before=fail)})])
+            pass_of(model, change=[Effect(hooks={model.layers[1]: Hook(before=fail)})])
         assert current() == Context()
 
     def test_nothing_is_false(self, model):
@@ -85,7 +85,7 @@ class TestStates:
     def test_end_a_pass_when_all_have_been_seen(self, model):
         ran = []
         note = Effect(
-            taps={layer: Tap(before=lambda s, n=n: ran.append(n) or s) for n, layer in enumerate(model.layers)}
+            hooks={layer: Hook(before=lambda s, n=n: ran.append(n) or s) for n, layer in enumerate(model.layers)}
         )
         with pytest.raises(Halt):
             pass_of(model, change=[note], observe=StatesAt(model.layers[:2], "after", halts=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -31,9 +31,9 @@ from st_reba import (
 )
 from st_reba.lm.attention.masks import BothWays
 from st_reba.lm.run import Effect
-from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, register
+from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, Steer, register
 
-from .. import oracles
+from .. import backbones, oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
@@ -41,29 +41,42 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 TOLERANCE = 1e-5
 
-TURN, EXIT, PREPEND, REROUTE = (
+TURN, EXIT, PREPEND, REROUTE, STEER = (
     AttendBothWays(1), EarlyExit(2), Prepend(2, seed=3), Reroute([1], prefix_bias=0.5),
+    Steer(1, 0.5, 'Not so: "{text}" but'),
 )  # fmt: skip
+ALL = [TURN, EXIT, PREPEND, REROUTE, STEER]
 
-#: Each alone, each pair of those that let a token know what follows it, and all at once.
-SETS = [[TURN], [EXIT], [PREPEND], [REROUTE], *map(list, itertools.combinations([TURN, PREPEND, REROUTE], 2)),
-        [TURN, EXIT, PREPEND, REROUTE]]  # fmt: skip
+#: Each alone, each pair of those that change what a token knows, and all at once.
+SETS = [*([change] for change in ALL), *map(list, itertools.combinations([TURN, PREPEND, REROUTE, STEER], 2)),
+        ALL]  # fmt: skip
 
 
 @dataclass
 class Naive:
-    """A plain eager model, changed; the id of the slot before a text, if there is one; and a tokenizer."""
+    """A plain eager model, changed; the id of the slot before a text, if there is one; and whether it steers."""
 
     model: object
     slot: list[int]
     token_ids: object
     architecture: str
+    steers: bool = False
 
-    def whole(self, head: str, text: str, tail: str) -> list[int]:
-        """The ids of a template of one copy: a slot splits the string."""
-        if not self.slot:
+    def whole(self, head: str, text: str, tail: str, tokenization: str = "whole") -> list[int]:
+        """The ids of a template of one copy: a slot splits the string, and so does the text if it is in pieces."""
+        if tokenization == "whole" and not self.slot:
             return self.token_ids(head + text + tail)
-        return [*(self.token_ids(head) if head else []), *self.slot, *self.token_ids(text + tail)]
+        rest = [text + tail] if tokenization == "whole" else [text, tail]
+        parts = [self.token_ids(part) if part else [] for part in (head, *rest)]
+        return [*parts[0], *self.slot, *itertools.chain(*parts[1:])]
+
+    def steered(self, text: str, tokenization: str = "whole"):
+        """A block in which the last token is steered away from what it is in the other prompt, if it is."""
+        if not self.steers:
+            return contextlib.nullcontext()
+        head, _, tail = STEER.auxiliary_template.partition("{text}")
+        other = self.whole(head, text, tail, tokenization)
+        return oracles.steered(self.model, self.architecture, other, STEER.contrast_layer, STEER.scale)
 
     @property
     def depth(self) -> int:
@@ -127,7 +140,7 @@ def contrasted(naive, text):
 
 
 def hybrid(naive, text):
-    with oracles.rerouted(naive.model, [1], 0.5):
+    with oracles.rerouted(naive.model, [1], 0.5), naive.steered(text):
         states = oracles.run(naive.model, naive.whole("", text, " means:"))[0][len(naive.slot) :]
     return torch.stack([states.mean(dim=0), states[-1]])
 
@@ -140,8 +153,9 @@ def vector(model, seed):
 
 def prepending(naive, text):
     model, slot = oracles.with_slot(naive.model, vector(naive.model, 0))
-    with oracles.prepended(model, naive.architecture, slot, 2):
-        return prompt(Naive(model, [slot], naive.token_ids, naive.architecture), text)
+    own = replace(naive, model=model, slot=[slot])
+    with oracles.prepended(model, naive.architecture, slot, 2), own.steered(text):
+        return prompt(own, text)
 
 
 WORDS = {"template": 'This: "{text}" means:'}
@@ -180,6 +194,8 @@ REFUSED = {
     ("reba in chunks", REROUTE): "chunk_length=5 with layers=.*: where tokens see what follows",
     ("prepending", PREPEND): "TokenPrependingModule is given the change 'prepend' with .*, and makes it already",
     ("re-routed", REROUTE): "KVReroutingModule is given the change 'reroute' with .*, and makes it already",
+    ("reba in chunks", STEER): "chunk_length=5 with contrast_layer=1, .*: it is about the last token of a whole text",
+    ("contrasted", STEER): "ContrastivePromptingModule is given the change 'steer' with .*, and makes it already",
 }
 
 
@@ -205,7 +221,7 @@ def changed(architecture, changes, eager, token_ids):
             stack.enter_context(oracles.both_ways(model, kinds[AttendBothWays].bidirectional_layers))
         if Reroute in kinds:
             stack.enter_context(oracles.rerouted(model, kinds[Reroute].layers, kinds[Reroute].prefix_bias))
-        yield Naive(model, slot, token_ids, architecture)
+        yield Naive(model, slot, token_ids, architecture, Steer in kinds)
 
 
 def read(module, texts):
@@ -243,7 +259,10 @@ def test_equals_a_naive_composition(method, architecture, changes, loaded, eager
     alone = [states for text in TEXTS for states in read(module, [text])]
     with changed(architecture, changes, eager, token_ids) as naive:
         for text, batched, single in zip(TEXTS, together, alone, strict=False):
-            wanted = expected(naive, text)
+            # These make a change of their own, which the other prompt is read under, too.
+            own = method in ("prepending", "re-routed")
+            with contextlib.nullcontext() if own else naive.steered(text, module.tokenization):
+                wanted = expected(naive, text)
             assert relative_error(batched, wanted) < TOLERANCE, text
             assert relative_error(single, wanted) < TOLERANCE, text
     module.save(str(tmp_path))
@@ -287,6 +306,13 @@ class TestWhatIsRefused:
             (EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
             (EchoModule, {"changes": [Reroute([3])]}, "the model has 3 layers; give a list"),
             (EchoModule, {"changes": [EarlyExit(0)]}, "output_layer=0"),
+            (EchoModule, {"changes": [Steer(2), EXIT]}, "contrast_layer=2: 2 layers of LlamaModel are run"),
+            (
+                EchoModule,
+                {"changes": [Steer(auxiliary_template="x " * 300 + "{text}")]},
+                "leave no room for 1 copies of a text",
+            ),
+            (InputEmbeddings, {"changes": [STEER]}, "InputEmbeddings with contrast_layer=1, .*: it runs no layer"),
         ],
     )
     def test_when_it_is_made(self, kind, settings, message, loaded):
@@ -326,8 +352,16 @@ class TestSaved:
         loaded_again = SentenceTransformer(str(tmp_path), device="cpu")
         assert loaded_again[0].changes == (EXIT, TURN, PREPEND, REROUTE)
 
+    def test_one_that_steers(self, loaded, tmp_path):
+        config = json.loads(self.saved(EchoModule(loaded["llama"], changes=[Steer()]), tmp_path).read_text())
+        irrelevant = 'The irrelevant information of this sentence : "{text}" means in one word:"'
+        assert config["changes"] == [
+            {"key": "steer", "contrast_layer": 0, "scale": 2.0, "auxiliary_template": irrelevant}
+        ]
+
     def test_without_changes_nothing_is_said_of_them(self, loaded, tmp_path):
-        kinds = [EchoModule, KVReroutingModule, TokenPrependingModule, BidirectionalLastLayer]
+        kinds = [EchoModule, KVReroutingModule, TokenPrependingModule, BidirectionalLastLayer,
+                 ContrastivePromptingModule]  # fmt: skip
         for kind in kinds:
             assert "changes" not in json.loads(self.saved(kind(loaded["llama"]), tmp_path / kind.__name__).read_text())
 
@@ -402,7 +436,26 @@ class NoMask(Change):
         return Turned(range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers))
 
 
+def test_texts_with_prompts_of_their_own_are_steered_alike(loaded):
+    module = CausalTransformer(loaded["llama"], changes=[STEER])
+    texts = [{"prompt": prompt, "text": text} for prompt, text in zip(("a: ", "b c: "), TEXTS, strict=False)]
+    both = read(module, texts)
+    for text, found in zip(texts, both, strict=True):
+        assert relative_error(found, read(module, [text])[0]) < TOLERANCE
+
+
+def test_the_text_is_cut_alike_for_a_steered_one(tmp_path):
+    module = EchoModule(backbones.save(backbones.backbone("gpt2"), tmp_path), changes=[Steer()])
+    features = module.preprocess(["word " * 3_000, "a"], prompt="query: ")
+    texts = [[row[copy == 0].tolist() for row, copy in zip(features["input_ids" + of], features["copy_index" + of],
+                                                           strict=True)] for of in ("", "_of_steer")]  # fmt: skip
+    assert texts[0] == texts[1]
+    assert len(texts[0][0]) == module.max_tokens("query: ")
+    # What ST's trainer takes for a text of its own.
+    assert [name for name in features if name.endswith("input_ids")] == ["input_ids"]
+
+
 def test_a_shared_backbone_is_not_changed(loaded):
     before = read(loaded["llama"], TEXTS)
-    EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE])
+    EchoModule(loaded["llama"], changes=ALL)
     assert all(map(torch.equal, read(loaded["llama"], TEXTS), before))

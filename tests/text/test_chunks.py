@@ -12,6 +12,7 @@ from st_reba.text.layout import Layout
 from st_reba.text.templates import Template
 
 from ..backbones import tokenizer
+from .layouts import laid_out
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert")}
 texts = st.lists(st.text("ab 我", max_size=12), min_size=1, max_size=4)
@@ -28,7 +29,7 @@ def rows(layout: Layout, row: int) -> tuple[list[int], list[int]]:
 def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, prompt):
     inner = TOKENIZERS[kind]
     builder = LayoutBuilder(Template.repeat(1), inner, tokenization="pieces")
-    layout = builder.build(batch, max_tokens=None, prompt=prompt)
+    layout = laid_out(builder, batch, max_tokens=None, prompt=prompt)
     before = builder.specials_before + builder.tokenize([prompt])[0]
     expected = {}
     for text, ids in enumerate(builder.tokenize(batch)):

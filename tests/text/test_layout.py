@@ -11,6 +11,7 @@ from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, nor
 from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer
+from .layouts import laid_out
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
 KINDS = sorted(TOKENIZERS)
@@ -67,17 +68,21 @@ def test_prompts_have_chinese_counterparts(name):
     assert ('"{text}"' in TEMPLATES[name]) == ("“{text}”" in TEMPLATES[f"{name}-zh"])
 
 
+def assert_same(one, other):
+    assert all(torch.equal(part, other.features()[name]) for name, part in one.features().items())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("templates", [["{text}"], ["a {text}", "{text} and so on", "{text}{text}"]])
 def test_interleaved_layouts(kind, templates):
     batch = ["the quick brown fox", "a", ""]
-    layouts = [LayoutBuilder(Template.parse(t), TOKENIZERS[kind]).build(batch, max_tokens=None) for t in templates]
+    layouts = [laid_out(LayoutBuilder(Template.parse(t), TOKENIZERS[kind]), batch, max_tokens=None) for t in templates]
     woven = Layout.interleaved(layouts)
     for text in range(len(batch)):
         for number, layout in enumerate(layouts):
             row = woven.part(slice(text * len(layouts) + number, text * len(layouts) + number + 1))
             alone = layout.part(slice(text, text + 1))
-            assert all(torch.equal(*pair) for pair in zip(vars(row).values(), vars(alone).values(), strict=True))
+            assert_same(row, alone)
 
 
 class TestTemplate:
@@ -136,7 +141,7 @@ class TestLayout:
             return inner(text, add_special_tokens=False)["input_ids"] if text else []
 
         builder = LayoutBuilder(Template(tuple(parts)), inner, tokenization="pieces")
-        layout = builder.build(batch, max_tokens=limit, prompt=prompt)
+        layout = laid_out(builder, batch, max_tokens=limit, prompt=prompt)
         before, after = special_tokens(inner)
         for row, text in enumerate(batch):
             own = ids(text)[:limit]
@@ -162,36 +167,33 @@ class TestLayout:
     def test_layouts_with_prompts_of_their_own(self, kind, batch, template):
         """Each row is what it is alone."""
         builder = LayoutBuilder(Template(tuple(template)), TOKENIZERS[kind])
-        alone = [builder.build([text], max_tokens=None, prompt=prompt) for text, prompt in batch]
+        alone = [laid_out(builder, [text], max_tokens=None, prompt=prompt) for text, prompt in batch]
         whole = Layout.joined(alone)
         for row, layout in enumerate(alone):
             mine = whole.part(slice(row, row + 1))
-            assert all(torch.equal(a, b) for a, b in zip(vars(mine).values(), vars(layout).values(), strict=True))
+            assert_same(mine, layout)
             assert whole.text_starts[row] == layout.text_start
 
     def test_rows_drop_the_columns_nobody_needs(self, kind):
         builder = LayoutBuilder(Template.repeat(2), TOKENIZERS[kind])
         batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]
-        whole = builder.build(batch, max_tokens=None)
+        whole = laid_out(builder, batch, max_tokens=None)
         for part in (slice(0, 1), slice(1, 3), slice(2, 3)):
-            alone = builder.build(batch[part], max_tokens=None)
-            assert all(
-                torch.equal(mine, other)
-                for mine, other in zip(vars(whole.part(part)).values(), vars(alone).values(), strict=True)
-            )
+            alone = laid_out(builder, batch[part], max_tokens=None)
+            assert_same(whole.part(part), alone)
 
     def test_room(self, kind):
         builder = LayoutBuilder(Template.parse("x {text} y {text}"), TOKENIZERS[kind])
         overhead = builder.overhead("prompt")
         room = builder.room(40, "prompt")
         assert 2 * room + overhead <= 40 < 2 * (room + 1) + overhead
-        layout = builder.build(["the quick brown fox " * 20], max_tokens=room, prompt="prompt")
+        layout = laid_out(builder, ["the quick brown fox " * 20], max_tokens=room, prompt="prompt")
         assert 39 <= layout.input_ids.shape[1] <= 40
 
 
 def test_truncation_side_is_the_tokenizers(monkeypatch):
     inner = tokenizer("bytes", truncation_side="left")
-    layout = LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=2)
+    layout = laid_out(LayoutBuilder(Template.repeat(2), inner), ["the quick brown fox"], max_tokens=2)
     last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
     assert layout.input_ids.tolist() == [last + last]
 
@@ -200,7 +202,7 @@ def test_truncation_side_is_the_tokenizers(monkeypatch):
 def test_the_tokenizer_is_left_as_it_is(max_tokens):
     """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
     inner = tokenizer("bytes")
-    LayoutBuilder(Template.repeat(2), inner).build(["the quick brown fox"], max_tokens=max_tokens)
+    laid_out(LayoutBuilder(Template.repeat(2), inner), ["the quick brown fox"], max_tokens=max_tokens)
     assert inner.backend_tokenizer.truncation is None
 
 
@@ -208,4 +210,4 @@ def test_texts_with_braces_are_texts():
     builder = LayoutBuilder(Template.repeat(2), TOKENIZERS["bytes"])
     text = "{text} {0} {text.__class__}"
     own = TOKENIZERS["bytes"](text)["input_ids"]
-    assert builder.build([text], max_tokens=None).input_ids.tolist() == [own + own]
+    assert laid_out(builder, [text], max_tokens=None).input_ids.tolist() == [own + own]

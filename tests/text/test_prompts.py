@@ -164,12 +164,12 @@ class TestWholes:
         tokenizer, positions = greedy[2], 256
         for text in ("I love " * 200, "自然语言" * 200, "🥊" * 300):
             features = module.preprocess([text], prompt="query: ")
-            names = [name for name in ("", "auxiliary_") if name + "input_ids" in features]
-            longest = max(int(features[name + "attention_mask"].sum(dim=1).max()) for name in names)
+            names = [name for name in ("", "_of_steer") if "input_ids" + name in features]
+            longest = max(int(features["attention_mask" + name].sum(dim=1).max()) for name in names)
             # Slots in a text of one sentence take less room than those that were reserved for its blocks.
             assert (positions // 2 if "blocks" in recipe else positions - 20) <= longest <= positions
             for name in names:
-                for ids, copies in zip(features[name + "input_ids"], features[name + "copy_index"], strict=True):
+                for ids, copies in zip(features["input_ids" + name], features["copy_index" + name], strict=True):
                     assert tokenizer.decode(ids).startswith("query: ")
                     kept = tokenizer.decode(ids[copies == 0])
                     assert "\ufffd" not in kept

@@ -20,6 +20,7 @@ from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer
 from ..conftest import examples
+from .layouts import laid_out
 
 _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]
 _LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -159,7 +160,7 @@ class TestWholes:
         assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
         lead, behind = template.split("{text}")
         plain, marks = expected(own, kind, prompt + lead, text, behind)
-        layout = LayoutBuilder(Template.parse(template), own).build([text], max_tokens=None, prompt=prompt)
+        layout = laid_out(LayoutBuilder(Template.parse(template), own), [text], max_tokens=None, prompt=prompt)
         full = own(prompt + template.replace("{text}", text))["input_ids"]
         assert layout.input_ids[0].tolist() == full
         specials = len(full) - len(plain)
@@ -179,7 +180,7 @@ class TestWholes:
         positions = builder.overhead(prompt) + max_tokens
         own.truncation_side = side
         try:
-            layout = builder.build([text], max_tokens=max_tokens, positions=positions, prompt=prompt)
+            layout = laid_out(builder, [text], max_tokens=max_tokens, positions=positions, prompt=prompt)
         finally:
             own.truncation_side = "right"
         found = layout.input_ids[0].tolist()
@@ -201,7 +202,7 @@ class TestWholes:
         own = tokenizers[kind]
         assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
         template = Template.parse('This sentence : {prepend} "{text}" means', prepends=True)
-        layout = LayoutBuilder(template, own).build([text], max_tokens=None, prompt=prompt)
+        layout = laid_out(LayoutBuilder(template, own), [text], max_tokens=None, prompt=prompt)
         slot = layout.copy_index[0].tolist().index(PREPENDED)
         ids = layout.input_ids[0].tolist()
         assert ids[:slot] == own(f"{prompt}This sentence : ")["input_ids"]
@@ -263,7 +264,7 @@ def test_tokens_that_do_not_spell_the_text(tokenizers):
     own = tokenizers["sentencepiece"]
     builder, text = LayoutBuilder(Template.parse("sentence {text}"), own), "x</s>a"
     assert tokenized(own, [text])[0].extents is None
-    layout = builder.build([text, "dog"], max_tokens=None)
+    layout = laid_out(builder, [text, "dog"], max_tokens=None)
     parts = [own(part, add_special_tokens=False)["input_ids"] for part in ("sentence ", text)]
     length = 1 + len(parts[0]) + len(parts[1])
     assert layout.input_ids[0, :length].tolist() == [1, *parts[0], *parts[1]]
@@ -275,7 +276,7 @@ def test_a_text_that_looks_like_the_separator(kind, tokenizers):
     own = tokenizers[kind]
     entry = separator(own)
     template = Template.parse("{prepend}{text}", prepends=True)
-    layout = LayoutBuilder(template, own).build([f"a{entry}b"], max_tokens=None, prompt=f"{entry}:")
+    layout = laid_out(LayoutBuilder(template, own), [f"a{entry}b"], max_tokens=None, prompt=f"{entry}:")
     assert (layout.copy_index[0] == PREPENDED).sum() == 1
     assert layout.copy_index[0].tolist().index(PREPENDED) == len(own(f"{entry}:")["input_ids"])
 
@@ -284,9 +285,9 @@ def test_pieces_are_as_they_were(tokenizers):
     own = tokenizers["gpt-2"]
     builder = LayoutBuilder(Template.parse('sentence "{text}" is'), own, tokenization="pieces")
     ids = [own(part)["input_ids"] for part in ("query: ", 'sentence "', "我爱 dogs", '" is')]
-    layout = builder.build(["我爱 dogs"], max_tokens=None, prompt="query: ")
+    layout = laid_out(builder, ["我爱 dogs"], max_tokens=None, prompt="query: ")
     assert layout.input_ids[0].tolist() == [token for part in ids for token in part]
-    layout = builder.build(["我爱 dogs"], max_tokens=2, prompt="query: ")
+    layout = laid_out(builder, ["我爱 dogs"], max_tokens=2, prompt="query: ")
     assert layout.input_ids[0].tolist() == [*ids[0], *ids[1], *ids[2][:2], *ids[3]]
 
 
@@ -326,7 +327,7 @@ class TestSpecialTokens:
         own = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
         assert own("a")["input_ids"] == [0]
         assert special_tokens(own) == ([0], [])
-        layout = LayoutBuilder(Template.repeat(1), own).build(["yax"], max_tokens=None)
+        layout = laid_out(LayoutBuilder(Template.repeat(1), own), ["yax"], max_tokens=None)
         assert layout.input_ids.tolist() == [[0, 2, 1]]
 
     def test_where_a_letter_is_the_special_token(self):

@@ -1,4 +1,4 @@
-"""A search over recipes: template, repetition, output layer, pooling and filter.
+"""A search over recipes: template, repetition, change, output layer, pooling and filter.
 
 The choice is made on one half of the data and reported on the other.
 """

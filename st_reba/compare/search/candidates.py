@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...catalogue import PARTS, Recipe, Row, every_row, find
+from ...catalogue import PARTS, Recipe, Row, changed, every_row, find
 from ...modules.after_pooling.choices import FILTERS
 from ...readers.layers import reads_one_layer
 from ...text.templates import preset
@@ -16,7 +16,7 @@ class Candidate:
     """One combination.
 
     Attributes:
-        row: How the model is run.
+        row: How the model is run, and under which change.
         layer: After which layer it is read; None for the recipe's own end.
         pooling: How token vectors become one.
         filter: What stands behind that, one of :data:`~st_reba.modules.after_pooling.choices.FILTERS`; empty for none.
@@ -30,7 +30,7 @@ class Candidate:
     @property
     def run(self) -> tuple[str, int | None]:
         """What candidates have in common that come out of one pass."""
-        return self.row.key, None if reads_one_layer(self.row.module) else self.layer
+        return self.row.key, None if gives_every_layer(self.row) else self.layer
 
     def recipe(self, fit_texts: Sequence[str]) -> Recipe:
         """The candidate as a recipe, its filter fitted on these texts."""
@@ -38,18 +38,19 @@ class Candidate:
         return Recipe(self.row, self.pooling, tuple(fit_texts), part, self.layer)
 
 
+def gives_every_layer(row: Row) -> bool:
+    """Whether one pass gives what is read after each layer; a change is one of the model that ends there."""
+    return reads_one_layer(row.module) and not row.unchanged
+
+
 #: The recipe without any choice: what a search has to beat.
 PLAIN = Candidate(find("classical").row, None, "mean")
 
 
 def searched() -> list[Row]:
-    """Every way to run the model that a search tries."""
-    return [row for row in every_row() if row.searched]
-
-
-def poolings(row: Row) -> tuple[str, ...]:
-    """Those under which it is not another recipe."""
-    return tuple(pooling for pooling in row.poolings if pooling != "last" or not row.same_if_last)
+    """Every way to run the model that a search tries: rows as they are, and each under each change."""
+    plain = [row for row in every_row() if row.searched]
+    return [*plain, *(each for row in plain for each in changed(row))]
 
 
 def end(row: Row) -> int:
@@ -61,13 +62,14 @@ def candidates(layers: int, every: Sequence[Row] | None = None) -> list[Candidat
     """Every combination, on a model of so many layers.
 
     It is read after each eighth of the layers from a quarter of them on, after the last but one, and at its end: the
-    turning points that papers report lie there.
+    turning points that papers report lie there. A row under a change is read at its end alone, as any other layer would
+    take a pass of its own.
     """
     chosen = sorted({round(layers * eighth / 8) for eighth in range(2, 8)} | {layers - 1})
     return [
         Candidate(row, layer, pooling, name)
         for row in (searched() if every is None else every)
-        for layer in [*(layer for layer in chosen if 0 < layer < layers + 1 + end(row)), None]
-        for pooling in poolings(row)
+        for layer in [*(layer for layer in chosen if 0 < layer < layers + 1 + end(row) and not row.unchanged), None]
+        for pooling in row.own_poolings
         for name in ("", *FILTERS)
     ]

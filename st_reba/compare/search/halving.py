@@ -25,8 +25,8 @@ from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.after_pooling.choices import HEAD_FILTER, fitted
 from ...modules.after_pooling.moments import Moments
-from ...readers.layers import LayerReader, reads_one_layer
-from .candidates import PLAIN, Candidate, candidates, end, poolings
+from ...readers.layers import LayerReader
+from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split
 
 #: The share of the candidates that stays from one rung to the next is one of so many; the pairs are so many times more.
@@ -184,13 +184,13 @@ class _Scorer:
 
 def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str]], Tensor]:
     """From B texts to (candidates, B, D), float32, on the CPU, by one pass; filters are left to do."""
-    row, every_layer = group[0].row, reads_one_layer(group[0].row.module)
+    row, every_layer = group[0].row, gives_every_layer(group[0].row)
     # All layers of the whole model, if one pass gives them, also those above the recipe's own end.
     module = row.build(backbone, layer=-1 if every_layer else group[0].layer)
-    modes = tuple(POOLINGS[pooling] for pooling in poolings(row))
+    modes = tuple(POOLINGS[pooling] for pooling in row.own_poolings)
     parts = [module, Pooling(module.get_embedding_dimension(), modes)]
     model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
-    pooled_by = [poolings(row).index(candidate.pooling) for candidate in group]
+    pooled_by = [row.own_poolings.index(candidate.pooling) for candidate in group]
     if not every_layer:
 
         def encode(texts: list[str]) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..context import current
 from ..precision import autocast_dtype, widened, without_autocast
-from .kernels import attention_with_lse
+from .kernels import attention_with_lse, by_group, group_slices
 from .masks import BothWays
 from .observers import LayerCensus
 from .weights import QueryKeySource, SymmetrizedSource
@@ -161,28 +161,35 @@ def _explicit_attention(
     sinks: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention written out, one head at a time, in float32 or float64 where it matters.
+    """Softmax attention written out, rounded where eager attention is, a few heads at a time.
 
     Same shapes as the fused one. A sink is one more logit of each head, (H,), that takes weight and gives no value.
     """
-    groups = query.shape[1] // key.shape[1]
+    sinks = sinks if sinks is None else by_group(sinks[None], key)[0]
     outputs, sums = [], []
-    for head in range(query.shape[1]):
-        scores = torch.matmul(query[:, head], key[:, head // groups].mT) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+    for part in group_slices(query, key):
+        scores = by_group(query, key)[:, part] @ key[:, part, None].mT
+        if torch.is_grad_enabled():
+            scores = scores * scale
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        else:
+            scores.mul_(scale)
+            scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
         scores = widened(scores)
         if bias is not None:
-            scores = scores + bias[:, head if bias.shape[1] > 1 else 0]
-        lse = scores.logsumexp(dim=-1)
+            scores = scores + by_group(bias, key)[:, part if bias.shape[1] > 1 else slice(None)]
+        weights = scores.softmax(dim=-1)
+        # The largest weight is exp(its score - lse): no second sum over all of them.
+        lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
         if sinks is not None:
-            lse = torch.logaddexp(lse, sinks[head].to(lse))
-        weights = (scores - lse[..., None]).exp().to(query.dtype)
+            alone, lse = lse, torch.logaddexp(lse, sinks[part, :, None].to(lse))
+            weights = weights * (alone - lse).exp()[..., None]
+        weights = weights.to(query.dtype)
         if dropout > 0:
             weights = nn.functional.dropout(weights, dropout)
-        outputs.append(weights @ value[:, head // groups])
-        sums.append(lse)
-    return torch.stack(outputs, dim=1), torch.stack(sums, dim=1)
+        outputs.append((weights @ value[:, part, None]).flatten(1, 2))
+        sums.append(lse.flatten(1, 2))
+    return torch.cat(outputs, dim=1), torch.cat(sums, dim=1)
 
 
 def register() -> None:

@@ -8,14 +8,19 @@ the plain computation is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..precision import summing_dtype, widened, without_autocast
+from ..precision import widened, without_autocast
+
+# Bytes of the scores that are formed at a time where attention is written out: on a CPU what its caches hold, on an
+# accelerator enough to fill it.
+_SCORE_BYTES = {"cpu": 2**22}
+_SCORE_BYTES_ACCELERATOR = 2**28
 
 #: (query, key, value, bias, causal, scale) -> (output, log-sum-exp)
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
@@ -46,7 +51,7 @@ def attention_with_lse(
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The public fused attention for the output; the log-sum-exp from the scores, one head at a time."""
+    """The public fused attention for the output; the log-sum-exp from the scores, a few heads at a time."""
     groups = query.shape[1] // key.shape[1]
     output = scaled_dot_product_attention(
         query,
@@ -57,15 +62,28 @@ def plain_attention(
         scale=scale,
     )
     visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
-    lse = torch.empty(query.shape[:3], dtype=summing_dtype(query.dtype), device=query.device)
-    for head in range(query.shape[1]):
-        scores = widened(query[:, head]) @ widened(key[:, head // groups]).mT * scale
+    sums = []
+    for part in group_slices(query, key):
+        scores = widened(by_group(query, key)[:, part]) @ widened(key[:, part, None]).mT * scale
         if bias is not None:
-            scores += bias[:, head if bias.shape[1] > 1 else 0]
+            scores += by_group(bias, key)[:, part if bias.shape[1] > 1 else slice(None)]
         if visible is not None:
             scores.masked_fill_(~visible, float("-inf"))
-        lse[:, head] = scores.logsumexp(dim=-1)
-    return output, lse
+        sums.append(scores.logsumexp(dim=-1))
+    return output, torch.cat(sums, dim=1).flatten(1, 2)
+
+
+def by_group(values: Tensor, key: Tensor) -> Tensor:
+    """(B, H, ...) as (B, G, H / G, ...), by the G key-value heads of ``key``; what is one for all heads stays so."""
+    return values.unflatten(1, (key.shape[1] if values.shape[1] > 1 else 1, -1))
+
+
+def group_slices(query: Tensor, key: Tensor) -> Iterator[slice]:
+    """Key-value heads whose scores are formed at a time."""
+    groups = key.shape[1]
+    of_a_group = 4 * len(query) * query.shape[1] // groups * query.shape[2] * key.shape[2]
+    size = max(1, _SCORE_BYTES.get(query.device.type, _SCORE_BYTES_ACCELERATOR) // max(1, of_a_group))
+    return (slice(first, first + size) for first in range(0, groups, size))
 
 
 def _cpu_flash(
@@ -93,7 +111,7 @@ _CANDIDATES: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
     """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`.
 
-    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
+    The answer is kept, so the dry run depends on nothing but these arguments: not on autocast, which would round the
     reference, nor on torch's default dtype.
     """
     candidate = _CANDIDATES.get(device_type)

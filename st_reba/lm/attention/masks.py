@@ -36,6 +36,11 @@ class BothWays:
 
     layers: Collection[int]
     real: Tensor
+    #: Whether there is padding: asked here, before the pass, because within it the host would have to wait.
+    padded: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "padded", not bool(self.real.all()))
 
     def applies(self, layer: int) -> bool:
         return layer in self.layers
@@ -46,7 +51,7 @@ class BothWays:
         ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
         sliding window stays a window, to both sides.
         """
-        if causal_mask is None and bool(self.real.all()):
+        if causal_mask is None and not self.padded:
             return None
         seen = self.real.to(device)[:, None, None, :]
         if causal_mask is not None:

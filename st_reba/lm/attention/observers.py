@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 from ..context import entered
 from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
 
-# Bytes of scratch memory for the rectangle of one head: on a CPU what stays in a core's cache, on an accelerator enough
-# to fill it. Rows of keys go in blocks, because queries before the first key of a block are never asked for.
+# Rows of keys go in blocks, because queries before the first key of a block are never asked for.
+_KEY_BLOCK = 128
+
+# On a CPU, bytes of scratch memory: where heads are taken one by one, the rectangle of one stays in a core's cache;
+# where what all heads take fits, as for a short text alone, they are formed at once.
 _SCRATCH_BYTES = {"cpu": 2**20}
 
-
-_SCRATCH_BYTES_ACCELERATOR = 2**28
-
-
-_KEY_BLOCK = 128
+# The same on any other device, where heads are formed at once, always: enough to fill it.
+_SCRATCH_BYTES_AT_ONCE = 2**28
 
 
 class Observer(Protocol):
@@ -57,51 +57,91 @@ class RunningMaximum:
         self.queries = queries
         self.layers = layers
         self._maximum: Tensor | None = None
+        # With one key a text, what each layer gives is small: the maximum over layers can wait till the end.
+        self._of_layers: list[Tensor] = []
 
     def wants(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
 
     def result(self) -> Tensor:
         """max of log weights, (B, keys, queries), float32 or, in a float64 model, float64."""
-        if self._maximum is None:
+        seen = self._of_layers if self._maximum is None else [self._maximum, *self._of_layers]
+        if not seen:
             raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
-        return self._maximum
+        return seen[0] if len(seen) == 1 else torch.stack([layer.to(seen[0].device) for layer in seen]).amax(dim=0)
 
     def observe(self, source: WeightSource) -> None:
-        keys = self.keys
-        if isinstance(keys, Tensor):
-            source, keys = source.at_keys(keys.to(source.device)), slice(0, 1)
+        if isinstance(self.keys, Tensor):
+            source, keys = source.at_keys(self.keys.to(source.device)), slice(0, 1)
+        else:
+            keys = self.keys
+        scratch = _SCRATCH_BYTES.get(source.device.type)
+        if torch.is_grad_enabled():
+            self._maximum = self._with_gradient(source, keys)
+        elif scratch is not None and self._bytes_at_once(source, keys) > scratch:
+            self._fold(source, keys, self._so_far(source, keys), scratch)
+        elif isinstance(self.keys, Tensor):
+            weights = source.of_all_heads(self.queries).log_weights(slice(None), keys, 0)
+            self._of_layers.append(weights.amax(dim=(1, 4)))
+        else:
+            self._fold_at_once(source, keys, self._so_far(source, keys))
+
+    def _bytes_at_once(self, source: WeightSource, keys: slice) -> int:
+        """What all heads take at once: a copy of their queries, and four passes over their rectangles."""
+        of_a_query = source.head_size + 4 * (keys.stop - keys.start)
+        return 4 * source.batch * source.heads * (self.queries.stop - self.queries.start) * of_a_query
+
+    def _so_far(self, source: WeightSource, keys: slice) -> Tensor:
+        """The maximum over the layers before, where this layer runs."""
         maximum = self._maximum
         if maximum is None:
             shape = (source.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
             maximum = torch.full(shape, float("-inf"), dtype=source.dtype, device=source.device)
-        elif maximum.device != source.device:
-            maximum = maximum.to(source.device)
-        if torch.is_grad_enabled():
-            for head in range(source.heads):
-                weights = source.log_weights(slice(None), head, keys, self.queries)
-                maximum = torch.maximum(maximum, weights)
-        else:
-            self._fold(source, keys, maximum)
-        self._maximum = maximum
+        self._maximum = maximum.to(source.device)
+        return self._maximum
 
-    def _fold(self, source: WeightSource, keys: slice, maximum: Tensor) -> None:
-        """Take the maximum in place, in pieces that fit the scratch memory."""
-        budget = _SCRATCH_BYTES.get(source.device.type, _SCRATCH_BYTES_ACCELERATOR)
+    def _with_gradient(self, source: WeightSource, keys: slice) -> Tensor:
+        maximum = self._so_far(source, keys)
+        for head in range(source.heads):
+            maximum = torch.maximum(maximum, source.log_weights(slice(None), head, keys, self.queries))
+        return maximum
+
+    def _fold(self, source: WeightSource, keys: slice, maximum: Tensor, scratch_bytes: int) -> None:
+        """Take the maximum in place, one head at a time, in pieces that fit the scratch memory."""
         block = min(_KEY_BLOCK, keys.stop - keys.start)
-        group = max(1, budget // max(1, 4 * block * maximum.shape[2]))
-        for first in range(0, source.batch, group):
-            texts = slice(first, min(first + group, source.batch))
-            for start in range(keys.start, keys.stop, _KEY_BLOCK):
-                stop = min(start + _KEY_BLOCK, keys.stop)
-                # Queries before the block's first key cannot see it; with a key a text there is nothing to skip.
-                skipped = max(0, start - self.queries.start) if isinstance(self.keys, slice) else 0
+        group = max(1, scratch_bytes // max(1, 4 * block * maximum.shape[2]))
+        for texts in _slices(0, source.batch, group):
+            for part in _slices(keys.start, keys.stop, _KEY_BLOCK):
+                skipped = self._skipped(part)
                 queries = slice(self.queries.start + skipped, self.queries.stop)
-                target = maximum[texts, start - keys.start : stop - keys.start, skipped:]
+                target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
                 scratch = torch.empty(target.shape, dtype=source.dtype, device=source.device)
                 for head in range(source.heads):
-                    source.log_weights(texts, head, slice(start, stop), queries, scratch)
+                    source.log_weights(texts, head, part, queries, scratch)
                     torch.maximum(target, scratch, out=target)
+
+    def _fold_at_once(self, source: WeightSource, keys: slice, maximum: Tensor) -> None:
+        """The same for all heads at once: a few operations a block of keys, however many heads there are."""
+        heads = source.of_all_heads(self.queries)
+        of_a_key = 4 * source.heads * maximum.shape[2]
+        block = min(_KEY_BLOCK, keys.stop - keys.start, max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key)))
+        group = max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key * block))
+        for texts in _slices(0, source.batch, group):
+            for part in _slices(keys.start, keys.stop, block):
+                skipped = self._skipped(part)
+                target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
+                torch.maximum(target, heads.log_weights(texts, part, skipped).amax(dim=(1, 4)), out=target)
+
+    def _skipped(self, keys: slice) -> int:
+        """How many queries stand before all of these keys, and cannot see them.
+
+        With a key a text there is nothing to skip.
+        """
+        return max(0, keys.start - self.queries.start) if isinstance(self.keys, slice) else 0
+
+
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 
 class InChunks:
@@ -157,9 +197,8 @@ class MeanWeights:
             source = source.forward
         assert isinstance(source, QueryKeySource)
         query = source.at_queries(self.queries.to(source.device))
-        keys = slice(0, source.key.shape[2])
-        heads = [query.log_weights(slice(None), head, keys, slice(0, 1)) for head in range(source.heads)]
-        self.weights = torch.stack(heads).exp().mean(dim=0)[..., 0].to(self.queries.device)
+        weights = query.of_all_heads(slice(0, 1)).log_weights(slice(None), slice(0, source.key.shape[2]), 0).exp()
+        self.weights = weights.mean(dim=(1, 4))[..., 0].to(self.queries.device)
 
     def result(self) -> Tensor:
         if self.weights is None:

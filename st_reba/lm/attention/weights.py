@@ -24,6 +24,8 @@ class WeightSource(Protocol):
     @property
     def heads(self) -> int: ...
     @property
+    def head_size(self) -> int: ...
+    @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
@@ -34,6 +36,22 @@ class WeightSource(Protocol):
 
     def at_keys(self, positions: Tensor) -> WeightSource:
         """The same layer with one key a text, ``positions`` (B,)."""
+        ...
+
+    def of_all_heads(self, queries: slice) -> HeadsAtOnce:
+        """The weights of these queries, formed for all heads at once."""
+        ...
+
+
+class HeadsAtOnce(Protocol):
+    """The attention weights of some queries of one layer, formed for all heads at once.
+
+    A head at a time is what a CPU's caches like. On an accelerator each operation has a price of its own, whatever its
+    size.
+    """
+
+    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
+        """log p(query -> key), (texts, G, keys, queries from ``first`` on, R), for G groups of R heads."""
         ...
 
 
@@ -60,6 +78,10 @@ class QueryKeySource:
     @property
     def heads(self) -> int:
         return self.query.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        return self.query.shape[3]
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +115,21 @@ class QueryKeySource:
             bias = bias.gather(3, index.expand(*bias.shape[:3], 1))
         return replace(self, key=key, bias=bias)
 
+    def of_all_heads(self, queries: slice) -> GroupedQueries:
+        groups = self.key.shape[1]
+        batch, count = self.batch, queries.stop - queries.start
+        heads = self.heads // groups
+        # Each is laid out anew, and widened, in one operation.
+        query = torch.empty(batch, groups, count, heads, self.query.shape[3], dtype=self.dtype, device=self.device)
+        query.copy_(self.query[:, :, queries].unflatten(1, (groups, heads)).transpose(2, 3))
+        key = torch.empty(self.key.shape, dtype=self.dtype, device=self.device).copy_(self.key)
+        lse = self.log_sum_exp[:, :, queries].unflatten(1, (groups, heads)).transpose(2, 3)
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:, :, queries]
+            bias = bias.unflatten(1, (groups, heads) if bias.shape[1] > 1 else (1, 1)).permute(0, 1, 4, 3, 2)
+        return GroupedQueries(query, key, lse.contiguous(), self.scale, bias, self.softcap)
+
     def at_queries(self, positions: Tensor) -> QueryKeySource:
         """The same layer with one query a text, ``positions`` (B,)."""
         batch, heads, _, size = self.query.shape
@@ -121,6 +158,52 @@ class QueryKeySource:
         if bias is not None:
             bias = diagonal_blocks(bias, start, length, count).expand(self.batch, *[-1] * 4).flatten(0, 1)
         return replace(self, query=cut(self.query), key=cut(self.key), log_sum_exp=cut(self.log_sum_exp), bias=bias)
+
+
+@dataclass(frozen=True)
+class GroupedQueries:
+    """Queries that share a key side by side, so that one matrix product a group serves all its heads.
+
+    query (B, G, Q, R, d) and key (B, G, M, d), in the dtype of sums; log_sum_exp (B, G, Q, R); bias broadcastable to
+    (B, G, M, Q, R) or None.
+    """
+
+    query: Tensor
+    key: Tensor
+    log_sum_exp: Tensor
+    scale: float
+    bias: Tensor | None
+    softcap: float | None
+
+    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
+        query = self.query[texts, :, first:]
+        columns = query.flatten(2, 3).flatten(0, 1).mT
+        lse = self.log_sum_exp[texts, :, None, first:]
+        key = self.key[texts].flatten(0, 1)[:, keys]
+        # The log-sum-exp is taken off in the product itself, which spares a pass over the rectangle.
+        taken_off = -1 if self.softcap is None else 0
+        scale = self.scale / (self.softcap or 1)
+        product = torch.baddbmm(lse.flatten(3, 4).flatten(0, 1), key, columns, beta=taken_off, alpha=scale)
+        result = product.unflatten(0, query.shape[:2]).unflatten(3, query.shape[2:4])
+        if self.softcap is not None:
+            result = result.tanh_().mul_(self.softcap).sub_(lse)
+        if self.bias is None:
+            return result
+        bias = self.bias[texts if self.bias.shape[0] > 1 else slice(None), :, keys, first:]
+        return result.add_(bias)
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Heads of any source, formed one by one and put side by side: G = 1."""
+
+    source: WeightSource
+    queries: slice
+
+    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
+        queries = slice(self.queries.start + first, self.queries.stop)
+        heads = [self.source.log_weights(texts, head, keys, queries) for head in range(self.source.heads)]
+        return torch.stack(heads, dim=-1)[:, None]
 
 
 @dataclass(frozen=True)
@@ -153,6 +236,10 @@ class SymmetrizedSource:
         return self.forward.heads
 
     @property
+    def head_size(self) -> int:
+        return self.forward.head_size
+
+    @property
     def device(self) -> torch.device:
         return self.forward.device
 
@@ -174,6 +261,9 @@ class SymmetrizedSource:
     def at_keys(self, positions: Tensor) -> SymmetrizedSource:
         return SymmetrizedSource(self.forward.at_keys(positions), self.backward.at_queries(positions), positions)
 
+    def of_all_heads(self, queries: slice) -> OneByOne:
+        return OneByOne(self, queries)
+
 
 @dataclass(frozen=True)
 class MapSource:
@@ -191,6 +281,11 @@ class MapSource:
         return self.weights.shape[1]
 
     @property
+    def head_size(self) -> int:
+        """None: there are no queries."""
+        return 0
+
+    @property
     def device(self) -> torch.device:
         return self.weights.device
 
@@ -206,6 +301,9 @@ class MapSource:
     def at_keys(self, positions: Tensor) -> MapSource:
         index = positions.view(-1, 1, 1, 1)
         return replace(self, weights=self.weights.gather(3, index.expand(*self.weights.shape[:3], 1)))
+
+    def of_all_heads(self, queries: slice) -> OneByOne:
+        return OneByOne(self, queries)
 
     def in_chunks(self, start: int, length: int, count: int) -> MapSource:
         """As :meth:`QueryKeySource.in_chunks`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..readout import ONE_BY_ONE
 from ..stored import FixedWeights
 from .moments import Moments
 
@@ -51,7 +52,12 @@ class EmbeddingTransform(FixedWeights):
                 f"{type(self).__name__} maps embeddings of {self.in_features} values and was given "
                 f"{embedding.shape[-1]}: put it right behind the modules that it was made for."
             )
-        mapped = self._transform(embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
+        wide = embedding.to(torch.promote_types(embedding.dtype, torch.float32))
+        if features.get(ONE_BY_ONE):
+            # How a matrix product rounds depends on how many rows it has.
+            mapped = torch.cat([self._transform(row) for row in wide.split(1)])
+        else:
+            mapped = self._transform(wide)
         empty = ~embedding.any(dim=-1, keepdim=True)
         return {**features, "sentence_embedding": mapped.masked_fill(empty, 0).to(embedding.dtype)}
 

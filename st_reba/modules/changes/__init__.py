@@ -5,8 +5,9 @@ from .change import Change, Fitted, combined, from_settings, register
 from .early_exit import EarlyExit
 from .prepend import Prepend, PrependBlocks
 from .reroute import Reroute
+from .steer import Steer
 
-for kind in (AttendBothWays, EarlyExit, Prepend, PrependBlocks, Reroute):
+for kind in (AttendBothWays, EarlyExit, Prepend, PrependBlocks, Reroute, Steer):
     register(kind)
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Prepend",
     "PrependBlocks",
     "Reroute",
+    "Steer",
     "combined",
     "from_settings",
     "register",

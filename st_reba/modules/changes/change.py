@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...lm.run import Effect
+from ...lm.states import StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template
 from ..stored import check_magnitudes
@@ -40,8 +41,12 @@ class Change:
     #: What a layer has one of, and this puts another in place of: the masks, or the key before all others.
     replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
-    def resolved(self, model: PreTrainedModel) -> Self:
+    def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
         """The same with the settings that it has for this model, in place of None and negative numbers.
+
+        Args:
+            model: The model, which ends where an early exit says.
+            whole_depth: The layers that it has without one.
 
         Raises:
             ValueError: If a setting is out of the model's range.
@@ -52,8 +57,18 @@ class Change:
         """The template of a text that is read with it."""
         return template
 
+    @property
+    def cost(self) -> str:
+        """What it costs beside the method, in a sentence; empty: next to nothing."""
+        return ""
+
+    @property
+    def companion(self) -> Template | None:
+        """One more template, in which a text is read before the method reads it in its own; None: there is none."""
+        return None
+
     def fitted(self, model: PreTrainedModel) -> Fitted:
-        """It on one model, which is set up for it.
+        """It, as it was resolved for one model, on that model, which is set up for it.
 
         Raises:
             ValueError: If it cannot be done to this model.
@@ -76,8 +91,15 @@ class Fitted(nn.Module):
     FILE: ClassVar[str | None] = None
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        """What it does in one pass over a layout of B texts, to the model that it was fitted to or to a copy of it."""
+        """What it does in one pass over a layout of B texts, to the model that it was fitted to or to a copy of it.
+
+        ``layout.beside`` has what was seen of the change's companion, if it has one.
+        """
         return Effect()
+
+    def observer(self, model: PreTrainedModel, companion: Layout) -> StatesAt:
+        """What looks on at one module when the change's companion is read, under all changes that have none."""
+        raise NotImplementedError
 
     def save(self, directory: Path) -> None:
         """Write its buffers, if it has any."""

@@ -28,5 +28,5 @@ class EarlyExit(Change):
     key: ClassVar[str] = "early-exit"
     looks_ahead: ClassVar[bool] = False
 
-    def resolved(self, model: PreTrainedModel) -> Self:
+    def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
         return type(self)(decoder.resolve_layer(model, self.output_layer))

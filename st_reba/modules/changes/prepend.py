@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...lm import backbone
 from ...lm.anatomy import Anatomy
 from ...lm.decoder import layer_places
-from ...lm.hooks import Tap, listen
+from ...lm.hooks import Hook, listen
 from ...lm.run import Effect
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
@@ -49,7 +49,7 @@ class Prepend(Change):
                 f"prepend_layers={self.prepend_layers!r}: give a number of layers, or None for three in ten."
             )
 
-    def resolved(self, model: PreTrainedModel) -> Self:
+    def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
         depth = backbone.depth(model)
         if self.prepend_layers is None:
             return replace(self, prepend_layers=min(depth, max(2, round(0.3 * depth))))
@@ -65,7 +65,7 @@ class Prepend(Change):
         return template if PREPEND in before else Template((before + PREPEND, *others))
 
     def fitted(self, model: PreTrainedModel) -> Slots:
-        return Slots(model, cast(int, self.resolved(model).prepend_layers), self.seed)
+        return Slots(model, cast(int, self.prepend_layers), self.seed)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PrependBlocks(Prepend):
     key: ClassVar[str] = "prepend-blocks"
 
     def fitted(self, model: PreTrainedModel) -> Slots:
-        return _BlockSlots(model, cast(int, self.resolved(model).prepend_layers), self.seed)
+        return _BlockSlots(model, cast(int, self.prepend_layers), self.seed)
 
 
 class Slots(Fitted):
@@ -117,7 +117,7 @@ class Slots(Fitted):
         embeddings = model.get_input_embeddings()
         listen([embeddings])
         layers = [self._places.at(model, layer) for layer in range(1, self.layers)]
-        return Effect(taps={embeddings: Tap(after=enter), **dict.fromkeys(layers, Tap(before=renew))})
+        return Effect(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""

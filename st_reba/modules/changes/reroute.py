@@ -47,13 +47,13 @@ class Reroute(Change):
         if isinstance(self.layers, Sequence) and not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
 
-    def resolved(self, model: PreTrainedModel) -> Self:
+    def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
         return replace(self, layers=_resolved(self.layers, backbone.depth(model)))
 
     def fitted(self, model: PreTrainedModel) -> Fitted:
-        layers = _resolved(self.layers, backbone.depth(model))
-        routes.make_rerouted(model, layers)
-        return _Rerouted(layers, self.prefix_bias)
+        assert self.layers is not None
+        routes.make_rerouted(model, self.layers)
+        return _Rerouted(self.layers, self.prefix_bias)
 
 
 class _Rerouted(Fitted):
@@ -63,8 +63,7 @@ class _Rerouted(Fitted):
         self.bias = bias
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        last = (layout.attention_mask.sum(dim=1) - 1).clamp(min=0)
-        return Effect(rerouting=Rerouting(self.layers, last, self.bias))
+        return Effect(rerouting=Rerouting(self.layers, layout.ends, self.bias))
 
 
 def middle_third(depth: int) -> range:

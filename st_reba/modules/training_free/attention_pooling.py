@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ...lm import backbone
-from ...lm.attention import routes
 from ...lm.attention.observers import MeanWeights
 from ...text.layout import Layout
+from ..checks import watched_last_layer
 from ..readout import Reading, last_position
 from .causal import CausalTransformer
 
@@ -36,10 +35,7 @@ class AttentionPoolingModule(CausalTransformer):
 
     def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
-        self._last_layer = backbone.depth(self.model) - 1
-        route = routes.attention_route(self.model)
-        if not route.through_function or self._last_layer not in route.layers:
-            raise ValueError(f"The attention of {type(self.model).__name__}'s last layer cannot be watched: use ReBA.")
+        _, self._last_layer = watched_last_layer(self.model, "ReBAModule")
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         selected = self._select(layout, 0, 0)

@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
 from ...lm import backbone
-from ...lm.hooks import Tap, until_halted
-from ...lm.precision import widened
-from ...lm.projections import output_projections
-from ...lm.run import Effect
-from ...lm.states import StatesAt, at, put
-from ...text.builder import Plan, lay_out
-from ...text.layout import Layout
-from ...text.templates import USUAL_CONTRAST, Contrast, Template, preset
+from ...text.templates import USUAL_CONTRAST, Template, preset
 from ..base import PoolOver
-from ..readout import Reading
-from .causal import check_one_copy
+from ..changes import Change, Steer
+from ..changes.steer import IRRELEVANT, Scale
 from .early_exit import EarlyExitModule
-
-#: The second question, of what the first shall not be answered with.
-IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in one word:"'
-
-Scale = float | Literal["norm"]
-
-# What the second layout's features are called: theirs with this in front.
-_AUXILIARY = "auxiliary_"
-
-
-@dataclass(frozen=True)
-class TwoLayouts(Layout):
-    """A batch under two prompts.
-
-    Attributes:
-        auxiliary: The same texts, truncated alike, under the second.
-    """
-
-    auxiliary: Layout
-
-    def part(self, texts: slice | Tensor) -> TwoLayouts:
-        return TwoLayouts(**vars(super().part(texts)), auxiliary=self.auxiliary.part(texts))
 
 
 class ContrastivePromptingModule(EarlyExitModule):
@@ -83,7 +50,7 @@ class ContrastivePromptingModule(EarlyExitModule):
     """
 
     config_keys = [*EarlyExitModule.config_keys, "contrast_layer", "scale", "auxiliary_template"]
-    PROMPTS_MAY_DIFFER = False
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Steer)
     method = "Contrastive prompting"
     equation = (
         r"e = h_n, \quad \text{where in layer } l \text{ attention hands on } "
@@ -105,18 +72,18 @@ class ContrastivePromptingModule(EarlyExitModule):
         output_layer: int | None = None,
         final_norm: bool | None = None,
         pool_over: PoolOver = "all",
+        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
-        if contrast_layer is not None and type(contrast_layer) is not int:
-            raise ValueError(f"contrast_layer={contrast_layer!r}: give the index of a layer, or None for the paper's.")
         parsed, known = Template.parse(template), preset(template)
         contrast = known.contrast or USUAL_CONTRAST
-        scale = contrast.scale if scale is None else scale
-        if scale != "norm" and (type(scale) not in (int, float) or not 0 < scale < inf):
-            raise ValueError(f'scale={scale!r}: give a number above 0, or "norm" for the length before.')
+        steering = Steer(
+            contrast if contrast_layer is None else contrast_layer,
+            contrast.scale if scale is None else scale,
+            auxiliary_template,
+        )
         if pool_over != "all":
             raise ValueError(f'pool_over={pool_over!r}: the last token answers the prompt, behind the text; use "all".')
-        auxiliary = check_one_copy(Template.parse(auxiliary_template), type(self))
         super().__init__(
             model_name_or_path,
             template=parsed,
@@ -124,30 +91,14 @@ class ContrastivePromptingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
+            changes=[steering, *changes],
             **transformer_kwargs,
         )
-        self.auxiliary_template = str(auxiliary)
-        self._auxiliary = self._laid_out(auxiliary)
-        self.scale = scale
-        self.contrast_layer = self._resolve(contrast_layer, contrast)
-        self._projections = output_projections(self.model)
-        if self.contrast_layer not in self._projections.paths:
-            raise ValueError(
-                f"contrast_layer={self.contrast_layer}: this layer of {type(self.model).__name__} has no attention; "
-                f"those with attention are {list(self._projections.paths)}."
-            )
+        made, _ = self._fitted_as(Steer)
+        self.contrast_layer = made.contrast_layer
+        self.scale = made.scale
+        self.auxiliary_template = made.auxiliary_template
         self._set_rows("last")
-
-    def _resolve(self, layer: int | None, contrast: Contrast) -> int:
-        depth = backbone.depth(self.model)
-        if layer is None:
-            return min(contrast.index(self._whole_depth), depth - 1)
-        if not -depth <= layer < depth:
-            raise ValueError(
-                f"contrast_layer={layer}: {depth} layers of {type(self.model).__name__} are run; use {-depth} to "
-                f"{depth - 1}."
-            )
-        return layer % depth
 
     @property
     def cost(self) -> str:
@@ -155,64 +106,3 @@ class ContrastivePromptingModule(EarlyExitModule):
             f"One pass over the text, and one over its first {self.contrast_layer + 1} layers under the auxiliary "
             f"prompt, of {backbone.depth(self.model)} that are run."
         )
-
-    def _plans(self) -> list[Plan]:
-        return [*super()._plans(), Plan(self._auxiliary, self.tokenization)]
-
-    def preprocess(self, inputs: Any, prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any) -> Any:
-        """Lay texts out under both prompts, truncated alike: see :meth:`CausalModule.preprocess`.
-
-        Returns:
-            Besides what the base gives, the auxiliary layout: the same names with ``auxiliary_`` in front.
-        """
-        features = super().preprocess(inputs, prompt, processing_kwargs, **kwargs)
-        auxiliary = vars(features.pop("auxiliary")) if features else {}
-        return {**features, **{_AUXILIARY + name: part for name, part in auxiliary.items()}}
-
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> TwoLayouts:
-        builders = self._builders()
-        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
-        main, auxiliary = (builder.framed(own) for builder, own in zip(builders, rows, strict=True))
-        return TwoLayouts(**vars(main), auxiliary=auxiliary)
-
-    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
-        given = super()._handed_on(features, readings)
-        return {name: value for name, value in given.items() if not name.startswith(_AUXILIARY)}
-
-    def _layout(self, features: dict[str, Any]) -> TwoLayouts:
-        layout = super()._layout(features)
-        auxiliary = Layout(*(features[_AUXILIARY + name] for name in vars(layout)))
-        return TwoLayouts(**vars(layout), auxiliary=auxiliary)
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        assert isinstance(layout, TwoLayouts)
-        irrelevant = self._last_values(layout.auxiliary, **kwargs)
-        position = _end(layout)
-
-        def steer(states: Tensor) -> Tensor:
-            return put(states, position, self._contrast(at(states, position), irrelevant.to(states.device)))
-
-        projection = self._projections.at(self.model, self.contrast_layer)
-        return self._read_tokens(layout, 0, 0, change=[Effect(taps={projection: Tap(before=steer)})], **kwargs)
-
-    def _last_values(self, layout: Layout, **kwargs: Any) -> Tensor:
-        """(B, H d): what the last token hands to the output projection of the contrast layer."""
-        projection = self._projections.at(self.model, self.contrast_layer)
-        values = StatesAt([projection], "before", _end(layout), halts=True)
-        with until_halted():
-            self.run(layout, observe=values, **kwargs)
-        return values.states()[0]
-
-    def _contrast(self, values: Tensor, irrelevant: Tensor) -> Tensor:
-        difference = widened(values) - widened(irrelevant)
-        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, widened(values)))
-        # What differs by rounding alone is the same (so in a window that holds nothing but what both prompts end with):
-        # it must not be blown up, here or by a norm that follows.
-        same = length <= torch.finfo(values.dtype).eps ** 0.75 * before
-        factor = before / length.masked_fill(same, 1) if self.scale == "norm" else self.scale
-        return (factor * difference).masked_fill(same, 0)
-
-
-def _end(layout: Layout) -> Tensor:
-    """(B,): the last token of each row."""
-    return layout.attention_mask.sum(dim=1) - 1

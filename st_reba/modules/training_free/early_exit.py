@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
-from ...text.templates import Preset, Template
+from ...text.layout import Layout
+from ...text.templates import Template
 from ..base import CausalModule, PoolOver
+from ..readout import Reading
 from .causal import check_one_copy
 
 
@@ -17,12 +19,8 @@ class EarlyExitModule(CausalModule):
     Args:
         model_name_or_path: As for :class:`CausalModule`.
         template: Has one copy.
-        preset: As for :class:`CausalModule`.
-        pool_over: As for :class:`CausalModule`. None: ``"all"``.
-        output_layer: As for :class:`CausalModule`; None: as the template's name says, else 27 of 32 layers, in
-            proportion. -1: all.
-        final_norm: As for :class:`CausalModule`; None: False.
-        **transformer_kwargs: As for ST's ``Transformer``.
+        **transformer_kwargs: As for :class:`CausalModule`. ``pool_over=None`` is ``"all"``; ``output_layer=None`` is as
+            the template's name says, else 27 of 32 layers, in proportion; ``final_norm=None`` is False.
 
     Raises:
         ValueError: As :class:`CausalModule` does.
@@ -34,29 +32,13 @@ class EarlyExitModule(CausalModule):
 
     SHARE: ClassVar[float | None] = 27 / 32
 
-    def __init__(
-        self,
-        model_name_or_path: str | Transformer,
-        *,
-        template: Template,
-        preset: Preset,
-        pool_over: PoolOver | None,
-        output_layer: int | None,
-        final_norm: bool | None,
-        **transformer_kwargs: Any,
-    ) -> None:
-        parsed = check_one_copy(template, type(self))
-        super().__init__(
-            model_name_or_path,
-            template=parsed,
-            preset=preset,
-            pool_over=pool_over,
-            output_layer=output_layer,
-            final_norm=final_norm,
-            **transformer_kwargs,
-        )
-        self.template = str(parsed)
+    def __init__(self, model_name_or_path: str | Transformer, *, template: Template, **transformer_kwargs: Any) -> None:
+        super().__init__(model_name_or_path, template=check_one_copy(template, type(self)), **transformer_kwargs)
+        self.template = str(template)
 
     @property
     def cost(self) -> str:
         return "One pass over the text, up to the output layer: no more than the classical embedding."
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        return self._read_tokens(layout, 0, 0, **kwargs)

@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Transformer
 
 from ...text.blocks import BlockPlan
 from ...text.builder import Plan
-from ..base import PoolOver, Rows
+from ..base import PoolOver
 from ..changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
 
@@ -29,15 +29,9 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         block_length: Tokens of a block, at least 1. The default of 32 is this package's choice, not the paper's.
         whole_sentences: Whether a block goes on to the end of the sentence that its last token stands in. False: blocks
             are of that length.
-        prepend_layers: p; see :class:`TokenPrependingModule`.
         template: Text with one ``{prepend}``, where the slots at the front stand, before one ``{text}``.
-        output_layer: See :class:`TokenPrependingModule`.
-        final_norm: See :class:`TokenPrependingModule`.
-        seed: Of the vector.
-        pool_over: ``"text"``: the tokens of the text, for mean pooling. ``"all"``: to the end of the layout. None:
-            ``"text"``.
-        rows: ``"all"`` or ``"last"``. None: ``"all"``.
-        **transformer_kwargs: As for ST's ``Transformer``.
+        **transformer_kwargs: As for :class:`TokenPrependingModule`. ``pool_over=None`` is ``"text"``: the tokens of the
+            text, for mean pooling; ``rows=None`` is ``"all"``.
 
     Raises:
         ValueError: As :class:`TokenPrependingModule` does; or if sentences cannot be found among the tokens.
@@ -63,30 +57,14 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         *,
         block_length: int = 32,
         whole_sentences: bool = True,
-        prepend_layers: int | None = None,
         template: str = "{prepend}{text}",
-        output_layer: int | None = None,
-        final_norm: bool | None = None,
-        seed: int = 0,
-        pool_over: PoolOver | None = None,
-        rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         if type(block_length) is not int or block_length < 1:
             raise ValueError(f"block_length={block_length!r}: give the tokens of a block, 1 or more.")
         if not isinstance(whole_sentences, bool):
             raise ValueError(f"whole_sentences={whole_sentences!r}: use True or False.")
-        super().__init__(
-            model_name_or_path,
-            prepend_layers=prepend_layers,
-            template=template,
-            output_layer=output_layer,
-            final_norm=final_norm,
-            seed=seed,
-            pool_over=pool_over,
-            rows=rows,
-            **transformer_kwargs,
-        )
+        super().__init__(model_name_or_path, template=template, **transformer_kwargs)
         self.block_length = block_length
         self.whole_sentences = whole_sentences
 

@@ -14,11 +14,12 @@ from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
-from ...text.builder import Plan, lay_out
+from ...text.builder import Plan
 from ...text.layout import Layout
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, last_of
+from .causal import check_one_copy
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -68,7 +69,7 @@ class MetaEOLModule(CausalModule):
                 f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
             )
         presets = _presets(templates)
-        parsed = [_checked(preset.template) for preset in presets]
+        parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
         super().__init__(
             model_name_or_path, template=parsed[0], preset=agreed(presets), pool_over=pool_over, **transformer_kwargs
         )
@@ -103,13 +104,17 @@ class MetaEOLModule(CausalModule):
             "Use CausalTransformer, EchoModule or ReBAModule for words."
         )
 
+    @property
+    def layouts_a_text(self) -> int:
+        """One a prompt."""
+        return len(self.templates)
+
     def _plans(self) -> list[Plan]:
         return [Plan(template, self.tokenization) for template in self._parsed]
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> Layout:
-        builders = self._builders()
-        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
-        return Layout.interleaved([builder.framed(own) for builder, own in zip(builders, rows, strict=True)])
+    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, max_tokens, prompt), len(self.templates)
+        return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
@@ -170,15 +175,5 @@ def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
             f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
             f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
         )
-    check_template_length([str(_checked(template)) for template in templates])
+    check_template_length([str(Template.parse(template)) for template in templates])
     return [preset(template) for template in templates]
-
-
-def _checked(template: str) -> Template:
-    parsed = Template.parse(template)
-    if parsed.copies != 1:
-        raise ValueError(
-            f"The template {template!r} has {parsed.copies} slots: MetaEOLModule reads one copy in each prompt. "
-            "Use EchoModule for templates that repeat the text."
-        )
-    return parsed

@@ -338,6 +338,11 @@ def _check_chunk_length(chunk_length: int | None) -> None:
 
 
 def _unfit_for_chunks(chunk_length: int | None, change: Change) -> str | None:
+    if chunk_length is not None and change.companion is not None:
+        return (
+            f"chunk_length={chunk_length} with {change}: it is about the last token of a whole text, and each chunk "
+            "stands in a row of its own. Leave one of the two out."
+        )
     if chunk_length is None or not change.looks_ahead:
         return None
     return (

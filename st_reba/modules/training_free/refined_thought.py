@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from ...text.builder import Plan
 from ...text.layout import NOT_TEXT, Layout
 from ...text.templates import Template
 from ..base import CausalModule, PoolOver
+from ..checks import watched_last_layer
 from ..readout import Reading, compact, even_slices
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -132,22 +134,15 @@ class RefinedThoughtModule(CausalModule):
         return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
-        self._route = routes.attention_route(self.model)
-        name = type(self.model).__name__
-        self._last_layer = backbone.depth(self.model) - 1
-        if not self._route.through_function or self._last_layer not in self._route.layers:
-            raise ValueError(
-                f"The attention of {name}'s last layer cannot be watched, because it does not call transformers' "
-                "attention interface. Use iterations=1, or an architecture that does, such as Llama, Qwen or GPT-2."
-            )
+        self._route, self._last_layer = watched_last_layer(self.model, "iterations=1")
         if not self.reuses_states:
             # Then the text's own states change with what follows them.
             return
         self._reuses_cache = routes.make_cacheable(self.model)
         if not self._reuses_cache:
             warnings.warn(
-                f"The cache of {name} cannot be reused, so every pass runs over the whole text. The numbers are the "
-                "same; it takes more time.",
+                f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole text. "
+                "The numbers are the same; it takes more time.",
                 stacklevel=3,
             )
 
@@ -183,13 +178,15 @@ class RefinedThoughtModule(CausalModule):
 
     def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
-        ids, last = layout.input_ids, layout.attention_mask.sum(dim=1) - 1
+        ids, last = layout.input_ids, layout.ends
         cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
         states, memory = self._first_pass(layout, last, cache, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
         eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
         behind = [Effect(masking=AfterPrefix(last, new=2))]
+        both = torch.ones_like(position_ids)
+        pair = replace(layout, input_ids=both, attention_mask=both, copy_index=NOT_TEXT * both)
         while thought.passes_taken < iterations and thought.active.any():
             weights = MeanWeights(torch.ones_like(last), self._last_layer)
             inputs = {
@@ -198,7 +195,7 @@ class RefinedThoughtModule(CausalModule):
                 "position_ids": position_ids,
                 "use_cache": True,
             }
-            step = self.run(layout, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
+            step = self.run(pair, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
             # Behind a text's own prefix the weights are 0.
             found = weights.result()
             memory = _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
@@ -221,7 +218,7 @@ class RefinedThoughtModule(CausalModule):
 
     def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
-        last = layout.attention_mask.sum(dim=1) - 1
+        last = layout.ends
         states, memory = self._whole_pass(layout, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
         longer = _with_room_for_memory(layout, last)
@@ -234,7 +231,7 @@ class RefinedThoughtModule(CausalModule):
 
     def _whole_pass(self, layout: Layout, memory: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) and memory (B, D) of a pass that reads a memory, if there is one, right before EOS."""
-        last = layout.attention_mask.sum(dim=1) - 1
+        last = layout.ends
 
         def inputs() -> dict[str, Tensor]:
             embeddings = self.model.get_input_embeddings()(layout.input_ids)
@@ -251,7 +248,8 @@ def _with_room_for_memory(layout: Layout, last: Tensor) -> Layout:
     eos = ids.gather(1, last[:, None])
     ids = ids.scatter(1, last[:, None] + 1, eos)
     mask = pad(layout.attention_mask, (0, 1)).scatter(1, last[:, None] + 1, 1)
-    return Layout(ids, mask, pad(layout.copy_index, (0, 1), value=NOT_TEXT))
+    longer = pad(layout.copy_index, (0, 1), value=NOT_TEXT)
+    return replace(layout, input_ids=ids, attention_mask=mask, copy_index=longer)
 
 
 class _PrefixLayer(DynamicLayer):

@@ -8,13 +8,11 @@ from typing import Any, ClassVar, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ...text.layout import Layout
 from ...text.templates import PREPENDED_ONE_WORD, Preset, Template
 from ..base import PoolOver, Rows
 from ..changes import Change, Prepend
 from ..changes.prepend import Slots
 from ..checks import check_rows, chosen
-from ..readout import Reading
 from .early_exit import EarlyExitModule
 
 
@@ -99,6 +97,3 @@ class TokenPrependingModule(EarlyExitModule):
     def initial_state(self) -> Tensor:
         """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
         return cast(Slots, self._fitted_as(Prepend)[1]).initial_state
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, 0, 0, **kwargs)

@@ -22,7 +22,7 @@ from st_reba.compare.search import (
     split,
     with_selection,
 )
-from st_reba.compare.search.candidates import PLAIN, poolings
+from st_reba.compare.search.candidates import PLAIN
 from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.modules.after_pooling.choices import FILTERS
@@ -34,6 +34,10 @@ METHODS = ("Classical", "Echo-2", "ReBA-1")
 
 def few(layers=3):
     return [candidate for candidate in candidates(layers) if candidate.row.name in METHODS]
+
+
+def changed():
+    return [candidate for candidate in candidates(3) if candidate.row.unchanged in ("echo-2", "pretended-cot")]
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +99,33 @@ def test_candidates_are_all_combinations_and_all_different():
     every = candidates(32)
     assert len(every) == len({candidate.recipe(["a"]).key for candidate in every})
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
-    of_each = sum(len(poolings(row)) for row in searched())
+    plain, under_a_change = (
+        sum(len(row.own_poolings) for row in searched() if bool(row.unchanged) is changed) for changed in (False, True)
+    )
     # The two that end with the last but one have no other reading of it.
-    assert len(every) == (of_each * 8 - 2) * (1 + len(FILTERS))
-    assert {one.row.name for one in every} - {one.row.name for one in every if one.layer == 31} == {
-        "Pretended CoT",
-        "Knowledge",
-    }
+    assert len(every) == (plain * 8 - 2 + under_a_change) * (1 + len(FILTERS))
+    assert len(every) < 1_000
+    at_the_end = {one.row.name for one in every if not one.row.unchanged}
+    at_the_end -= {one.row.name for one in every if one.layer == 31}
+    assert at_the_end == {"Pretended CoT", "Knowledge"}
+
+
+def test_a_changed_recipe_is_read_at_its_end_and_can_be_built():
+    """Under its own name: a bidirectional last layer under last pooling is what it is without."""
+    found = {candidate.recipe([]).key: candidate for candidate in changed() if not candidate.filter}
+    echo = {f"Echo-2, {change}, {pooling}" for change in ("re-routed", "prepended") for pooling in ("mean", "last")}
+    prompted = {f"Pretended CoT, {change}, last" for change in ("re-routed", "prepended", "steered")}
+    assert found.keys() == {*echo, *prompted, "Echo-2, bidirectional, mean", "Echo-2, steered, last"}
+    assert {candidate.layer for candidate in found.values()} == {None}
+
+
+@pytest.mark.parametrize("candidate", [one for one in changed() if one.filter in ("", "whitened")],
+                         ids=lambda one: one.recipe([]).key)  # fmt: skip
+def test_a_changed_recipe_is_scored_as_the_ready_model(candidate, backbone, pairs):
+    found = search(backbone, pairs, every=[candidate])
+    texts = found.chosen_on.texts()
+    ready, plain = (correlation(each.recipe(texts).model(backbone), found.chosen_on) for each in (candidate, PLAIN))
+    assert found.gain == pytest.approx(ready - plain, abs=1e-3)
 
 
 def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs):

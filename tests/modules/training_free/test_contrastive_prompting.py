@@ -75,13 +75,13 @@ def test_both_prompts_see_the_same_tokens(tmp_path):
     module = ContrastivePromptingModule(path)
     assert module.max_seq_length < CausalTransformer(path, template='This sentence : "{text}"').max_seq_length
     features = module.preprocess(["word " * 3_000, "a"], prompt="query: ")
-    assert features["auxiliary_input_ids"].shape[1] == 256 > features["input_ids"].shape[1]
+    assert features["input_ids_of_steer"].shape[1] == 256 > features["input_ids"].shape[1]
     texts = []
-    for kind in ("", "auxiliary_"):
-        ids, copies = features[kind + "input_ids"], features[kind + "copy_index"]
+    for of in ("", "_of_steer"):
+        ids, copies = features["input_ids" + of], features["copy_index" + of]
         texts.append([row[copy >= 0].tolist() for row, copy in zip(ids, copies, strict=True)])
     assert texts[0] == texts[1]
-    assert "auxiliary_input_ids" not in module(features)
+    assert "input_ids_of_steer" not in module(features)
     assert module.preprocess([]) == {}
 
 
@@ -164,7 +164,7 @@ def test_gradients_reach_both_passes(backbone_path):
         ({"scale": float("nan")}, "scale=nan: give a number above 0"),
         ({"final_norm": 1}, "final_norm=1: use True or False"),
         ({"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
-        ({"auxiliary_template": "{text}{text}"}, "has 2 slots: ContrastivePromptingModule reads one copy"),
+        ({"auxiliary_template": "{text}{text}"}, "has 2 slots: the other prompt has the text once"),
         ({"auxiliary_template": "word"}, r"'word' has no \{text\}"),
         ({"auxiliary_template": "word " * 300 + "{text}"}, "leave no room for 1 copies of a text"),
     ],

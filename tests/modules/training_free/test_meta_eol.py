@@ -195,7 +195,7 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"templates": "prompteol"}, "templates: 'prompteol' given; give a list"),
         ({"templates": "kc"}, r"templates: 'kc' given; give a list .* or one of \['ck', 'meta-tasks'\], or None"),
         ({"templates": 8}, "templates: 8 given; give a list"),
-        ({"templates": ["{text}", "springer"]}, "The template 'springer' has 2 slots: MetaEOLModule reads one copy in"),
+        ({"templates": ["{text}", "springer"]}, "The template .* has 2 slots: MetaEOLModule reads one copy"),
         ({"templates": ["{text}", "no slot"]}, r"'no slot' has no \{text\}"),
         ({"templates": [3]}, "template must be a string, but 3 was given"),
         ({"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given, and at most 65,536"),
