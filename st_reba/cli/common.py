@@ -260,15 +260,15 @@ class _TimeLeft(ProgressColumn):
         return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
 
 
-def progress_bar(done: ProgressColumn | None = None) -> Progress:
+def progress_bar(counted: ProgressColumn | None = None) -> Progress:
     """How far a command is, while it runs.
 
     Args:
-        done: Tells what is done, of how much; the numbers alone if None.
+        counted: Says how much is done; None: so many of so many.
     """
     # A task's or a model's name is no markup here either.
     what = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), what, BarColumn(), done or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
+    columns = (SpinnerColumn(), what, BarColumn(), counted or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
     return Progress(*columns, console=notes, transient=True)
 
 

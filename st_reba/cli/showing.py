@@ -192,16 +192,8 @@ class _Tokens(ProgressColumn):
     """How many tokens have run, of how many."""
 
     def render(self, task: Bar) -> Text:
-        total = "" if task.total is None else f"/{decimal(task.total)}"
-        return Text(f"{decimal(task.completed)}{total} tokens", style="progress.download")
-
-
-def decimal(number: float) -> str:
-    """Thousands and millions in short."""
-    for size, sign in ((1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{sign}" if number < 999.5 * size else f"{number / size:,.0f}{sign}"
-    return f"{number:.0f}"
+        total = "" if task.total is None else f"/{task.total / 1000:,.0f}"
+        return Text(f"{task.completed / 1000:,.0f}{total} thousand tokens", style="progress.download")
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from st_reba.catalogue import (
     worth_trying,
 )
 from st_reba.compare.answer import WITHOUT
-from st_reba.compare.runner import RecipeReader, Recipes
+from st_reba.compare.reader import RecipeReader
+from st_reba.compare.runner import Recipes
 from st_reba.data.demo import DEMO_MODEL, demo_sentences
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 

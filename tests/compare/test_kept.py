@@ -10,7 +10,7 @@ import torch
 
 from st_reba import CausalTransformer
 from st_reba.catalogue import asked_for
-from st_reba.compare import runner
+from st_reba.compare import reader
 from st_reba.compare.kept import Kept
 from st_reba.compare.run import Recipes, compare
 from st_reba.data.tables import Pairs
@@ -64,8 +64,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same(roomy_path, tmp_path, monkeyp
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr(runner._Method, "embed", never)
-    monkeypatch.setattr(runner.RecipeSweep, "encode", never)
+    monkeypatch.setattr(reader._Method, "embed", never)
+    monkeypatch.setattr(reader.RecipeSweep, "encode", never)
     assert found(roomy_path, tmp_path) == whole
 
 

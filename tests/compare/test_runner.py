@@ -16,8 +16,9 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.catalogue import default_recipes, random_weights
-from st_reba.compare import runner, timing
-from st_reba.compare.runner import RecipeReader, Recipes
+from st_reba.compare import reader, timing
+from st_reba.compare.reader import RecipeReader
+from st_reba.compare.runner import Recipes
 from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
 from st_reba.lm.dry_run import TOKENS
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
@@ -104,7 +105,7 @@ def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
     texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
     asked = [recipe for recipe in default_recipes(1, texts) if recipe.filter and recipe.method == "Classical"]
     passes = []
-    for owner, name in ((runner.RecipeSweep, "encode"), (SentenceTransformer, "encode")):
+    for owner, name in ((reader.RecipeSweep, "encode"), (SentenceTransformer, "encode")):
         encode = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda self, texts, *args, encode=encode, **kwargs:
@@ -243,7 +244,7 @@ def test_a_backbone_without_attention(backbone_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("no attention")
 
-    monkeypatch.setattr("st_reba.compare.runner.RecipeSweep", refuse)
+    monkeypatch.setattr("st_reba.compare.reader.RecipeSweep", refuse)
     backbone = CausalTransformer(backbone_path())
     recipes = [recipe for recipe in default_recipes() if recipe.name in ("Classical", "Echo-2")]
     reader = RecipeReader(backbone, recipes)

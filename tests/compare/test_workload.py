@@ -65,11 +65,10 @@ def test_long_texts_count_as_they_are_cut():
 @pytest.mark.parametrize(
     ("seconds", "sizes"),
     [
-        # The first readies what is made once; each of the others is twice as large, until it takes long enough, and
-        # the last is read once more.
-        (0.01, [1, 1, 2, 4, 8, 8]),
-        (0.6, [1, 1, 2, 2]),
-        (30.0, [1, 1, 1]),
+        # The first readies what is made once; each of the others is four times as large, for some seconds.
+        (0.01, [1, 1, 4, 8]),
+        (2.0, [1, 1, 4]),
+        (30.0, [1, 1]),
     ],
 )
 def test_a_speed_is_measured_in_a_moment(backbone, monkeypatch, seconds, sizes):
