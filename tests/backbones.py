@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 POSITIONS = 256
 
-CONFIGS = {
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**SIZE, **MLP, **GROUPED}),
     "qwen2": ("Qwen2Config", {**SIZE, **MLP, "num_key_value_heads": 2}),
     "qwen3": ("Qwen3Config", {**SIZE, **MLP, **GROUPED}),
@@ -122,9 +123,9 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
     inner.decoder = decoders.Metaspace()
     alphabet = sorted({character for text in _SAMPLE for character in text})
-    trainer = trainers.UnigramTrainer(vocab_size=320, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>",
+    unigram = trainers.UnigramTrainer(vocab_size=320, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>",
                                       initial_alphabet=alphabet, show_progress=False)  # fmt: skip
-    inner.train_from_iterator(_SAMPLE, trainer)
+    inner.train_from_iterator(_SAMPLE, unigram)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=POSITIONS

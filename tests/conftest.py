@@ -1,22 +1,29 @@
+"""What tests share."""
+
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import itertools
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The models are tiny; and a process that has had threads cannot be forked.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-import st_reba
+from . import processes
 
-from . import backbones
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedModel
+
+    from st_reba import CausalTransformer
 
 T = TypeVar("T")
 
@@ -31,28 +38,107 @@ def examples(many: int) -> int:
 
 def first(values: Iterable[T], number: int) -> list[Any]:
     """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
-    return [
-        value if index < number else pytest.param(value, marks=pytest.mark.long) for index, value in enumerate(values)
-    ]
+    return [value if index < number else long(value) for index, value in enumerate(values)]
+
+
+def long(*values: Any) -> Any:
+    """A parameter, or a row of them, that ``make test-long`` alone takes."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def paired(*axes: Iterable[Any]) -> list[Any]:
+    """Rows of parameters: ``make test`` goes along all axes at once, the shorter ones again and again, so that it takes
+    as many rows as the longest has values, and each value; ``make test-long`` takes the product."""
+    usual = [[value for value in axis if not hasattr(value, "marks")] for axis in axes]
+    chosen = [tuple(axis[row % len(axis)] for axis in usual) for row in range(max(map(len, usual)))]
+    every = itertools.product(*([getattr(value, "values", [value])[0] for value in axis] for axis in axes))
+    return [*chosen, *(long(*row) for row in every if row not in chosen)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before st_reba is imported. xdist's own process, which runs no test, imports nothing large."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        processes.prepare()
+
+
+def pytest_unconfigure() -> None:
+    processes.finish()
+
+
+def pytest_collection_finish() -> None:
+    # What torch and transformers are made of stays until the end: no later collection has to look at it.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_others_do_for_every_model_is_done_once():
+    """Of a pipeline of three tiny layers, these two take most of the time: ST reads, for its card, which versions are
+    installed, and compiles the card's template."""
+    import jinja2
+    from sentence_transformers.util import environment
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in ((environment, "check_package_availability"), (jinja2.Environment, "compile")):
+            patched.setattr(module, name, functools.cache(getattr(module, name)))
+        yield
+
+
+@pytest.fixture
+def spawned_by_fork(monkeypatch):
+    """Processes that multiprocessing spawns import nothing again."""
+    if processes.FORKS:
+        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", processes.spawn)
 
 
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
-    made = {}
+    from . import backbones
 
-    def path(name: str = "llama", kind: str = "bytes") -> str:
-        if (name, kind) not in made:
-            directory = tmp_path_factory.mktemp(f"{name}-{kind}")
-            made[name, kind] = backbones.save(backbones.backbone(name), directory, kind)
-        return made[name, kind]
+    @functools.cache
+    def made(name: str, kind: str) -> str:
+        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
 
-    return path
+    return lambda name="llama", kind="bytes": made(name, kind)
+
+
+@pytest.fixture(scope="session")
+def shared(backbone_path):
+    """``shared(architecture, tokenizer_kind)``: the same as a module, loaded once, on whose backbone others are made.
+
+    For tests that neither train, cast nor move it, nor set anything of its tokenizer or configuration: ten modules are
+    made on it in the time in which one is loaded. What is known of it is known to all.
+    """
+    from st_reba import CausalTransformer
+
+    @functools.cache
+    def made(name: str, kind: str) -> CausalTransformer:
+        return CausalTransformer(backbone_path(name, kind))
+
+    weights = {}
+
+    def get(name: str = "llama", kind: str = "bytes") -> CausalTransformer:
+        module = made(name, kind)
+        if module not in weights:
+            weights[module] = {key: value.clone() for key, value in module.state_dict().items()}
+        return module
+
+    yield get
+    for module, before in weights.items():
+        for key, value in module.state_dict().items():
+            assert value.dtype == before[key].dtype, f"a test has cast what others share: {key}"
+            assert value.equal(before[key]), f"a test has trained what others share: {key}"
 
 
 @pytest.fixture(scope="session")
 def roomy_path(tmp_path_factory):
     """A tiny Llama with room for long prompts."""
+    import torch
+    from transformers import AutoModel
+
+    from . import backbones
+
     config = backbones.config("llama")
     config.max_position_embeddings = 2048
     torch.manual_seed(0)
@@ -63,18 +149,18 @@ def roomy_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """``encoder_paths(family)``: directories with two tiny encoders of one shape and one tokenizer, made once."""
-    made = {}
+    from . import backbones
+
     # The training of a tokenizer is not the same each time.
     tokenizer = backbones.tokenizer("bert")
 
-    def paths(name: str = "bert", **settings) -> tuple[str, str]:
-        key = (name, *sorted(settings.items()))
-        if key not in made:
-            made[key] = tuple(str(tmp_path_factory.mktemp(f"{name}-tower")) for _ in range(2))
-            for seed, path in enumerate(made[key]):
-                backbones.encoder(name, seed, **settings).save_pretrained(path)
-                tokenizer.save_pretrained(path)
-        return made[key]
+    @functools.cache
+    def paths(name: str = "bert", **settings) -> tuple[str, ...]:
+        directories = tuple(str(tmp_path_factory.mktemp(f"{name}-tower")) for _ in range(2))
+        for seed, path in enumerate(directories):
+            backbones.encoder(name, seed, **settings).save_pretrained(path)
+            tokenizer.save_pretrained(path)
+        return directories
 
     return paths
 
@@ -82,30 +168,38 @@ def encoder_paths(tmp_path_factory):
 @pytest.fixture(scope="session")
 def eager(backbone_path):
     """``eager(architecture)``: the same weights with the architecture's own eager attention, for the oracles."""
-    loaded = {}
+    import torch
+    from transformers import AutoModel
 
-    def model(name: str = "llama"):
-        if name not in loaded:
-            path = backbone_path(name)
-            loaded[name] = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
-        return loaded[name]
+    @functools.cache
+    def made(name: str) -> PreTrainedModel:
+        path = backbone_path(name)
+        return AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
 
-    return model
+    return lambda name="llama": made(name)
 
 
 @pytest.fixture(scope="session")
 def token_ids(backbone_path):
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(backbone_path())
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
 
 
 @contextlib.contextmanager
 def forward_passes() -> Iterator[list[PreTrainedModel]]:
     """The language models that run in this block, one for each pass."""
+    import torch
+    from transformers import PreTrainedModel
+
     passes: list[PreTrainedModel] = []
 
     def note(module, args) -> None:
@@ -120,6 +214,8 @@ def forward_passes() -> Iterator[list[PreTrainedModel]]:
 
 
 def relative_error(value, expected) -> float:
+    import torch
+
     value, expected = torch.as_tensor(value), torch.as_tensor(expected)
     assert value.shape == expected.shape
     return float((value - expected).norm() / expected.norm())
@@ -132,7 +228,9 @@ PROMPTS = {"query": "Find what answers: ", "document": "文本："}
 @pytest.fixture(scope="session")
 def prompted_path(backbone_path, tmp_path_factory):
     """A saved ReBA model with mean pooling and :data:`PROMPTS`: what the programs that embed texts are given."""
-    model = pipeline(st_reba.ReBAModule(backbone_path(), repetitions=2))
+    from st_reba import ReBAModule
+
+    model = pipeline(ReBAModule(backbone_path(), repetitions=2))
     model.prompts = dict(PROMPTS)
     directory = tmp_path_factory.mktemp("prompted")
     model.save_pretrained(str(directory))

@@ -28,7 +28,7 @@ def where(tensor: Tensor) -> torch.device:
 def put(module: nn.Module, device: torch.device) -> None:
     """Say that a module's tensors are on ``device``."""
     for tensor in (*module.parameters(), *module.buffers()):
-        tensor._where = device
+        vars(tensor)["_where"] = device
 
 
 class SeveralDevices(TorchFunctionMode):
@@ -59,7 +59,7 @@ class SeveralDevices(TorchFunctionMode):
             if any(tensor is given for given in tensors):
                 # It moved: the one that was given stays where it is.
                 tensor = tensor.clone()
-            tensor._where = place
+            vars(tensor)["_where"] = place
             return tensor
 
         return tree_map_only(Tensor, placed, function(*args, **kwargs))

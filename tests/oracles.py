@@ -11,6 +11,7 @@ import copy
 import math
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -98,7 +99,7 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
         row = weights[i, i:]
         if normalize:
             row = row / row.sum()
-        rows.append(sum(row[j - i] * states[j] for j in range(i, k * n)))
+        rows.append(row @ states[i:])
     return torch.stack(rows)
 
 
@@ -132,7 +133,7 @@ def rerouted(model, layers, bias=0.0):
     The architecture's own eager attention is given the longer keys and values, and its mask one more column.
     """
     attention = next(module for module in model.modules() if hasattr(module, "layer_idx"))
-    code = sys.modules[type(attention).__module__]
+    code: Any = sys.modules[type(attention).__module__]
     original = code.eager_attention_forward
 
     def eager_attention_forward(module, query, key, value, attention_mask, *args, **kwargs):
@@ -377,10 +378,11 @@ def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=F
         chunk = ids[first : first + length]
         u, b = look(chunk * k)
         for i in range(len(chunk)):
-            in_text = [(a[start + first + i, start + first + j], v[start + first + j]) for j in range(i, len(chunk))]
-            in_copies = [(b[start + i, start + j], u[start + j]) for j in range(len(chunk), k * len(chunk))]
-            total = sum(weight for weight, _ in in_text + in_copies) if normalize else 1
-            rows.append(sum(weight * state for weight, state in in_text + in_copies) / total)
+            in_text = slice(start + first + i, start + first + len(chunk))
+            in_copies = slice(start + len(chunk), start + k * len(chunk))
+            weights = torch.cat([a[start + first + i, in_text], b[start + i, in_copies]])
+            row = weights @ torch.cat([v[in_text], u[in_copies]])
+            rows.append(row / weights.sum() if normalize else row)
     return torch.stack(rows)
 
 
@@ -456,9 +458,8 @@ def freeze_score(autoencoder, first, second):
         u, v = one[start : start + width], other[start : start + width]
         cosines.append(u @ v / (u @ u).sqrt() / (v @ v).sqrt())
         start += width
-    cosines = torch.stack(cosines)
     distance = 1 - sum(cosines) / len(cosines)
-    return torch.sigmoid(autoencoder.head.mlp(cosines)[0] - torch.log(distance))
+    return torch.sigmoid(autoencoder.head.mlp(torch.stack(cosines))[0] - torch.log(distance))
 
 
 def log_residual_variance(predictions, labels, epsilon):
@@ -473,7 +474,7 @@ def reconstruction_error(autoencoder, states):
     """(L,): the mean squared error of each layer's decoded states beside the states (B, L, D), normalised."""
     errors = []
     for layer in range(states.shape[1]):
-        total = 0
+        total = torch.zeros(())
         for state in states[:, layer]:
             wanted = (state - state.mean()) / ((state - state.mean()) ** 2).mean().add(1e-5).sqrt()
             decoded = autoencoder.decoder[layer](autoencoder.encoder[layer](state))
@@ -514,7 +515,7 @@ def _attention_maps(config, weights, layer, states):
     maps = []
     for head in range(config.num_attention_heads):
         own = slice(head * size, (head + 1) * size)
-        maps.append([torch.stack([q[own] @ k[own] / size**0.5 for k in keys]).softmax(0) for q in queries])
+        maps.append([(torch.stack([k[own] for k in keys]) @ q[own] / size**0.5).softmax(0) for q in queries])
     return maps
 
 
@@ -526,7 +527,7 @@ def _weighed(config, maps, values):
         heads = []
         for head, weights_of in enumerate(maps):
             own = slice(head * size, (head + 1) * size)
-            heads.append(sum(weight * value[own] for weight, value in zip(weights_of[token], values, strict=True)))
+            heads.append(weights_of[token] @ torch.stack([value[own] for value in values]))
         rows.append(torch.cat(heads))
     return rows
 
@@ -553,7 +554,8 @@ def twin_tower(first, second, ids, every):
     config = first.config
     towers = [dict(model.state_dict()) for model in (first, second)]
     states = [_embedded(config, weights, ids) for weights in towers]
-    streams, contexts = [None, None], [[], []]
+    streams: list[Any] = [None, None]
+    contexts: list[list[Any]] = [[], []]
     for layer in range(config.num_hidden_layers):
         name = f"encoder.layer.{layer}.attention.self.value"
         maps = [_attention_maps(config, weights, layer, own) for weights, own in zip(towers, states, strict=True)]
@@ -573,12 +575,12 @@ def twin_tower(first, second, ids, every):
 
 
 def cosine(first, second):
-    return sum(a * b for a, b in zip(first, second, strict=True)) / (first.norm() * second.norm())
+    return first @ second / (first.norm() * second.norm())
 
 
 def info_nce(anchors, positives, temperature):
     """Eq. 11, a text at a time."""
-    total = 0
+    total = torch.zeros(())
     for i, anchor in enumerate(anchors):
         exponentials = [torch.exp(cosine(anchor, positive) / temperature) for positive in positives]
         total = total - torch.log(exponentials[i] / sum(exponentials))

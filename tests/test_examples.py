@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba import LayerwiseAutoencoder, ReBAModule
 from st_reba.data.demo import DEMO_MODEL
 
+from . import processes
 from .backbones import TEXTS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -19,11 +18,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_llama2_zh_reba(tmp_path):
     out = tmp_path / "model"
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "llama2_zh_reba.py"), "--base", str(DEMO_MODEL), "--out", str(out)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = processes.run(EXAMPLES / "llama2_zh_reba.py", "--base", DEMO_MODEL, "--out", out, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
     assert "(3, 256)" in done.stdout
     assert "it gives the same embeddings" in done.stdout
     assert isinstance(SentenceTransformer(str(out))[0], ReBAModule)

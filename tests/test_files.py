@@ -83,7 +83,9 @@ def test_a_quota_is_room_and_told_once(tmp_path):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "file")
     assert str(told.value).startswith("file: there is no room")
     assert str(told.value).count("no room") == 1
-    assert told.value.__cause__.errno == errno.EDQUOT
+    cause = told.value.__cause__
+    assert isinstance(cause, OSError)
+    assert cause.errno == errno.EDQUOT
 
 
 def test_other_errors_are_as_they_were(tmp_path):

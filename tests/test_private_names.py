@@ -22,7 +22,7 @@ PUBLIC = {"_replace", "_exit"}
 def test_a_row(row):
     name, _, where, _, guards = row
     path = where.strip(" `")
-    assert re.search(r"`(?:\w+\.)*(\w+)`", name).group(1) in SOURCES[ROOT / path]
+    assert re.findall(r"`(?:\w+\.)*(\w+)`", name)[0] in SOURCES[ROOT / path]
     for guard in guards.split(","):
         file, test = guard.strip(" `").split("::")
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")

@@ -29,7 +29,14 @@ def named_in_make(page: str) -> list[str]:
     return [word for command in commands for word in command.split() if "=" not in word]
 
 
-TARGETS = set(re.search(r"^\.PHONY:(.*)$", text("Makefile"), re.MULTILINE)[1].split())
+def found(pattern: str, name: str) -> str:
+    """What the group of a pattern stands for in a file."""
+    match = re.search(pattern, text(name), re.DOTALL | re.MULTILINE)
+    assert match, pattern
+    return match[1]
+
+
+TARGETS = set(found(r"^\.PHONY:([^\n]*)$", "Makefile").split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -50,7 +57,7 @@ def test_what_a_page_names_lies_there(name):
 
 
 def test_the_floors_are_those_that_lint_checks():
-    layers = re.search(r"^layers = \[\n(.*?)^\]", text("pyproject.toml"), re.DOTALL | re.MULTILINE)[1]
+    layers = found(r"^layers = \[\n(.*?)^\]", "pyproject.toml")
     table = text("CONTRIBUTING.md").partition("| floor |")[2].partition("\n\n")[0]
     floors = [set(re.findall(r"`(\w+)", row.split("|")[1])) for row in table.splitlines()[2:]]
     assert floors == [set(re.findall(r"st_reba\.(\w+)", line)) for line in layers.splitlines()]
@@ -59,18 +66,18 @@ def test_the_floors_are_those_that_lint_checks():
 def test_releases_are_in_order_and_this_version_is_the_last():
     heads = re.findall(r"^## (.+)$", text("CHANGELOG.md"), re.MULTILINE)
     assert heads[0] == "Unreleased"
-    releases = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+) - (\d{4}-\d\d-\d\d)", head) for head in heads[1:]]
-    numbers = [tuple(map(int, release.groups()[:3])) for release in releases]
-    dates = [release[4] for release in releases]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", head) for head in heads[1:])
+    versions, dates = zip(*(head.split(" - ") for head in heads[1:]), strict=True)
+    numbers = [tuple(map(int, version.split("."))) for version in versions]
     assert numbers == sorted(set(numbers), reverse=True)
-    assert dates == sorted(dates, reverse=True)
+    assert list(dates) == sorted(dates, reverse=True)
     assert ".".join(map(str, numbers[0])) == VERSION
     citation = settings("CITATION.cff")
     assert (citation["version"], str(citation["date-released"])) == (VERSION, dates[0])
 
 
 def test_pre_commit_runs_what_lint_runs():
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
+    recipe = found(r"^lint:[^\n]*\n((?:\t[^\n]*\n)+)", "Makefile")
     lint = [line.strip().replace("$(BIN)", ".venv/bin").replace(" --check", "") for line in recipe.splitlines()]
     (local,) = settings(".pre-commit-config.yaml")["repos"]
     assert [hook["entry"] for hook in local["hooks"]] == lint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def score(recipe: str, value: float | None, **fields: records.Value) -> dict[str
     return row | fields
 
 
-def repository(path: Path, page: str, **files: list[Mapping[str, records.Value]]) -> Path:
+def repository(path: Path, page: str, **files: Sequence[Mapping[str, records.Value]]) -> Path:
     """A root with one page and its results; files that are not given have no rows."""
     (path / "README.md").write_text(page, encoding="utf-8")
     for name in records.COLUMNS:

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,10 +14,12 @@ from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, cli
 
+from .. import processes
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
 
 runner = CliRunner()
+COMMAND = ("-c", "from st_reba.cli import app; app()", "encode")
 
 
 def run(*arguments, expect: int = 0) -> str:
@@ -75,8 +75,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(model_directory, tmp_path):
     options = ["--device", "cpu", "--batch-size", 4, "--chunk-size", 4]
     killed = tmp_path / "killed.npy"
     parts = tmp_path / "killed.npy.partial" / "parts"
-    command = [sys.executable, "-c", "from st_reba.cli import app; app()", "encode", model_directory, path, "--out"]
-    process = subprocess.Popen([str(word) for word in (*command, killed, *options)], stdout=subprocess.DEVNULL)
+    process = processes.start(*COMMAND, model_directory, path, "--out", killed, *options, out=tmp_path / "printed")
     while process.poll() is None and (not parts.is_dir() or len(list(parts.iterdir())) < 20):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -96,13 +95,14 @@ def test_no_worker_outlives_a_run_on_several_devices(number, model_directory, tm
     path.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(20_000)))
     parts = tmp_path / "a.npy.partial" / "parts"
     options = ["--device", "cpu,cpu", "--batch-size", "4", "--chunk-size", "4"]
-    command = [sys.executable, "-c", "from st_reba.cli import app; app()", "encode", str(model_directory), str(path)]
-    process = psutil.Popen([*command, "--out", str(tmp_path / "a.npy"), *options], stdout=subprocess.PIPE, text=True)
+    out = tmp_path / "printed"
+    process = processes.start(*COMMAND, model_directory, path, "--out", tmp_path / "a.npy", *options, out=out)
     while process.poll() is None and (not parts.is_dir() or len(list(parts.iterdir())) < 4):
         time.sleep(0.05)
-    workers = process.children(recursive=True)
+    workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    process.wait(timeout=60)
+    output = out.read_text()
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert (len(gone) >= 2, alive) == (True, [])
     assert process.returncode == (143 if number == signal.SIGTERM else -number)

@@ -30,13 +30,15 @@ def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None):
     estimates = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
     results = [
         Result(
-            *name.rsplit(", ", 1),
+            recipe,
+            pooling,
             name in controls,
             {task.name: estimates[name]},
             cost=(costs or {}).get(name),
             called=CALLED.get(name, ""),
         )
         for name in right
+        for recipe, pooling in [name.rsplit(", ", 1)]
     ]
     return answer(results, task, statistic if resampled else None, chosen)
 

@@ -25,9 +25,10 @@ from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.readers.store import EmbeddingStore
 
 from .. import backbones
-from ..backbones import TEXTS
+from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import examples, relative_error
 
+TEXTS = ALL_TEXTS[:3]
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 

@@ -39,7 +39,7 @@ class Retrieval:
         self.documents = [json.loads(line) for line in lines(directory / "corpus.jsonl")]
         self.queries = [json.loads(line) for line in lines(directory / "queries.jsonl")]
         self.header, *self.rows = [tuple(line.split("\t")) for line in lines(directory / "qrels.tsv")]
-        self.judgements = defaultdict(dict)
+        self.judgements: dict[str, dict[str, int]] = defaultdict(dict)
         for query, document, score in self.rows:
             self.judgements[query][document] = int(score)
 

@@ -14,7 +14,7 @@ from st_reba.encoding import HASHING, Encoder, encode_file, job, sources
 from st_reba.encoding.digests import Digests, Stamp
 from st_reba.encoding.sources import Sources
 
-from .conftest import Ones
+from .inputs import Ones
 
 MEGABYTE = 1 << 20
 

@@ -13,7 +13,7 @@ from sentence_transformers.util import quantize_embeddings
 from st_reba.encoding import Encoder, LocalEngine, encode_file
 from st_reba.encoding.texts import LineFile
 
-from .conftest import Ones, sentences
+from .inputs import Ones, sentences
 
 TEXTS = sentences(50)
 
@@ -75,7 +75,7 @@ class TestNpy:
         cosine = (vectors * expected).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(expected, axis=1)
         assert cosine.min() > 0.99
 
-    def test_several_devices_give_the_same_bytes(self, encoder, texts, tmp_path):
+    def test_several_devices_give_the_same_bytes(self, encoder, texts, tmp_path, spawned_by_fork):
         encode_file(encoder, texts, tmp_path / "a.npy", chunk_size=8)
         engine = LocalEngine(["cpu", "cpu"])
         encode_file(encoder, texts, tmp_path / "b.npy", chunk_size=8, engine=engine)

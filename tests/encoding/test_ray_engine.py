@@ -11,7 +11,7 @@ import pytest
 
 from st_reba.encoding import Encoder, RayEngine, encode_file
 
-from .conftest import sentences
+from .inputs import sentences
 
 TEXTS = sentences(60)
 

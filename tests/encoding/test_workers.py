@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from st_reba.encoding import LocalEngine, encode_file
 from st_reba.encoding.workers import WorkerProcess
+
+from .. import processes
 
 
 def refuse(worker):
@@ -40,7 +45,42 @@ class TryingOut(LocalEngine):
         yield from super().run(plan, todo)
 
 
-def test_what_goes_wrong_in_a_process_is_told_in_its_parent(ones, tmp_path):
+def test_what_goes_wrong_in_a_process_is_told_in_its_parent(ones, tmp_path, spawned_by_fork):
     """A refusal as the sentence it is, anything else with its trace, a death as such; after an error it goes on."""
     (tmp_path / "texts.txt").write_text("a\n" * 5)
     assert encode_file(ones, tmp_path / "texts.txt", tmp_path / "a.npy", engine=TryingOut()).rows == 5
+
+
+class Stuck:
+    """A job whose model is never loaded; it leaves a mark when it begins."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    @property
+    def encoder(self):
+        Path(self.mark).write_text(str(os.getpid()))
+        time.sleep(600)
+
+
+def test_a_worker_ends_with_its_parent_whatever_it_is_at(tmp_path):
+    """Killed, the parent can end nobody; and this worker never gets to see that its connection is gone."""
+    mark = tmp_path / "mark"
+    code = (
+        "import sys, time\n"
+        "from st_reba.encoding.workers import WorkerProcess\n"
+        "from tests.encoding.test_workers import Stuck, die\n"
+        "worker = WorkerProcess(Stuck(sys.argv[1]), 'cpu')\n"
+        "worker.begin(die)\n"
+        "time.sleep(600)\n"
+    )
+    parent = processes.start("-c", code, mark, out=tmp_path / "printed")
+    while not (mark.exists() and mark.read_text()):
+        assert parent.poll() is None, (tmp_path / "printed").read_text()
+        time.sleep(0.05)
+    worker = psutil.Process(int(mark.read_text()))
+    parent.kill()
+    _, alive = psutil.wait_procs([worker], timeout=20)
+    for process in alive:
+        process.kill()
+    assert not alive

@@ -18,9 +18,9 @@ ROWS = [
 ]
 
 
-def test_each_pair_is_read_under_its_condition(backbone_path):
+def test_each_pair_is_read_under_its_condition(shared):
     """As when every text is encoded alone, with its condition as the prompt."""
-    model = pipeline(BidirectionalLastLayer(backbone_path(), template="csts"), "lasttoken")
+    model = pipeline(BidirectionalLastLayer(shared(), template="csts"), "lasttoken")
     found = ConditionalSimilarityEvaluator.from_rows(ROWS, batch_size=3, name="dev", write_csv=False)(model)
     vectors = [
         torch.stack([
@@ -46,9 +46,9 @@ def test_each_pair_is_read_under_its_condition(backbone_path):
     ],
 )
 @pytest.mark.parametrize("kind", ["bytes", "bert"])
-def test_a_prompt_of_its_own_is_a_prompt(make, kind, backbone_path):
+def test_a_prompt_of_its_own_is_a_prompt(make, kind, shared):
     """In one batch with others, with none, and behind one for all."""
-    model = pipeline(make(backbone_path(kind=kind)))
+    model = pipeline(make(shared(kind=kind)))
     inputs = [in_context(text, condition) for text, condition in zip(TEXTS, CONDITIONS, strict=True)]
     together = model.encode([*inputs, TEXTS[0]], prompt="All: ", convert_to_tensor=True)
     alone = [model.encode(given["text"], prompt="All: " + given["prompt"], convert_to_tensor=True) for given in inputs]

@@ -75,8 +75,8 @@ def test_every_layer(name, batch_size, backbone_path, eager, token_ids):
     assert sum(steps) == len(TEXTS)
 
 
-def test_the_last_layer_is_the_default(backbone_path):
-    model = pipeline(EchoModule(backbone_path()))
+def test_the_last_layer_is_the_default(shared):
+    model = pipeline(EchoModule(shared()))
     all_layers = DependencyEvaluator(TEXTS, layers="all")(model)
     evaluator = DependencyEvaluator(TEXTS, name="tiny")
     metrics = evaluator(model)
@@ -95,9 +95,9 @@ def test_a_prompts_end_is_the_pivot(backbone_path, eager, token_ids):
     assert found == pytest.approx(naive(states[len(before) :]), abs=1e-5)
 
 
-def test_of_words_that_look_back(backbone_path):
+def test_of_words_that_look_back(shared):
     """Any first module that hands on tokens can be read at the last layer."""
-    model = pipeline(ReBAModule(backbone_path()))
+    model = pipeline(ReBAModule(shared()))
     words = model.encode(LONG, output_value="token_embeddings")
     assert DependencyEvaluator(LONG)(model)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
 

@@ -38,10 +38,10 @@ def test_correlations(model, tmp_path):
     assert row["steps"] == "7"
 
 
-def test_refusals(backbone_path):
+def test_refusals(shared):
     with pytest.raises(ValueError, match="5 and 4 texts and 5 labels were given: a pair has one of each"):
         PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS)
     with pytest.raises(ValueError, match="5 pairs with 1 different labels leave nothing to rank"):
         PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5)
     with pytest.raises(ValueError, match="The model ends in Pooling, which scores no pairs. Use a model that ends in"):
-        PairScoreEvaluator(TEXTS, TEXTS, LABELS)(pipeline(LayerStates(backbone_path())))
+        PairScoreEvaluator(TEXTS, TEXTS, LABELS)(pipeline(LayerStates(shared())))

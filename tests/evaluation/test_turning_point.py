@@ -184,7 +184,7 @@ def test_without_matplotlib(model, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_errors(model, backbone_path, tmp_path):
+def test_errors(model, shared, tmp_path):
     evaluator = TurningPointEvaluator(similarity())
     for act in (lambda: evaluator.turning_point, lambda: evaluator.draw(tmp_path / "a.png"),
                 lambda: evaluator.write_csv(tmp_path / "a.csv")):  # fmt: skip
@@ -192,7 +192,7 @@ def test_errors(model, backbone_path, tmp_path):
             act()
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="first module is ReBAModule"):
-        evaluator(pipeline(ReBAModule(backbone_path())))
+        evaluator(pipeline(ReBAModule(shared())))
     with pytest.raises(ValueError, match=r"Scores gives no number \(NaN\) after any layer"):
         TurningPointEvaluator(Scores([math.nan] * 4))(model)
     with pytest.raises(ValueError, match=r"Scores says that its primary metric is None and gives \['accuracy'\]"):

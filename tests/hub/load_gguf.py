@@ -27,5 +27,6 @@ def load(reference: str, model_kwargs: dict[str, Any], texts: list[str]) -> dict
 if __name__ == "__main__":
     workplace = Path(sys.argv[1])
     texts = json.loads((workplace / "texts.json").read_text())
-    outcomes = {name: load(*case, texts) for name, case in json.loads(sys.argv[2]).items()}
+    cases = json.loads(sys.argv[2]).items()
+    outcomes = {name: load(reference, model_kwargs, texts) for name, (reference, model_kwargs) in cases}
     (workplace / "loaded.json").write_text(json.dumps(outcomes))

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 #: A repository's first commit, as the Hub makes it.
 _ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -94,7 +95,10 @@ class Repository:
         return revision if revision in self.commits else None
 
     def files(self, revision: str = "main") -> dict[str, File]:
-        return self.commits[self.resolve(revision)].files
+        commit = self.resolve(revision)
+        if commit is None:
+            raise KeyError(revision)
+        return self.commits[commit].files
 
     def commit(
         self, reference: str, message: str, added: dict[str, File], deleted: Iterable[str] = (), base: str | None = None
@@ -129,11 +133,11 @@ class Storage:
     #: What the URLs of large files are signed with: whoever has one needs no token.
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
-    def create(self, repo_id: str, **settings: bool) -> Repository:
+    def create(self, repo_id: str, **settings: Any) -> Repository:
         self.repositories[repo_id] = Repository(repo_id, **settings)
         return self.repositories[repo_id]
 
-    def put(self, repo_id: str, files: dict[str, bytes], **settings: bool) -> Repository:
+    def put(self, repo_id: str, files: dict[str, bytes], **settings: Any) -> Repository:
         """A repository with these files, without a client."""
         repository = self.create(repo_id, **settings)
         added = {path: File(content, goes_to_lfs(path, len(content))) for path, content in files.items()}

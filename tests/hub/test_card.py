@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -295,7 +296,8 @@ def mteb_result(name: str = "STSB", score: float = 0.5):
 
 class TestScores:
     def index(self, text: str) -> list[EvalResult]:
-        return ModelCard(text, ignore_metadata_errors=False).data.eval_results
+        data: Any = ModelCard(text, ignore_metadata_errors=False).data
+        return data.eval_results
 
     def evaluate(self, model) -> None:
         EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.0, 1.0], name="tiny")(model)

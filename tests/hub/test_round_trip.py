@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 
 from st_reba.modules import registry
 
+from .. import processes
 from ..backbones import TEXTS
 from . import RunningHub, Storage, User
 
@@ -78,9 +77,9 @@ def pushed(hub, workplace):
     log = workplace / "push.log"
     interrupted = ("org/half-way", "org/built-half-way")
     hub.break_at("POST", f"/api/models/{interrupted[0]}/commit/main")
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPTS / "push.py"), str(workplace)],
-        env=environment(hub, workplace / "pusher", HF_TOKEN=OWNER), stdout=log.open("w"), stderr=subprocess.STDOUT,
+    process = processes.start(
+        SCRIPTS / "push.py", workplace, out=log, with_st=False,
+        env=environment(hub, workplace / "pusher", HF_TOKEN=OWNER),
     )  # fmt: skip
     try:
         left = {}
@@ -138,11 +137,11 @@ MARKING = "import os, pathlib\npathlib.Path(os.environ['MARK']).touch()\nclass T
 
 
 def run_loads(hub, workplace: Path, home: Path, cases: dict[str, dict]) -> dict[str, dict]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "load.py"), str(workplace), json.dumps(cases)],
-        env=environment(hub, home, MARK=str(home / "mark")), capture_output=True, text=True, timeout=300,
+    done = processes.run(
+        SCRIPTS / "load.py", workplace, json.dumps(cases), out=workplace / "load.log", with_st=False,
+        env=environment(hub, home, MARK=str(home / "mark")),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     return json.loads((workplace / "loaded.json").read_text())
 
 
@@ -433,7 +432,7 @@ class TestHostile:
     def test_nothing_is_half_written(self, loaded, home, workplace):
         assert not list(home.rglob("*.incomplete"))
         assert {path.name for path in workplace.iterdir()} <= {
-            "texts.json", "push.log", "pushed.json", "loaded.json", "pusher", "loader",
+            "texts.json", "push.log", "load.log", "pushed.json", "loaded.json", "pusher", "loader",
             "two.npy", "three.npy", "echo.npy", "classical.npy",
             "built", "built-two.npy", "built-three.npy", "built-echo.npy",
         }  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,7 +165,7 @@ class TestPickledWeights:
 
 
 #: What a saved file could do with transformers' arguments, and with ST's.
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "model_kwargs": {
         "adapter_kwargs": {"_adapter_model_path": "../elsewhere"},
         "allow_all_kernels": True,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sentence_transformers
 import torch
-from sentence_transformers import SentenceTransformer, losses
+from sentence_transformers import SentenceTransformer, losses  # type: ignore[attr-defined]
 from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.sentence_transformer.modules import (
     CNN,

@@ -26,18 +26,19 @@ from st_reba.lm import backbone
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
-from ..conftest import first, pipeline, relative_error
+from ..conftest import first, paired, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
+#: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
 RECIPES = {
+    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
+    "thought": (RefinedThoughtModule, {"iterations": 3}),
+    "reba": (ReBAModule, {}),
     "classical": (CausalTransformer, {}),
     "classical, bidirectional": (CausalTransformer, {"bidirectional_layers": 1}),
     "echo": (EchoModule, {}),
-    "reba": (ReBAModule, {}),
-    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
-    "thought": (RefinedThoughtModule, {"iterations": 3}),
 }
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+every_recipe = pytest.mark.parametrize("recipe", first(RECIPES, 2))
 needs_placement = pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="refused before sentence-transformers 6.2")
 EXACT = 1e-5
 
@@ -196,9 +197,8 @@ class TestSplit:
             assert (here + there.to(FIRST)).tolist() == [2, 2]
 
     @needs_placement
-    @every_recipe
     @pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
-    @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
+    @pytest.mark.parametrize(("recipe", "architecture"), paired(RECIPES, ["llama", "mistral_window"]))
     def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
         plain = words(make(recipe, backbone_path(architecture)))
         with SeveralDevices():
@@ -295,8 +295,7 @@ class TestAdapter:
         assert not list(directory.glob("model*"))
         return str(directory)
 
-    @pytest.mark.parametrize("way", ["path", "load_adapter", "add_adapter", "PeftModel"])
-    @every_recipe
+    @pytest.mark.parametrize(("recipe", "way"), paired(RECIPES, ["path", "PeftModel", "load_adapter", "add_adapter"]))
     def test_adapted(self, way, recipe, peft, adapter, backbone_path, plain_words, tmp_path):
         torch.manual_seed(1)
         if way == "path":
@@ -366,6 +365,7 @@ class TestCompiled:
             relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) < EXACT
         )
 
+    @pytest.mark.long
     def test_the_whole_pipeline(self, path):
         model = make("echo", path)
         wanted = words(model)

@@ -10,17 +10,16 @@ from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtMod
 from st_reba.lm.decoder import PositionWise, inspect, shortened
 from st_reba.lm.hooks import Hook, hooked, listen
 
-from ..backbones import ARCHITECTURES, TEXTS
-from ..conftest import pipeline, relative_error
+from ..backbones import EACH, TEXTS
+from ..conftest import paired, pipeline, relative_error
 from ..readers.test_layers import after_each_layer, final_norm
 
 quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("layer", [1, 2])
-def test_stops_after_a_layer_on_every_architecture(name, layer, backbone_path, eager, token_ids):
-    module = CausalTransformer(backbone_path(name), output_layer=layer)
+@pytest.mark.parametrize(("name", "layer"), paired(EACH, [1, 2]))
+def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, token_ids):
+    module = CausalTransformer(shared(name), output_layer=layer)
     assert len(inspect(module.model).layers) == layer
     vectors = pipeline(module, "lasttoken").encode(TEXTS)
     norm = final_norm(name, eager(name))
@@ -51,9 +50,9 @@ def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path)
     assert relative_error(torch.tensor(pipeline(whole).encode(TEXTS)), torch.tensor(before)) == 0
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_saved_without_the_layers_above(name, backbone_path, tmp_path):
-    model = pipeline(CausalTransformer(backbone_path(name), output_layer=-2))
+@pytest.mark.parametrize("name", EACH)
+def test_saved_without_the_layers_above(name, shared, tmp_path):
+    model = pipeline(CausalTransformer(shared(name), output_layer=-2))
     model.save_pretrained(str(tmp_path))
     again = SentenceTransformer(str(tmp_path))
     assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
@@ -85,11 +84,10 @@ def test_all_layers_change_nothing(backbone_path):
 
 
 @quiet
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("kind", [CausalTransformer, EchoModule, ReBAModule])
-def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, backbone_path):
-    last = kind(backbone_path(name), rows="last")
-    every = pipeline(kind(backbone_path(name)), "lasttoken").encode(TEXTS)
+@pytest.mark.parametrize(("name", "kind"), paired(EACH, [ReBAModule, CausalTransformer, EchoModule]))
+def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, shared):
+    last = kind(shared(name), rows="last")
+    every = pipeline(kind(shared(name)), "lasttoken").encode(TEXTS)
     vectors = pipeline(last, "lasttoken").encode(TEXTS)
     assert relative_error(torch.tensor(vectors), torch.tensor(every)) < 1e-5
     features = last.preprocess(TEXTS)

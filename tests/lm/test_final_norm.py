@@ -13,7 +13,7 @@ from st_reba import CausalTransformer, LayerStates, MetaEOLModule, RefinedThough
 from st_reba.readers.layers import LayerReader
 
 from ..backbones import EACH, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 from ..modules.test_invariance import RECIPES
 from ..readers.test_layers import final_norm
 
@@ -27,20 +27,18 @@ def normless(backbone_path):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_module(recipe, normless, backbone_path):
+def test_every_module(recipe, normless, shared):
     module_class, settings = RECIPES[recipe]
     settings = {"output_layer": -1, **settings}
     expected = pipeline(module_class(normless, **{**settings, "final_norm": True})).encode(TEXTS)
-    model = pipeline(module_class(backbone_path(), **{**settings, "final_norm": False}))
-    assert relative_error(model.encode(TEXTS), expected) < 1e-5
+    model = pipeline(module_class(shared(), **{**settings, "final_norm": False}))
     assert relative_error(model.encode(TEXTS, batch_size=2), expected) < 1e-5
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("layer", [1, 3])
-def test_every_architecture(architecture, layer, backbone_path, eager, token_ids):
+@pytest.mark.parametrize(("architecture", "layer"), paired(EACH, [3, 1]))
+def test_every_architecture(architecture, layer, shared, eager, token_ids):
     """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""
-    module = CausalTransformer(backbone_path(architecture), output_layer=layer, final_norm=False)
+    module = CausalTransformer(shared(architecture), output_layer=layer, final_norm=False)
     words = pipeline(module).encode(TEXTS, output_value="token_embeddings")
     seen = []
     hook = final_norm(architecture, eager(architecture)).register_forward_pre_hook(lambda norm, args: seen.append(args))
@@ -89,6 +87,6 @@ def test_every_layer_is_read_alike(backbone_path):
 
 @pytest.mark.parametrize("value", ["no", 0])
 @pytest.mark.parametrize("module_class", [CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule])
-def test_wrong_values(module_class, value, backbone_path):
+def test_wrong_values(module_class, value, shared):
     with pytest.raises(ValueError, match=f"final_norm={value!r}: use True or False"):
-        module_class(backbone_path(), final_norm=value)
+        module_class(shared(), final_norm=value)

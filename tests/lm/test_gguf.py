@@ -6,7 +6,6 @@ import errno
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import namedtuple
@@ -31,7 +30,7 @@ from st_reba.lm import gguf
 from st_reba.modules.lm_head import head_blocks
 from st_reba.training.bellm import BeLLMTraining, build_bellm
 
-from .. import ggufs
+from .. import ggufs, processes
 from ..backbones import TEXTS
 from ..conftest import pipeline
 from ..hub import RunningHub, Storage, User
@@ -265,13 +264,14 @@ class TestKept:
             "gguf.converted(pathlib.Path(sys.argv[1]))\n"
         )
         mark = tmp_path / "stalled"
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(files()), str(mark)],
-            env={**os.environ, "HF_ASSETS_CACHE": str(cache.parent.parent)}, stderr=subprocess.PIPE,
+        printed = tmp_path / "printed"
+        process = processes.start(
+            "-c", script, files(), mark, out=printed, with_st=False,
+            env={**os.environ, "HF_ASSETS_CACHE": str(cache.parent.parent)},
         )  # fmt: skip
         try:
             while not mark.exists():
-                assert process.poll() is None, process.stderr.read()
+                assert process.poll() is None, printed.read_text()
                 time.sleep(0.05)
             assert list(cache.glob("*/.*/whole/tiny/model.safetensors"))
             with ThreadPoolExecutor(1) as pool:
@@ -283,7 +283,6 @@ class TestKept:
         finally:
             process.kill()
             process.wait()
-            process.stderr.close()
         assert (directory / "model.safetensors").is_file()
         assert [path.name for path in cache.glob("*/.*")] == []
 
@@ -453,11 +452,11 @@ class TestHub:
             "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(place / "home"), "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost",
         }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, str(SCRIPTS / "load_gguf.py"), str(place), json.dumps(cases)],
-            env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        printed = place / "printed"
+        done = processes.run(
+            SCRIPTS / "load_gguf.py", place, json.dumps(cases), out=printed, env=environment, with_st=False
+        )
+        assert done.returncode == 0, done.stdout
         return json.loads((place / "loaded.json").read_text())
 
     def test_every_spelling(self, outcomes, files, cache):

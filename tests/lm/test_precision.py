@@ -22,7 +22,7 @@ from st_reba.lm.precision import fastest_on_cpu
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 from ..modules.test_invariance import RECIPES
 
 EOS = 0
@@ -37,17 +37,17 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def module(backbone_path):
+def module(shared):
     """``module(architecture, recipe)``: in float32, made once."""
     made = {}
 
-    def get(architecture, recipe, **settings):
-        key = (architecture, recipe, *settings.items())
+    def get(architecture, recipe):
+        key = (architecture, recipe)
         if key not in made:
             module_class, arguments = RECIPES[recipe]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*in its own code")
-                made[key] = module_class(backbone_path(architecture), **arguments, **settings)
+                made[key] = module_class(shared(architecture), **arguments)
         return made[key]
 
     return get
@@ -68,11 +68,10 @@ def distance(value, expected) -> float:
 
 
 class TestAutocast:
-    @pytest.mark.parametrize("trusted_before", [False, True])
-    @pytest.mark.parametrize(("architecture", "recipe"), CASES)
-    def test_encoding_is_near(self, architecture, recipe, trusted_before, module):
+    @pytest.mark.parametrize(("case", "trusted_before"), paired(CASES, [False, True]))
+    def test_encoding_is_near(self, case, trusted_before, module):
         """Whether the kernels were first tried outside autocast or within it."""
-        encode = pipeline(module(architecture, recipe)).encode
+        encode = pipeline(module(*case)).encode
         expected = encode(TEXTS)
         if not trusted_before:
             kernels.trusted_kernel.cache_clear()
@@ -87,9 +86,10 @@ class TestAutocast:
         assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
 
     @pytest.mark.parametrize("recipe", ["reba-2", "reba-2 chunks", "thought-4", "kv re-routing", "metaeol"])
-    def test_gradients_are_near(self, recipe, module):
-        model = pipeline(module("llama", recipe))
-        weight = module("llama", recipe).model.layers[0].mlp.up_proj.weight
+    def test_gradients_are_near(self, recipe, backbone_path):
+        module_class, arguments = RECIPES[recipe]
+        model = pipeline(module_class(backbone_path(), **arguments))
+        weight = model[0].model.layers[0].mlp.up_proj.weight
 
         def gradient():
             weight.grad = None
@@ -103,13 +103,13 @@ class TestAutocast:
         assert distance(found, expected) < 1e-2
 
     @pytest.mark.parametrize(("architecture", "recipe"), [("falcon", "reba-2"), ("llama", "thought-2")])
-    def test_a_module_made_under_autocast_is_the_same(self, architecture, recipe, module, backbone_path):
+    def test_a_module_made_under_autocast_is_the_same(self, architecture, recipe, module, shared):
         """What a backbone can do is tried out, and rounding must not change the answer."""
         expected = module(architecture, recipe)
         module_class, arguments = RECIPES[recipe]
         with warnings.catch_warnings(), in_bfloat16():
             warnings.filterwarnings("ignore", ".*in its own code")
-            made = module_class(backbone_path(architecture), **arguments)
+            made = module_class(shared(architecture), **arguments)
         assert relative_error(pipeline(made).encode(TEXTS), pipeline(expected).encode(TEXTS)) < 1e-6
 
     def test_twin_tower(self, encoder_paths):
@@ -141,10 +141,10 @@ class TestAutocast:
         assert logged == [1, 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("architecture", "recipe"), CASES)
+@pytest.mark.parametrize(("case", "dtype"), paired(CASES, [torch.bfloat16, torch.float64]))
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_the_default_dtype_changes_nothing(architecture, recipe, dtype, module, backbone_path):
+def test_the_default_dtype_changes_nothing(case, dtype, module, backbone_path):
+    architecture, recipe = case
     expected = pipeline(module(architecture, recipe)).encode(TEXTS)
     module_class, arguments = RECIPES[recipe]
     before = torch.get_default_dtype()

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.lm import set_aside as module
 from st_reba.lm.set_aside import set_aside
 
 
@@ -16,7 +15,7 @@ class Own(nn.Parameter):
 def model():
     made = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4, dtype=torch.bfloat16), nn.Linear(4, 7, bias=False))
     made[2].weight = made[0].weight
-    made[1].bias = Own(made[1].bias.data)
+    made[1].bias = Own(made[1].bias.detach())
     return made
 
 
@@ -43,7 +42,7 @@ def test_they_stay_where_the_disk_has_no_room(model, monkeypatch):
     def full(*args):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
-    monkeypatch.setattr(module.torch, "save", full)
+    monkeypatch.setattr(torch, "save", full)
     with set_aside(model):
         assert model[0].weight.numel() == 28
 
@@ -52,7 +51,7 @@ def test_other_errors_are_not_hidden(model, monkeypatch):
     def broken(*args):
         raise RuntimeError("no such storage")
 
-    monkeypatch.setattr(module.torch, "save", broken)
+    monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(RuntimeError, match="no such storage"), set_aside(model):
         pass
     assert model[0].weight.numel() == 28

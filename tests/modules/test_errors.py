@@ -88,9 +88,9 @@ REPETITIONS = r"give a whole number from {} to 1024, how often the text stands i
         (EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
     ],
 )
-def test_settings(module_class, settings, message, backbone_path):
+def test_settings(module_class, settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        module_class(backbone_path(), **settings)
+        module_class(shared(), **settings)
 
 
 @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, ReBAModule])
@@ -125,8 +125,8 @@ def test_settings_are_checked_before_anything_is_loaded():
         ({"rows": "none"}, "rows='none'"),
     ],
 )
-def test_hostile_configurations_are_refused_on_loading(change, message, backbone_path, tmp_path):
-    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+def test_hostile_configurations_are_refused_on_loading(change, message, shared, tmp_path):
+    pipeline(ReBAModule(shared())).save_pretrained(str(tmp_path))
     path = tmp_path / "sentence_bert_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
@@ -134,8 +134,8 @@ def test_hostile_configurations_are_refused_on_loading(change, message, backbone
 
 
 @pytest.mark.parametrize("path", ["../../x", "1/../../x", "/etc", "C:\\x", "..\\x"])
-def test_a_path_that_leads_out_of_the_model(path, backbone_path, tmp_path):
-    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+def test_a_path_that_leads_out_of_the_model(path, shared, tmp_path):
+    pipeline(ReBAModule(shared())).save_pretrained(str(tmp_path))
     with pytest.raises(ValueError, match=r"modules.json has the path .*: a module lies inside its model, so give a"):
         ReBAModule.load(str(tmp_path), subfolder=path)
     modules = json.loads((tmp_path / "modules.json").read_text())
@@ -146,21 +146,21 @@ def test_a_path_that_leads_out_of_the_model(path, backbone_path, tmp_path):
 
 
 @pytest.mark.parametrize("item", [3, None, ("a", "b"), {"text": "a"}, {"prompt": None, "text": "a"}, b"a"])
-def test_inputs_that_are_not_text(item, backbone_path):
+def test_inputs_that_are_not_text(item, shared):
     with pytest.raises(ValueError, match=f"Input 1 is a {type(item).__name__}: EchoModule embeds strings"):
-        EchoModule(backbone_path()).preprocess(["a", item])
+        EchoModule(shared()).preprocess(["a", item])
 
 
-def test_a_prompt_that_leaves_no_room(backbone_path):
-    model = pipeline(EchoModule(backbone_path()))
+def test_a_prompt_that_leaves_no_room(shared):
+    model = pipeline(EchoModule(shared()))
     with pytest.raises(
         ValueError, match=r"tokens of prompt.* leave no room for 2 copies .* shorter template or prompt"
     ):
         model.encode("a", prompt="word " * 300)
 
 
-def test_a_prompt_that_chunks_have_no_room_for(backbone_path):
-    model = pipeline(ReBAModule(backbone_path(), chunk_length=128))
+def test_a_prompt_that_chunks_have_no_room_for(shared):
+    model = pipeline(ReBAModule(shared(), chunk_length=128))
     with pytest.raises(
         ValueError, match=r"chunk_length=128: 2 copies of a chunk and \d+ tokens of prompt .* use at most"
     ):
@@ -223,6 +223,6 @@ class TestWrongLengths:
             TwinTower(*encoder_paths(), max_seq_length=length)
 
 
-def test_nothing_to_preprocess(backbone_path):
-    assert EchoModule(backbone_path()).preprocess([]) == {}
-    assert len(pipeline(EchoModule(backbone_path())).encode([])) == 0
+def test_nothing_to_preprocess(shared):
+    assert EchoModule(shared()).preprocess([]) == {}
+    assert len(pipeline(EchoModule(shared())).encode([])) == 0

@@ -12,7 +12,7 @@ from st_reba.modules import lm_head
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 
 def language_model(name="llama", **settings):
@@ -31,8 +31,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(lm_head, "BLOCK", 100)
 
 
-@pytest.mark.parametrize("architecture", backbones.ARCHITECTURES)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("architecture", "tied"), paired(backbones.EACH, [True, False]))
 def test_it_is_what_the_language_model_has(architecture, tied, tmp_path, small_blocks):
     model = language_model(architecture, tie_word_embeddings=tied)
     backbones.save(model, tmp_path)

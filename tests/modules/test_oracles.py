@@ -11,7 +11,7 @@ from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
 
 from .. import oracles
 from ..backbones import EACH, OWN_ATTENTION, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 
@@ -28,60 +28,57 @@ def assert_words_equal(module, expected_words):
         assert relative_error(value, expected_words(text)) < TOLERANCE, text
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_reba(architecture, k, backbone_path, eager, token_ids):
-    module = make(ReBAModule, backbone_path(architecture), repetitions=k)
+#: How often a text is repeated is a matter of the layout, which no architecture knows.
+every_number_of_copies = pytest.mark.parametrize(("architecture", "k"), paired(EACH, [2, 3, 1]))
+
+
+@every_number_of_copies
+def test_reba(architecture, k, shared, eager, token_ids):
+    module = make(ReBAModule, shared(architecture), repetitions=k)
     assert module._route.through_function == (architecture not in OWN_ATTENTION)
-    words = {text: oracles.algorithm_2(eager(architecture), token_ids(text), k) for text in TEXTS}
-    assert_words_equal(module, words.get)
-    for pooling in ("mean", "lasttoken"):
-        vectors = pipeline(module, pooling).encode(TEXTS, batch_size=len(TEXTS))
-        for text, vector in zip(TEXTS, vectors, strict=True):
-            assert relative_error(vector, oracles.algorithm_3(words[text], pooling)) < TOLERANCE, (pooling, text)
-
-
-@pytest.mark.parametrize("architecture", EACH)
-def test_reba_last_row(architecture, backbone_path, eager, token_ids):
-    module = make(ReBAModule, backbone_path(architecture), rows="last")
-    for pooling in ("mean", "lasttoken"):
-        vectors = pipeline(module, pooling).encode(TEXTS, batch_size=len(TEXTS))
-        for text, vector in zip(TEXTS, vectors, strict=True):
-            words = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
-            assert relative_error(vector, words[-1]) < TOLERANCE, text
+    last = make(ReBAModule, shared(architecture), repetitions=k, rows="last")
+    found = pipeline(module, ("mean", "lasttoken")).encode(TEXTS, batch_size=len(TEXTS), output_value=None)
+    found_last = pipeline(last, ("mean", "lasttoken")).encode(TEXTS, batch_size=len(TEXTS))
+    for text, item, vector in zip(TEXTS, found, found_last, strict=True):
+        words = oracles.algorithm_2(eager(architecture), token_ids(text), k)
+        assert relative_error(item["token_embeddings"][item["attention_mask"].bool()], words) < TOLERANCE, text
+        both = torch.cat([oracles.algorithm_3(words, pooling) for pooling in ("mean", "lasttoken")])
+        assert relative_error(item["sentence_embedding"], both) < TOLERANCE, text
+        assert relative_error(vector, words[-1].repeat(2)) < TOLERANCE, text
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "bloom"])
 @pytest.mark.parametrize("layers", [[-1], [0, 2]])
-def test_reba_of_some_layers(architecture, layers, backbone_path, eager, token_ids):
-    module = make(ReBAModule, backbone_path(architecture), layers=layers)
+def test_reba_of_some_layers(architecture, layers, shared, eager, token_ids):
+    module = make(ReBAModule, shared(architecture), layers=layers)
     assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, layers=layers))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "falcon"])
-def test_reba_with_normalized_weights(architecture, backbone_path, eager, token_ids):
-    module = make(ReBAModule, backbone_path(architecture), normalize_weights=True)
+def test_reba_with_normalized_weights(architecture, shared, eager, token_ids):
+    module = make(ReBAModule, shared(architecture), normalize_weights=True)
     assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, normalize=True))
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("k", [2, 3])
-def test_echo(architecture, k, backbone_path, eager, token_ids):
-    module = make(EchoModule, backbone_path(architecture), repetitions=k)
-    assert_words_equal(module, lambda text: oracles.echo(eager(architecture), token_ids(text), k))
-    module = make(EchoModule, backbone_path(architecture), repetitions=k, pool_copies="repeated")
-    assert_words_equal(module, lambda text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1))
+@pytest.mark.parametrize(("architecture", "k"), paired(EACH, [2, 3]))
+def test_echo(architecture, k, shared, eager, token_ids):
+    last, repeated = (
+        make(EchoModule, shared(architecture), repetitions=k, pool_copies=copies) for copies in ("last", "repeated")
+    )
+    expected = {text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1) for text in TEXTS}
+    assert_words_equal(repeated, expected.get)
+    assert_words_equal(last, lambda text: expected[text][-len(token_ids(text)) :])
 
 
 @pytest.mark.parametrize("architecture", EACH)
-def test_classical(architecture, backbone_path, eager, token_ids):
-    module = make(CausalTransformer, backbone_path(architecture))
+def test_classical(architecture, shared, eager, token_ids):
+    module = make(CausalTransformer, shared(architecture))
     assert_words_equal(module, lambda text: oracles.classical(eager(architecture), token_ids(text)))
 
 
-def test_input_embeddings(backbone_path, eager, token_ids):
+def test_input_embeddings(shared, eager, token_ids):
     table = eager().get_input_embeddings().weight.detach()
-    assert_words_equal(InputEmbeddings(backbone_path()), lambda text: table[torch.tensor(token_ids(text))])
+    assert_words_equal(InputEmbeddings(shared()), lambda text: table[torch.tensor(token_ids(text))])
 
 
 @pytest.mark.parametrize("architecture", EACH)
@@ -92,44 +89,38 @@ def test_the_backbones_attend_far_from_uniformly(architecture, eager, token_ids)
     assert ratio.mean() > 2
 
 
-def test_mean_pooling_equals_the_sum_over_columns(backbone_path, eager, token_ids):
+def test_mean_pooling_equals_the_sum_over_columns(shared, eager, token_ids):
     """Eq. 7: summing each column of A first gives the same mean."""
     ids = token_ids(TEXTS[2])
     states, maps = oracles.run(eager(), ids * 2)
     weights = oracles.algorithm_1(maps)
     columns = torch.stack([weights[: min(len(ids), k + 1), k].sum() for k in range(2 * len(ids))])
-    vector = pipeline(ReBAModule(backbone_path())).encode(TEXTS[2])
+    vector = pipeline(ReBAModule(shared())).encode(TEXTS[2])
     assert relative_error(vector, columns @ states / len(ids)) < TOLERANCE
 
 
 class TestChunked:
     """Chunks of 5 tokens, where the texts have 1 to 40."""
 
-    @pytest.mark.parametrize("architecture", EACH)
-    @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_words(self, architecture, k, backbone_path, eager, token_ids):
-        module = make(ReBAModule, backbone_path(architecture), repetitions=k, chunk_length=5)
-        assert_words_equal(module, lambda text: oracles.chunked(eager(architecture), token_ids(text), k, 5))
+    @every_number_of_copies
+    def test_words(self, architecture, k, shared, eager, token_ids):
+        every, last = (
+            make(ReBAModule, shared(architecture), repetitions=k, chunk_length=5, rows=rows) for rows in ("all", "last")
+        )
+        words = {text: oracles.chunked(eager(architecture), token_ids(text), k, 5) for text in TEXTS}
+        assert_words_equal(every, words.get)
+        assert_words_equal(last, lambda text: words[text][-1:])
 
-    @pytest.mark.parametrize("architecture", EACH)
-    def test_last_row(self, architecture, backbone_path, eager, token_ids):
-        module = make(ReBAModule, backbone_path(architecture), chunk_length=5, rows="last")
-        vectors = pipeline(module, "lasttoken").encode(TEXTS, batch_size=len(TEXTS))
-        for text, vector in zip(TEXTS, vectors, strict=True):
-            words = oracles.chunked(eager(architecture), token_ids(text), 2, 5)
-            assert relative_error(vector, words[-1]) < TOLERANCE, text
-
-    @pytest.mark.parametrize("architecture", ["llama", "mistral_window", "bloom"])
-    @pytest.mark.parametrize("length", [1, 8, 13])
-    def test_lengths(self, architecture, length, backbone_path, eager, token_ids):
+    @pytest.mark.parametrize(("architecture", "length"), paired(["llama", "mistral_window", "bloom"], [1, 8, 13]))
+    def test_lengths(self, architecture, length, shared, eager, token_ids):
         assert all(len(token_ids(TEXTS[2])) % length for length in (8, 13))
-        module = make(ReBAModule, backbone_path(architecture), chunk_length=length)
+        module = make(ReBAModule, shared(architecture), chunk_length=length)
         assert_words_equal(module, lambda text: oracles.chunked(eager(architecture), token_ids(text), 2, length))
 
     @pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "falcon"])
-    def test_some_layers_and_normalized(self, architecture, backbone_path, eager, token_ids):
+    def test_some_layers_and_normalized(self, architecture, shared, eager, token_ids):
         settings = {"layers": [0, -1], "normalize_weights": True}
-        module = make(ReBAModule, backbone_path(architecture), chunk_length=7, **settings)
+        module = make(ReBAModule, shared(architecture), chunk_length=7, **settings)
         assert_words_equal(
             module,
             lambda text: oracles.chunked(eager(architecture), token_ids(text), 2, 7, layers=[0, -1], normalize=True),
@@ -149,23 +140,22 @@ class TestChunked:
                 expected = oracles.chunked(eager(), ids(text), 2, 5, before + ids(prompt), after)
                 assert relative_error(value, expected) < TOLERANCE, text
 
-    @pytest.mark.parametrize("architecture", ["llama", "gpt_oss_sinks", "gpt_neo"])
-    @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_one_chunk_is_reba(self, architecture, k, backbone_path):
+    @pytest.mark.parametrize(("architecture", "k"), paired(["llama", "gpt_oss_sinks", "gpt_neo"], [1, 2, 3]))
+    def test_one_chunk_is_reba(self, architecture, k, shared):
         settings = {"repetitions": k, "chunk_length": 50}
-        chunked = pipeline(make(ReBAModule, backbone_path(architecture), **settings))
-        whole = pipeline(make(ReBAModule, backbone_path(architecture), repetitions=k))
+        chunked = pipeline(make(ReBAModule, shared(architecture), **settings))
+        whole = pipeline(make(ReBAModule, shared(architecture), repetitions=k))
         assert relative_error(chunked.encode(TEXTS), whole.encode(TEXTS)) < 1e-6
 
-    def test_one_chunk_beside_longer_texts_is_reba(self, backbone_path):
-        whole, chunked = (pipeline(ReBAModule(backbone_path(), chunk_length=length)) for length in (None, 12))
+    def test_one_chunk_beside_longer_texts_is_reba(self, shared):
+        whole, chunked = (pipeline(ReBAModule(shared(), chunk_length=length)) for length in (None, 12))
         vectors = chunked.encode(TEXTS, batch_size=len(TEXTS))
         assert relative_error(vectors[3], whole.encode(TEXTS[3])) < 1e-6
         assert relative_error(vectors[2], whole.encode(TEXTS[2])) > 1e-3
 
-    def test_words_see_the_text_before_their_chunk_and_not_behind_it(self, backbone_path, token_ids):
+    def test_words_see_the_text_before_their_chunk_and_not_behind_it(self, shared, token_ids):
         ids = token_ids(TEXTS[2])
-        encode = pipeline(ReBAModule(backbone_path(), chunk_length=5)).encode
+        encode = pipeline(ReBAModule(shared(), chunk_length=5)).encode
         words, shorter = (encode(text, output_value="token_embeddings") for text in (TEXTS[2], TEXTS[2][:-4]))
         kept = 5 * (len(token_ids(TEXTS[2][:-4])) // 5)
         assert token_ids(TEXTS[2][:-4])[:kept] == ids[:kept]

@@ -30,8 +30,8 @@ def warned(make) -> list[str]:
         (ReBAModule, {}, "cls", 'Use Pooling("mean") or Pooling("lasttoken")'),
     ],
 )
-def test_what_does_not_fit(module_class, settings, pooling, advice, backbone_path, tmp_path):
-    module = module_class(backbone_path(), **settings)
+def test_what_does_not_fit(module_class, settings, pooling, advice, shared, tmp_path):
+    module = module_class(shared(), **settings)
     made = []
     [message] = warned(lambda: made.append(pipeline(module, pooling)))
     assert message.startswith(f"{module_class.__name__} stands before Pooling(")
@@ -52,12 +52,12 @@ def test_what_does_not_fit(module_class, settings, pooling, advice, backbone_pat
         (CausalTransformer, {}, "weightedmean"),
     ],
 )
-def test_what_fits(module_class, settings, pooling, backbone_path):
-    assert not warned(lambda: pipeline(module_class(backbone_path(), **settings), pooling))
+def test_what_fits(module_class, settings, pooling, shared):
+    assert not warned(lambda: pipeline(module_class(shared(), **settings), pooling))
 
 
-def test_wherever_the_pooling_stands(backbone_path):
-    parts = [ReBAModule(backbone_path()), Normalize(), Pooling(32, "cls")]
+def test_wherever_the_pooling_stands(shared):
+    parts = [ReBAModule(shared()), Normalize(), Pooling(32, "cls")]
     assert len(warned(lambda: SentenceTransformer(modules=parts, device="cpu"))) == 1
 
 

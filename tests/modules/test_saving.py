@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import pickle
-import subprocess
 import sys
 import textwrap
 
@@ -37,9 +35,10 @@ from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.modules import CausalModule, registry
 from st_reba.version import REQUIREMENT, __version__
 
+from .. import processes
 from ..backbones import TEXTS
 from ..catalogued import completed
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]
 
@@ -83,11 +82,11 @@ CASES = completed(
 )
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["bytes", "bert"])
-def test_save_and_load(case, kind, backbone_path, tmp_path):
+@pytest.mark.parametrize(("case", "kind"), paired(CASES, ["bytes", "bert"]))
+def test_save_and_load(case, kind, backbone_path, shared, tmp_path):
     module_class, settings = CASES[case]
-    module = module_class(backbone_path("llama", kind), **settings)
+    backbone = (backbone_path if "max_seq_length" in settings else shared)("llama", kind)
+    module = module_class(backbone, **settings)
     width = module.get_embedding_dimension()
     parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
     model = SentenceTransformer(modules=parts, device="cpu")
@@ -101,8 +100,9 @@ def test_save_and_load(case, kind, backbone_path, tmp_path):
             assert getattr(loaded[0], key) == value
     assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
     again = tmp_path / "again"
-    loaded.save_pretrained(str(again))
-    assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
+    loaded.save_pretrained(str(again), create_model_card=False)
+    for path in (path for path in again.rglob("*") if path.is_file()):
+        assert path.read_bytes() == (tmp_path / path.relative_to(again)).read_bytes(), path.name
 
 
 def test_every_setting_is_saved():
@@ -114,8 +114,8 @@ def test_every_setting_is_saved():
         assert arguments <= set(module_class.config_keys), module_class
 
 
-def test_what_is_written(backbone_path, tmp_path):
-    pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
+def test_what_is_written(shared, tmp_path):
+    pipeline(ReBAModule(shared())).save_pretrained(str(tmp_path))
     modules = json.loads((tmp_path / "modules.json").read_text())
     assert modules[0]["type"] == "st_reba.modules.ReBAModule"
     config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
@@ -124,36 +124,36 @@ def test_what_is_written(backbone_path, tmp_path):
     assert not list(tmp_path.glob("*.py"))
 
 
-def test_a_module_saved_on_its_own(backbone_path, tmp_path):
-    EchoModule(backbone_path(), repetitions=3).save(str(tmp_path))
+def test_a_module_saved_on_its_own(shared, tmp_path):
+    EchoModule(shared(), repetitions=3).save(str(tmp_path))
     assert EchoModule.load(str(tmp_path)).repetitions == 3
 
 
-def test_requirements_of_others_are_kept(backbone_path, tmp_path):
+def test_requirements_of_others_are_kept(shared, tmp_path):
     (tmp_path / "config_sentence_transformers.json").write_text('{"requirements": {"peft": ">=0.1"}}')
-    EchoModule(backbone_path()).save(str(tmp_path))
+    EchoModule(shared()).save(str(tmp_path))
     config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
     assert config["requirements"] == {"peft": ">=0.1", **REQUIREMENT}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pickle(case, backbone_path):
+def test_pickle(case, backbone_path, shared):
     module_class, settings = CASES[case]
-    model = pipeline(module_class(backbone_path(), **settings))
+    backbone = backbone_path() if "max_seq_length" in settings else shared()
+    model = pipeline(module_class(backbone, **settings))
     assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))
 
 
-def run(code: str, *arguments: str, expect: int = 0, **environment: str) -> str:
-    """A fresh process, as a user's would be."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        timeout=300,
-    )
-    assert done.returncode == expect, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def run(tmp_path):
+    """``run(code, *arguments)``: what a fresh process, as a user's would be, prints."""
+
+    def printed(code: str, *arguments: str, expect: int = 0, **settings: bool) -> str:
+        done = processes.run("-c", textwrap.dedent(code), *arguments, out=tmp_path / "printed", **settings)
+        assert done.returncode == expect, done.stdout
+        return done.stdout
+
+    return printed
 
 
 @pytest.fixture(scope="module")
@@ -186,31 +186,27 @@ SAME = "np.array_equal(vectors, expected)"
 NEAR = "np.allclose(vectors, expected, rtol=1e-5, atol=1e-6)"
 
 
-def test_a_fresh_process_with_the_import(saved):
+def test_a_fresh_process_with_the_import(saved, run):
     assert "the same" in run(ENCODE.format(imports="import st_reba", flag="", how="", check=SAME), str(saved))
 
 
-def test_a_fresh_process_without_the_import(saved):
+def test_a_fresh_process_without_the_import(saved, run):
     code = ENCODE.format(imports="", flag=", trust_remote_code=True", how="", check=SAME)
     assert "the same" in run(code, str(saved))
 
 
-@pytest.mark.long
 def test_worker_processes(saved, tmp_path):
     code = textwrap.dedent(
         ENCODE.format(imports="import st_reba", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)
     )
     script = tmp_path / "encode.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script), str(saved)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = processes.run(script, saved, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
     assert "the same" in done.stdout
 
 
-def test_a_machine_without_st_reba(saved):
+def test_a_machine_without_st_reba(saved, run):
     """ST's own check says what is missing, before anything is loaded (from ST 6 on)."""
     code = """
         import sys
@@ -225,7 +221,7 @@ def test_a_machine_without_st_reba(saved):
         from sentence_transformers import SentenceTransformer
         SentenceTransformer(sys.argv[1] + "/model", device="cpu", trust_remote_code=True)
     """
-    message = run(code, str(saved), expect=1)
+    message = run(code, str(saved), expect=1, with_st=False)
     if registry.REQUIREMENTS_ARE_CHECKED:
         assert f"st_reba>={__version__}, but it is not installed" in message
         assert "is part of st_reba; import st_reba before loading it." in message
@@ -263,7 +259,7 @@ class TestRegistry:
             with pytest.raises(ValueError, match="trust_remote_code=True"):
                 SentenceTransformer(str(tmp_path / "model"), device="cpu")
 
-    def test_without_the_mapping_importing_still_works(self):
+    def test_without_the_mapping_importing_still_works(self, run):
         """A later ST may drop it: then loading asks for the flag, and the flag works."""
         code = """
             import sys
@@ -290,8 +286,8 @@ class TestWhereAClassLives:
     def test_signatures_are_shown(self):
         assert list(inspect.signature(ReBAModule).parameters)[:3] == ["model_name_or_path", "repetitions", "layers"]
 
-    def test_a_router_names_the_package_too(self, backbone_path, tmp_path):
-        query, document = ReBAModule(backbone_path()), EchoModule(backbone_path())
+    def test_a_router_names_the_package_too(self, shared, tmp_path):
+        query, document = ReBAModule(shared()), EchoModule(shared())
         pooling = Pooling(32, "mean")
         router = Router.for_query_document([query, pooling], [document, pooling])
         model = SentenceTransformer(modules=[router], device="cpu")
@@ -299,8 +295,8 @@ class TestWhereAClassLives:
         saved = json.loads((tmp_path / "router_config.json").read_text())
         assert {"st_reba.modules.ReBAModule", "st_reba.modules.EchoModule"} <= set(saved["types"].values())
 
-    def test_a_class_of_the_users_keeps_its_name(self, backbone_path, tmp_path):
-        pipeline(TheirModule(backbone_path())).save_pretrained(str(tmp_path))
+    def test_a_class_of_the_users_keeps_its_name(self, shared, tmp_path):
+        pipeline(TheirModule(shared())).save_pretrained(str(tmp_path))
         assert json.loads((tmp_path / "modules.json").read_text())[0]["type"] == f"{__name__}.TheirModule"
 
 

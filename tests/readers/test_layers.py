@@ -102,8 +102,8 @@ def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
         ({"repetitions": 3, "pool_copies": "repeated"}, lambda n: slice(n, 3 * n)),
     ],
 )
-def test_the_copy_that_the_module_reads(settings, select, pooling, backbone_path, eager, token_ids):
-    embeddings = LayerReader(pipeline(EchoModule(backbone_path("qwen3"), **settings), pooling)).embeddings(TEXTS)
+def test_the_copy_that_the_module_reads(settings, select, pooling, shared, eager, token_ids):
+    embeddings = LayerReader(pipeline(EchoModule(shared("qwen3"), **settings), pooling)).embeddings(TEXTS)
     for index, text in enumerate(TEXTS):
         ids = token_ids(text)
         layers = after_each_layer(eager("qwen3"), 3 * ids, eager("qwen3").norm)
@@ -135,8 +135,8 @@ def test_the_last_features_are_the_modules_own(backbone_path):
 
 
 @pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
-def test_batches_do_not_matter(kind, backbone_path, monkeypatch):
-    reader = LayerReader(pipeline(kind(backbone_path("gemma3"))))
+def test_batches_do_not_matter(kind, shared, monkeypatch):
+    reader = LayerReader(pipeline(kind(shared("gemma3"))))
     together = reader.embeddings([*TEXTS, ""])
     alone = torch.cat([reader.embeddings([text]) for text in [*TEXTS, ""]], dim=1)
     assert relative_error(together, alone) < 1e-5
@@ -170,8 +170,8 @@ def test_bfloat16(backbone_path):
 
 
 @pytest.mark.parametrize("kind", [ReBAModule, InputEmbeddings])
-def test_modules_without_such_a_reading(kind, backbone_path):
-    model = pipeline(kind(backbone_path()))
+def test_modules_without_such_a_reading(kind, shared):
+    model = pipeline(kind(shared()))
     with pytest.raises(ValueError, match=f"{kind.__name__}, whose embedding is not .* Use a model with CausalTrans"):
         LayerReader(model)
 
@@ -195,9 +195,9 @@ def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [LayerStates, BidirectionalLastLayer, KVReroutingModule])
-def test_modules_that_read_more_than_tokens(kind, backbone_path):
+def test_modules_that_read_more_than_tokens(kind, shared):
     """They are classical ones too: their last layer is what they embed, and what else they hand on stays."""
-    model = pipeline(kind(backbone_path()))
+    model = pipeline(kind(shared()))
     *earlier, last = LayerReader(model).features(TEXTS)
     with torch.inference_mode():
         expected = model[0](model.preprocess(TEXTS))

@@ -27,8 +27,8 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids):
         assert relative_error(vector, expected) < 1e-5
 
 
-def test_words_in_chunks(backbone_path, eager, token_ids):
-    model = pipeline(ReBAModule(backbone_path(), chunk_length=4))
+def test_words_in_chunks(shared, eager, token_ids):
+    model = pipeline(ReBAModule(shared(), chunk_length=4))
     vectors = encode_words(model, ["the quick brown fox jumps"], ["fox jumps"])
     words = oracles.chunked(eager(), token_ids("the quick brown fox jumps"), 2, 4)
     offsets = model[0].token_offsets("the quick brown fox jumps")
@@ -58,9 +58,9 @@ def test_order_batches_and_groups_do_not_matter(backbone_path, monkeypatch, caps
     assert "11/11" in capsys.readouterr().err
 
 
-def test_words_of_embeddings_that_are_there_already(backbone_path):
+def test_words_of_embeddings_that_are_there_already(shared):
     """As a padded batch from the module, or one tensor a sentence from encode."""
-    module = EchoModule(backbone_path())
+    module = EchoModule(shared())
     model = pipeline(module)
     sentences = ["the cat sat on the mat", "a cat", "cat 猫"]
     asked = ["cat sat", "cat", "猫"]
@@ -107,28 +107,28 @@ def test_words_of_texts_that_are_normalised(kind, backbone_path):
         ("cat " * 200 + "dog", "dog", "'dog' was truncated away: .* longer than max_seq_length"),
     ],
 )
-def test_words_that_are_not_there(sentence, word, message, backbone_path):
+def test_words_that_are_not_there(sentence, word, message, shared):
     with pytest.raises(ValueError, match=message):
-        encode_words(pipeline(EchoModule(backbone_path())), [sentence], [word])
+        encode_words(pipeline(EchoModule(shared())), [sentence], [word])
 
 
-def test_as_many_words_as_sentences(backbone_path):
+def test_as_many_words_as_sentences(shared):
     with pytest.raises(ValueError, match="2 sentences and 1 words were given"):
-        encode_words(pipeline(EchoModule(backbone_path())), ["a", "b"], ["a"])
+        encode_words(pipeline(EchoModule(shared())), ["a", "b"], ["a"])
 
 
 @pytest.mark.parametrize(
     ("module_class", "settings"),
     [(ReBAModule, {"rows": "last"}), (EchoModule, {"repetitions": 3, "pool_copies": "repeated"})],
 )
-def test_modules_without_one_vector_a_token(module_class, settings, backbone_path):
+def test_modules_without_one_vector_a_token(module_class, settings, shared):
     with pytest.raises(ValueError, match='words need pool_over="text", and pool_copies="last" or rows="all"'):
-        encode_words(pipeline(module_class(backbone_path(), **settings)), ["the cat sat"], ["cat"])
+        encode_words(pipeline(module_class(shared(), **settings)), ["the cat sat"], ["cat"])
 
 
-def test_no_sentences(backbone_path):
+def test_no_sentences(shared):
     with pytest.raises(ValueError, match="No sentences were given"):
-        encode_words(pipeline(EchoModule(backbone_path())), [], [])
+        encode_words(pipeline(EchoModule(shared())), [], [])
 
 
 def test_other_modules(backbone_path):

@@ -34,26 +34,29 @@ from st_reba.text.templates import normalized
 
 from .. import oracles
 from ..backbones import EACH, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 RECIPE = {"pool_over": "all", "rows": "last", "normalize_text": True}
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
-def test_oracle(architecture, template, backbone_path, eager, token_ids):
-    model = pipeline(CausalTransformer(backbone_path(architecture), template=template, **RECIPE), "lasttoken")
+@pytest.mark.parametrize(("architecture", "template"), paired(EACH, ["prompteol", "promptsum-zh"]))
+def test_oracle(architecture, template, shared, eager, token_ids):
+    model = pipeline(CausalTransformer(shared(architecture), template=template, **RECIPE), "lasttoken")
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))
     for text, vector in zip(TEXTS, vectors, strict=True):
         states, _ = oracles.run(eager(architecture), token_ids(TEMPLATES[template].replace("{text}", normalized(text))))
         assert relative_error(vector, states[-1]) < 1e-5, text
 
 
-@pytest.mark.parametrize("template", ["prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum-zh"])
-@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
-def test_the_very_last_token_is_read(kind, template, backbone_path):
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    paired(
+        ["prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum-zh"], ["bytes", "bert", "sentencepiece"]
+    ),
+)
+def test_the_very_last_token_is_read(kind, template, shared):
     """Of the template, or the special token that the tokenizer puts behind it, as it does for everybody."""
-    module = CausalTransformer(backbone_path("llama", kind), template=template, **RECIPE)
+    module = CausalTransformer(shared("llama", kind), template=template, **RECIPE)
     for prompt in (None, "query: "):
         features = module.preprocess(TEXTS, prompt=prompt)
         ends = features["input_ids"][torch.arange(len(TEXTS)), features["attention_mask"].sum(dim=1) - 1]
@@ -64,12 +67,12 @@ def test_the_very_last_token_is_read(kind, template, backbone_path):
 
 
 @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, ReBAModule])
-def test_normalised_texts(module_class, backbone_path):
+def test_normalised_texts(module_class, shared):
     texts = ['He said "sit"', "Did it sit?", "你爱猫吗？", "the cat", ""]
-    model = pipeline(module_class(backbone_path(), normalize_text=True))
+    model = pipeline(module_class(shared(), normalize_text=True))
     with pytest.warns(UserWarning, match="A text without tokens"):
         vectors = model.encode(texts, batch_size=len(texts))
-    plain = pipeline(module_class(backbone_path()))
+    plain = pipeline(module_class(shared()))
     with pytest.warns(UserWarning, match="A text without tokens"):
         expected = plain.encode([normalized(text) for text in texts], batch_size=len(texts))
     assert np.array_equal(vectors, expected)

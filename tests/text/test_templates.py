@@ -23,7 +23,7 @@ from st_reba import (
 from st_reba.text.templates import PRESETS, normalized
 
 from ..backbones import EACH, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 FAMILY = [name for name, preset in PRESETS.items() if preset.rows == "last"]
 LAST_BUT_ONE = ["pretended-cot", "knowledge", "pretended-cot-zh", "knowledge-zh"]
@@ -36,8 +36,8 @@ def reading(module):
 
 @pytest.mark.parametrize("template", FAMILY)
 @pytest.mark.parametrize("module_class", [CausalTransformer, BidirectionalLastLayer])
-def test_a_prompt_is_read_at_its_end(template, module_class, backbone_path):
-    module = module_class(backbone_path(), template=template)
+def test_a_prompt_is_read_at_its_end(template, module_class, shared):
+    module = module_class(shared(), template=template)
     layer, norm = (2, False) if template in LAST_BUT_ONE else (None, True)
     assert module.template == TEMPLATES[template]
     assert reading(module) == ("all", "last", True, layer, norm)
@@ -49,11 +49,10 @@ def test_the_family_is_that_of_prompteol():
     ]
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("template", ["prompteol", "knowledge-zh"])
-def test_oracle(architecture, template, backbone_path, eager, token_ids):
+@pytest.mark.parametrize(("architecture", "template"), paired(EACH, ["prompteol", "knowledge-zh"]))
+def test_oracle(architecture, template, shared, eager, token_ids):
     """The last token of the prompt, of transformers' own hidden states: the last entry, or the last but one."""
-    vectors = pipeline(CausalTransformer(backbone_path(architecture), template=template), "lasttoken").encode(TEXTS)
+    vectors = pipeline(CausalTransformer(shared(architecture), template=template), "lasttoken").encode(TEXTS)
     before, after = map(token_ids, TEMPLATES[template].split("{text}"))
     for text, vector in zip(TEXTS, vectors, strict=True):
         ids = torch.tensor([[*before, *token_ids(normalized(text)), *after]])
@@ -72,31 +71,31 @@ def test_what_the_caller_says_comes_first(backbone_path):
 
 
 @pytest.mark.parametrize("module_class", ONE_SLOT)
-def test_a_text_is_read_as_any_template(module_class, backbone_path):
+def test_a_text_is_read_as_any_template(module_class, shared):
     """Also that of a preset: saved models have texts."""
-    module = module_class(backbone_path(), template=TEMPLATES["pretended-cot"])
+    module = module_class(shared(), template=TEMPLATES["pretended-cot"])
     usual = "all" if module_class is BidirectionalLastLayer else "text"
     assert reading(module) == (usual, "all", False, None, True)
 
 
-def test_where_no_hidden_state_is_read_the_layer_stays(backbone_path):
+def test_where_no_hidden_state_is_read_the_layer_stays(shared):
     """What every layer, or the attention in it, gives is not read at the last but one."""
-    states = LayerStates(backbone_path(), template="pretended-cot")
+    states = LayerStates(shared(), template="pretended-cot")
     assert (states.depth, states.pool_over, states.normalize_text, states.final_norm) == (3, "all", True, True)
-    values = ValueAggregationModule(backbone_path(), template="pretended-cot")
+    values = ValueAggregationModule(shared(), template="pretended-cot")
     assert (values.output_layer, values.pool_over, values.normalize_text) == (None, "all", True)
 
 
-def test_a_hybrid_reads_more_than_the_last(backbone_path):
-    module = KVReroutingModule(backbone_path(), template="prompteol")
+def test_a_hybrid_reads_more_than_the_last(shared):
+    module = KVReroutingModule(shared(), template="prompteol")
     assert (module.hybrid, module.rows, module.pool_over, module.normalize_text) == (True, "all", "all", True)
-    assert KVReroutingModule(backbone_path(), template="prompteol", hybrid=False).rows == "last"
+    assert KVReroutingModule(shared(), template="prompteol", hybrid=False).rows == "last"
 
 
-def test_what_modules_bring_themselves(backbone_path):
-    assert reading(TokenPrependingModule(backbone_path())) == ("all", "last", True, 3, False)
-    assert ValueAggregationModule(backbone_path()).normalize_text
-    own = TokenPrependingModule(backbone_path(), template='Of {prepend} "{text}":')
+def test_what_modules_bring_themselves(shared):
+    assert reading(TokenPrependingModule(shared())) == ("all", "last", True, 3, False)
+    assert ValueAggregationModule(shared()).normalize_text
+    own = TokenPrependingModule(shared(), template='Of {prepend} "{text}":')
     assert reading(own) == ("all", "all", False, 3, False)
 
 
@@ -139,6 +138,6 @@ def test_on_a_model_with_few_layers(layers, backbone_path):
     assert CausalTransformer(backbone, template="pretended-cot").output_layer == max(1, layers - 1)
 
 
-def test_contrastive_prompting_reads_where_the_prompts_authors_do(backbone_path):
-    module = ContrastivePromptingModule(backbone_path(), template="knowledge")
+def test_contrastive_prompting_reads_where_the_prompts_authors_do(shared):
+    module = ContrastivePromptingModule(shared(), template="knowledge")
     assert (module.output_layer, module.final_norm, module.scale) == (2, False, 3.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ class Noisy(nn.Module):
         self.generator.set_state(state)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(backbone_path):
     """Makes the same model each time: with dropout, whole or with an adapter."""
 
@@ -82,7 +83,7 @@ def weights(module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["whole", "adapter"])
+@pytest.mark.parametrize("kind", first(["adapter", "whole"], 1))
 @pytest.mark.parametrize("no_duplicates", first([True, False], 1))
 def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
     """Interrupted within the second epoch, and again right after the checkpoint at its end."""
@@ -166,15 +167,19 @@ class TestDivergence:
 
 
 class TestCheckpoints:
-    @pytest.fixture
-    def stopped(self, model, tmp_path):
-        trained = model()
+    @pytest.fixture(scope="class")
+    def first_run(self, model, tmp_path_factory):
+        trained, output = model(), tmp_path_factory.mktemp("stopped")
         with pytest.raises(KeyboardInterrupt):
             fit(
-                trained, ROWS, MultipleNegativesRankingLoss(trained), output=tmp_path, callbacks=[StopAfter(5)],
+                trained, ROWS, MultipleNegativesRankingLoss(trained), output=output, callbacks=[StopAfter(5)],
                 identity={"model": "a"}, **RUN,
             )  # fmt: skip
-        return tmp_path
+        return output
+
+    @pytest.fixture
+    def stopped(self, first_run, tmp_path):
+        return shutil.copytree(first_run, tmp_path / "stopped")
 
     def resume(self, trained, output, **changes):
         settings = {**RUN, "identity": {"model": "a"}, **changes}

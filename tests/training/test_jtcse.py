@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from st_reba import TwinTower
-from st_reba.training import DivergedError, JTCSETraining, jtcse, read_settings, train_jtcse
+from st_reba.training import DivergedError, JTCSETraining, fit, jtcse, read_settings, train_jtcse
 
 from ..backbones import TEXTS
 
@@ -42,7 +42,6 @@ def settings(encoder_paths, texts):
 
 
 def stopping(monkeypatch, step: int) -> None:
-    fit = jtcse.fit
     monkeypatch.setattr(jtcse, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
 
 

@@ -22,12 +22,12 @@ from st_reba.evaluation import OddOneOutEvaluator
 
 BY_LANGUAGE = [read_pairs(demo_pairs(language)) for language in ("zh", "en")]
 PAIRS = Pairs(
-    *([item for pairs in BY_LANGUAGE for item in getattr(pairs, field)[:65]] for field in ("first", "second", "scores"))
+    *([item for pairs in BY_LANGUAGE for item in getattr(pairs, field)[:25]] for field in ("first", "second", "scores"))
 )
 QUESTIONS = [
     question
     for language in ("zh", "en")
-    for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions[:20]
+    for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions[:6]
 ]
 LANGUAGES = ["cmn-Hans", "eng-Latn"]
 CHINESE = "\u4e00", "\u9fff"
@@ -129,13 +129,13 @@ class DemoClustering(Local, AbsTaskClustering):
         return DatasetDict(test=Dataset.from_dict({"sentences": texts, "labels": labels}))
 
 
-class DemoClusteringSets(DemoClustering, AbsTaskClusteringLegacy):
+class DemoClusteringSets(DemoClustering, AbsTaskClusteringLegacy):  # type: ignore[misc]
     metadata = metadata("DemoClusteringSets", "Clustering", "v_measure")
     _evaluate_subset = AbsTaskClusteringLegacy._evaluate_subset
 
     def splits(self):
         rows = super().splits()["test"]
-        sets = [rows[start : start + 40] for start in range(0, 160, 40)]
+        sets = [rows[start : start + 12] for start in range(0, 48, 12)]
         columns = {name: [part[name] for part in sets] for name in ("sentences", "labels")}
         return DatasetDict(test=Dataset.from_dict(columns))
 

@@ -25,7 +25,7 @@ def embed(texts, prompt):
     for row, text in enumerate(texts):
         for character in text:
             buckets[row, ord(character) % 64] += 1
-    return {"good": buckets + 0.01, "poor": buckets[:, :8] + 0.01}
+    return {"good": buckets + 0.01, "poor": buckets[:, :24] + 0.01}
 
 
 @pytest.fixture(scope="module")

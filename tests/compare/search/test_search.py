@@ -47,7 +47,8 @@ def backbone(backbone_path):
 
 @pytest.fixture(scope="module")
 def pairs():
-    return read_pairs(DEMO_PAIRS)
+    every = read_pairs(DEMO_PAIRS)
+    return Pairs(every.first[:80], every.second[:80], every.scores[:80])
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +168,8 @@ def test_the_best_come_first_and_survive(backbone, pairs):
 
 
 def test_several_rungs_keep_a_third(backbone, pairs):
-    large = Pairs(*([f"{value} {copy}" for copy in range(5) for value in side] for side in (pairs.first, pairs.second)),
-                  pairs.scores * 5)  # fmt: skip
+    large = Pairs(*([f"{value} {copy}" for copy in range(9) for value in side] for side in (pairs.first, pairs.second)),
+                  pairs.scores * 9)  # fmt: skip
     every = [candidate for candidate in few() if candidate.row.name == "Classical"]
     found = search(backbone, large, every=every)
     assert [rung.pairs for rung in found.rungs] == rung_sizes(len(found.chosen_on))

@@ -196,13 +196,12 @@ def test_an_additive_mask_is_a_mask():
 
 
 def test_dropout_while_watching_is_dropout():
-    tensors = problem()
+    """2000 draws, as texts of one batch."""
+    tensors = [tensor[:1].expand(2000, -1, -1, -1) for tensor in problem()]
     torch.manual_seed(0)
     with watching(Maps()):
-        outputs = torch.stack(
-            [observable_attention(layer(), *tensors, attention_mask=None, dropout=0.3)[0] for _ in range(2000)]
-        )
-    expected = naive(*tensors)[0]
+        outputs = observable_attention(layer(), *tensors, attention_mask=None, dropout=0.3)[0]
+    expected = naive(*(tensor[:1] for tensor in tensors))[0][0]
     assert outputs.std(dim=0).max() > 0.1
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
@@ -411,7 +410,7 @@ class TestRerouting:
     def test_dropout_is_dropout(self):
         tensors = problem()
         torch.manual_seed(0)
-        outputs = torch.stack([self.run(tensors, "plain", dropout=0.3, bias=3.0) for _ in range(2000)])
+        outputs = torch.stack([self.run(tensors, "plain", dropout=0.3, bias=3.0) for _ in range(1500)])
         assert (outputs.mean(dim=0) - self.longer(tensors, "plain", bias=3.0)[0]).abs().max() < 0.15
         # The first token sees itself and the prefix, which is dropped as often as anything else.
         kept = torch.nn.functional.cosine_similarity(outputs[:, 0, 0, 0], tensors[2][0, 0, 0][None]).gt(0.9999)

@@ -31,13 +31,13 @@ def window(length=9):
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("implementation", ["trusted", "plain"])
 def test_equals_the_formula(groups, with_bias, implementation):
-    tensors = problem(groups)
+    query, key, value = problem(groups)
     bias = window() if with_bias else None
-    expected, expected_lse = naive(*tensors, bias, not with_bias, 0.3)
+    expected, expected_lse = naive(query, key, value, bias, not with_bias, 0.3)
     if implementation == "trusted":
-        output, lse = kernels.attention_with_lse(*tensors, bias=bias, causal=not with_bias, scale=0.3)
+        output, lse = kernels.attention_with_lse(query, key, value, bias=bias, causal=not with_bias, scale=0.3)
     else:
-        output, lse = kernels.plain_attention(*tensors, bias, not with_bias, 0.3)
+        output, lse = kernels.plain_attention(query, key, value, bias, not with_bias, 0.3)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(lse, expected_lse)
     assert lse.dtype == torch.float32

@@ -137,8 +137,8 @@ def test_micro_batches_stay_within_the_budget(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_a_backbone_that_hands_out_its_maps_gets_what_forward_was_given(backbone_path, monkeypatch):
-    module = ReBAModule(backbone_path("bloom"))
+def test_a_backbone_that_hands_out_its_maps_gets_what_forward_was_given(shared, monkeypatch):
+    module = ReBAModule(shared("bloom"))
     seen = []
     forward = module.model.forward
     monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))

@@ -448,9 +448,9 @@ def test_fitting_looks_behind_truncation(backbone_path):
     assert AllButTheTop.fit(model, CORPUS, removed=20).in_features == 32
 
 
-def test_one_behind_the_other(backbone_path):
+def test_one_behind_the_other(shared):
     """Each is fitted on what those before it give, and works behind any pooling."""
-    base = pipeline(ReBAModule(backbone_path("gpt2")), "lasttoken")
+    base = pipeline(ReBAModule(shared("gpt2")), "lasttoken")
     filtered = SentenceTransformer(modules=[*base, EmbeddingFilter.from_language_model(base)], device="cpu")
     whitening = WhiteningTransform.fit(filtered, CORPUS, dimension=8)
     assert (whitening.in_features, whitening.out_features) == (16, 8)

@@ -25,8 +25,8 @@ def states(module, texts, **kwargs):
 
 
 @pytest.mark.parametrize("architecture", EACH)
-def test_every_layer_on_every_architecture(architecture, backbone_path, eager, token_ids):
-    module = LayerStates(backbone_path(architecture)).eval()
+def test_every_layer_on_every_architecture(architecture, shared, eager, token_ids):
+    module = LayerStates(shared(architecture)).eval()
     assert module.depth == 3
     found = states(module, TEXTS)
     assert found.shape == (len(TEXTS), 3, 32)
@@ -34,9 +34,9 @@ def test_every_layer_on_every_architecture(architecture, backbone_path, eager, t
         assert relative_error(row, oracles.layer_states(eager(architecture), token_ids(text))) < 1e-5
 
 
-def test_the_last_layer_is_read_before_the_final_norm(backbone_path):
+def test_the_last_layer_is_read_before_the_final_norm(shared):
     """Which is not what transformers hands out for it."""
-    module = LayerStates(backbone_path()).eval()
+    module = LayerStates(shared()).eval()
     features = module.preprocess(TEXTS[:1])
     with torch.inference_mode():
         output = module.model(input_ids=features["input_ids"], output_hidden_states=True)
@@ -51,8 +51,8 @@ def test_token_embeddings_are_the_classical_ones(backbone_path):
         assert np.array_equal(ours, pipeline(CausalTransformer(backbone_path("qwen3")), pooling).encode([*TEXTS, ""]))
 
 
-def test_a_preset_that_reads_the_last_token_hands_it_on_alone(backbone_path):
-    modules = (kind(backbone_path(), template="prompteol").eval() for kind in (LayerStates, CausalTransformer))
+def test_a_preset_that_reads_the_last_token_hands_it_on_alone(shared):
+    modules = (kind(shared(), template="prompteol").eval() for kind in (LayerStates, CausalTransformer))
     found, expected = (module(module.preprocess(TEXTS)) for module in modules)
     assert torch.equal(found["attention_mask"], expected["attention_mask"])
     assert relative_error(found["token_embeddings"], expected["token_embeddings"]) < 1e-5
@@ -72,8 +72,8 @@ def test_which_token_is_the_last(pool_over, backbone_path, eager):
 
 @settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(st.sampled_from([*TEXTS, ""]), min_size=1, max_size=6), tokens=st.sampled_from([1, 40, 4096]))
-def test_a_batch_is_its_texts(batch, tokens, backbone_path):
-    module = LayerStates(backbone_path("mistral_window")).eval()
+def test_a_batch_is_its_texts(batch, tokens, shared):
+    module = LayerStates(shared("mistral_window")).eval()
     module._warned_empty = True
     module.CPU_TOKENS = tokens
     for row, text in zip(states(module, batch), batch, strict=True):
@@ -90,8 +90,8 @@ def test_one_pass_that_keeps_one_vector_a_text(backbone_path):
     assert found.untyped_storage().nbytes() == found.numel() * 4
 
 
-def test_modules_that_share_a_backbone(backbone_path):
-    first = LayerStates(backbone_path()).eval()
+def test_modules_that_share_a_backbone(shared):
+    first = LayerStates(shared()).eval()
     alone = states(first, TEXTS)
     second = LayerStates(first, template="so: {text}").eval()
     assert torch.equal(states(first, TEXTS), alone)
@@ -105,9 +105,9 @@ def test_copies(copied, backbone_path):
     assert torch.equal(states(copied(module), TEXTS), states(module, TEXTS))
 
 
-def test_threads(backbone_path):
+def test_threads(shared):
     """Each reads its own states, though the layers and their hooks are the same."""
-    module = LayerStates(backbone_path()).eval()
+    module = LayerStates(shared()).eval()
     inputs = [module.preprocess([text]) for text in TEXTS]
     expected = [states(module, [text]) for text in TEXTS]
     found = {}
@@ -150,8 +150,8 @@ def test_backbones_that_cannot_be_read(backbone_path):
         LayerStates(module)
 
 
-def test_version_0_1_handed_on_all_tokens_in_any_case(backbone_path, tmp_path):
-    pipeline(LayerStates(backbone_path(), rows="last")).save_pretrained(str(tmp_path))
+def test_version_0_1_handed_on_all_tokens_in_any_case(shared, tmp_path):
+    pipeline(LayerStates(shared(), rows="last")).save_pretrained(str(tmp_path))
     assert SentenceTransformer(str(tmp_path), device="cpu")[0].rows == "last"
     path = tmp_path / "sentence_bert_config.json"
     config = json.loads(path.read_text())

@@ -13,7 +13,7 @@ from st_reba.lm import encoders
 
 from ... import backbones, oracles
 from ...backbones import TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
 FAMILIES = tuple(backbones.ENCODERS)
 
@@ -24,8 +24,7 @@ def outputs(module: TwinTower, texts: list[str]) -> dict[str, torch.Tensor]:
         return module(module.preprocess(texts), tower_outputs=True, cross_stream=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("cross_every", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(("cross_every", "family"), paired([1, 0, 2, 3, 4], FAMILIES))
 def test_oracle(family, cross_every, encoder_paths):
     """In a padded batch, which the oracle never sees."""
     module = TwinTower(*encoder_paths(family), cross_every=cross_every)

@@ -10,43 +10,41 @@ from st_reba.lm.context import entered
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
-ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
+ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("architecture", "count"), paired(ARCHITECTURES, [1, 2]))
 class TestOracle:
     def assert_words(self, module, expected):
         words = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
         for text, value in zip(TEXTS, words, strict=True):
             assert relative_error(value, expected(text)) < TOLERANCE, text
 
-    def test_classical(self, architecture, count, backbone_path, eager, token_ids):
-        module = CausalTransformer(backbone_path(architecture), bidirectional_layers=count)
+    def test_classical(self, architecture, count, shared, eager, token_ids):
+        module = CausalTransformer(shared(architecture), bidirectional_layers=count)
         with oracles.both_ways(eager(architecture), count):
             self.assert_words(module, lambda text: oracles.classical(eager(architecture), token_ids(text)))
 
-    def test_echo(self, architecture, count, backbone_path, eager, token_ids):
-        module = EchoModule(backbone_path(architecture), bidirectional_layers=count)
+    def test_echo(self, architecture, count, shared, eager, token_ids):
+        module = EchoModule(shared(architecture), bidirectional_layers=count)
         with oracles.both_ways(eager(architecture), count):
             self.assert_words(module, lambda text: oracles.echo(eager(architecture), token_ids(text), 2))
 
-    def test_reba(self, architecture, count, backbone_path, eager, token_ids):
+    def test_reba(self, architecture, count, shared, eager, token_ids):
         """Here the maps of the last layers are not triangular, and symmetrising counts both halves."""
         with oracles.both_ways(eager(architecture), count):
             words = {text: oracles.algorithm_2(eager(architecture), token_ids(text), 2) for text in TEXTS}
-        path = backbone_path(architecture)
-        self.assert_words(ReBAModule(path, bidirectional_layers=count), words.get)
-        vectors = pipeline(ReBAModule(path, bidirectional_layers=count, rows="last")).encode(TEXTS, batch_size=5)
+        module = shared(architecture)
+        self.assert_words(ReBAModule(module, bidirectional_layers=count), words.get)
+        vectors = pipeline(ReBAModule(module, bidirectional_layers=count, rows="last")).encode(TEXTS, batch_size=5)
         for text, vector in zip(TEXTS, vectors, strict=True):
             assert relative_error(vector, words[text][-1]) < TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize(("architecture", "count"), paired(ARCHITECTURES, [1, 2, 0]))
 def test_causality(architecture, count, backbone_path):
     """The last token reaches the first token's state in the last layer if and only if that layer attends both ways,
     and never before the first layer that does."""
@@ -59,16 +57,18 @@ def test_causality(architecture, count, backbone_path):
     assert changed == [False] * (4 - count) + [True] * count
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("module_class", [BidirectionalLastLayer, EchoModule, ReBAModule, RefinedThoughtModule])
+@pytest.mark.parametrize(
+    ("module_class", "dtype"),
+    paired([BidirectionalLastLayer, EchoModule, ReBAModule, RefinedThoughtModule], ["bfloat16", "float16", "float32"]),
+)
 def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
     module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})
     assert module.bidirectional_layers == 1
 
 
-def test_the_prompt_is_read_to_its_end(backbone_path):
-    model = pipeline(BidirectionalLastLayer(backbone_path()), "lasttoken")
+def test_the_prompt_is_read_to_its_end(shared):
+    model = pipeline(BidirectionalLastLayer(shared()), "lasttoken")
     item = model.encode("the cat", output_value=None)
     tokenizer = model.tokenizer
     front, behind = TEMPLATES["representative-word"].split("{text}")
@@ -92,8 +92,8 @@ def test_the_whole_layout(kind, backbone_path):
 
 
 @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule])
-def test_the_whole_layout_is_what_sts_transformer_reads(module_class, backbone_path, eager, token_ids):
-    module = module_class(backbone_path(), pool_over="whole")
+def test_the_whole_layout_is_what_sts_transformer_reads(module_class, shared, eager, token_ids):
+    module = module_class(shared(), pool_over="whole")
     vectors = pipeline(module).encode(TEXTS)
     for text, vector in zip(TEXTS, vectors, strict=True):
         states, _ = oracles.run(eager(), token_ids(text) * module.copies)
@@ -105,17 +105,17 @@ def test_presets():
     assert TEMPLATES["representative-word-paper"] == 'The representative word for {text} is:"'
 
 
-def test_conditional_similarity(backbone_path):
+def test_conditional_similarity(shared):
     """The condition travels as the prompt."""
-    model = pipeline(BidirectionalLastLayer(backbone_path(), template="csts"), "lasttoken")
+    model = pipeline(BidirectionalLastLayer(shared(), template="csts"), "lasttoken")
     one, other = (model.encode("the cat sat", prompt=f"Given the context {what}, ") for what in ("colour", "place"))
     assert relative_error(one, other) > 1e-3
 
 
 @pytest.mark.parametrize("architecture", OWN_ATTENTION)
-def test_architectures_that_cannot(architecture, backbone_path):
+def test_architectures_that_cannot(architecture, shared):
     with pytest.raises(ValueError, match="bidirectional_layers=1: the last layers of .* cannot be made to attend both"):
-        BidirectionalLastLayer(backbone_path(architecture))
+        BidirectionalLastLayer(shared(architecture))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_architectures_that_cannot(architecture, backbone_path):
         (4, "bidirectional_layers=4: LlamaModel has 3 layers; use 0 to 3"),
     ],
 )
-def test_wrong_counts(count, message, backbone_path):
+def test_wrong_counts(count, message, shared):
     with pytest.raises(ValueError, match=message):
-        BidirectionalLastLayer(backbone_path(), bidirectional_layers=count)
+        BidirectionalLastLayer(shared(), bidirectional_layers=count)
 
 
 def test_a_shared_backbone_stays_causal_for_others(backbone_path):

@@ -12,7 +12,7 @@ from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import EACH, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
 TOLERANCE = 1e-5
@@ -25,11 +25,13 @@ def prompts(token_ids):
     return lambda text: [token_ids(f'{front} sentence : "{normalized(text)}" means in one word:"') for front in fronts]
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize(("layer", "output_layer", "scale"), [(0, 3, 0.5), (1, 2, "norm"), (1, 2, 2), (2, 3, 0.5)])
-def test_oracle(architecture, layer, output_layer, scale, backbone_path, eager, prompts):
+@pytest.mark.parametrize(
+    ("architecture", "settings"), paired(EACH, [(0, 3, 0.5), (1, 2, "norm"), (1, 2, 2), (2, 3, 0.5)])
+)
+def test_oracle(architecture, settings, shared, eager, prompts):
+    layer, output_layer, scale = settings
     module = ContrastivePromptingModule(
-        backbone_path(architecture), contrast_layer=layer, output_layer=output_layer, scale=scale
+        shared(architecture), contrast_layer=layer, output_layer=output_layer, scale=scale
     )
     model = eager(architecture)
     vectors = pipeline(module, "lasttoken").encode(TEXTS, batch_size=len(TEXTS))
@@ -39,10 +41,10 @@ def test_oracle(architecture, layer, output_layer, scale, backbone_path, eager, 
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
-def test_with_the_final_norm(architecture, backbone_path):
+def test_with_the_final_norm(architecture, shared):
     settings = {"contrast_layer": 1, "output_layer": 2}
     plain, normed = (
-        pipeline(ContrastivePromptingModule(backbone_path(architecture), **settings, final_norm=norm), "lasttoken")
+        pipeline(ContrastivePromptingModule(shared(architecture), **settings, final_norm=norm), "lasttoken")
         for norm in (False, True)
     )
     expected = final_norm(architecture, plain[0].model)(torch.tensor(plain.encode(TEXTS)))
@@ -132,10 +134,10 @@ def test_the_same_share_of_a_shallower_model(layers, settings, expected, deep):
     assert ContrastivePromptingModule(shallow, **settings).contrast_layer == expected
 
 
-def test_a_model_of_version_0_1_is_steered_as_it_was(backbone_path, tmp_path):
+def test_a_model_of_version_0_1_is_steered_as_it_was(shared, tmp_path):
     """It has its layer and its scale, resolved, and the prompt's text."""
     settings = {"template": TEMPLATES["prompteol"], "contrast_layer": 0, "scale": 0.5, "normalize_text": False}
-    model = pipeline(ContrastivePromptingModule(backbone_path(), **settings, output_layer=2), "lasttoken")
+    model = pipeline(ContrastivePromptingModule(shared(), **settings, output_layer=2), "lasttoken")
     model.save_pretrained(str(tmp_path))
     config = json.loads((tmp_path / "sentence_bert_config.json").read_text())
     assert settings.items() <= config.items()
@@ -169,6 +171,6 @@ def test_gradients_reach_both_passes(backbone_path):
         ({"auxiliary_template": "word " * 300 + "{text}"}, "leave no room for 1 copies of a text"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        ContrastivePromptingModule(backbone_path(), **settings)
+        ContrastivePromptingModule(shared(), **settings)

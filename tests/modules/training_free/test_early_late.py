@@ -17,7 +17,7 @@ from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import EACH, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
@@ -46,10 +46,9 @@ def whole(module, **kwargs) -> SentenceTransformer:
     return SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, CORPUS, **kwargs)], device="cpu")
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("layer", [1, 2])
-def test_oracle(architecture, layer, backbone_path, expected):
-    module = EarlyLateModule(backbone_path(architecture), early_layer=layer)
+@pytest.mark.parametrize(("architecture", "layer"), paired(EACH, [1, 2]))
+def test_oracle(architecture, layer, shared, expected):
+    module = EarlyLateModule(shared(architecture), early_layer=layer)
     model = pipeline(module)
     tokens = model.encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     means = model.encode(TEXTS, batch_size=len(TEXTS))
@@ -72,8 +71,8 @@ def test_the_last_layer_may_be_the_early_one(architecture, backbone_path):
     assert relative_error(found, np.concatenate(parts, axis=1)) < TOLERANCE
 
 
-def test_the_late_state_of_a_model_that_stops_early(backbone_path, expected):
-    module = EarlyLateModule(backbone_path(), output_layer=2, final_norm=False)
+def test_the_late_state_of_a_model_that_stops_early(shared, expected):
+    module = EarlyLateModule(shared(), output_layer=2, final_norm=False)
     for text in TEXTS:
         vectors = expected(text, output_layer=2)
         assert relative_error(pipeline(module).encode(text, output_value="token_embeddings"), vectors) < TOLERANCE
@@ -107,14 +106,14 @@ def test_a_template_brings_how_its_texts_are_read(roomy_path):
     assert not EarlyLateModule(roomy_path, template="{text} is").normalize_text
 
 
-def test_a_prompt_is_context(backbone_path, token_ids):
-    item = pipeline(EarlyLateModule(backbone_path())).encode("the cat", prompt="query: ", output_value=None)
+def test_a_prompt_is_context(shared, token_ids):
+    item = pipeline(EarlyLateModule(shared())).encode("the cat", prompt="query: ", output_value=None)
     assert item["input_ids"].tolist() == token_ids(normalized("the cat"))
 
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-def test_alone_and_in_a_batch_behind_its_whitening(backbone_path):
-    model = whole(EarlyLateModule(backbone_path()))
+def test_alone_and_in_a_batch_behind_its_whitening(shared):
+    model = whole(EarlyLateModule(shared()))
     together = model.encode([*TEXTS, ""], batch_size=6)
     assert not together[-1].any()
     assert np.allclose(np.linalg.norm(together[:-1], axis=1), 1, atol=1e-6)
@@ -188,8 +187,8 @@ def test_the_last_layers_feed_forward_part_runs_for_one_token(backbone_path):
     assert [given[number].shape[1] for number in range(3)] == [length, length, 1]
 
 
-def test_idf_weights_are_of_the_early_half(backbone_path):
-    module = EarlyLateModule(backbone_path())
+def test_idf_weights_are_of_the_early_half(shared):
+    module = EarlyLateModule(shared())
     plain = pipeline(module).encode(TEXTS)
     weights = IdfWeights.fit(module, CORPUS)
     weighed = SentenceTransformer(modules=[module, weights, Pooling(64, "mean")], device="cpu").encode(TEXTS)
@@ -197,17 +196,17 @@ def test_idf_weights_are_of_the_early_half(backbone_path):
     assert relative_error(weighed[:, :32], plain[:, :32]) > 1e-3
 
 
-def test_words_are_refused(backbone_path):
+def test_words_are_refused(shared):
     with pytest.raises(ValueError, match=r"same second half: it has no word embeddings. Use .* output_layer=1 and"):
-        encode_words(pipeline(EarlyLateModule(backbone_path())), ["the cat"], ["cat"])
+        encode_words(pipeline(EarlyLateModule(shared())), ["the cat"], ["cat"])
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "cls", "max"])
-def test_another_pooling_is_warned_of(pooling, backbone_path, tmp_path):
+def test_another_pooling_is_warned_of(pooling, shared, tmp_path):
     with pytest.warns(
         UserWarning, match=rf'EarlyLateModule stands before Pooling\("{pooling}"\): .* Pooling\("mean"\)'
     ):
-        pipeline(EarlyLateModule(backbone_path()), pooling).save_pretrained(str(tmp_path))
+        pipeline(EarlyLateModule(shared()), pooling).save_pretrained(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -226,9 +225,9 @@ def test_another_pooling_is_warned_of(pooling, backbone_path, tmp_path):
         ({"bidirectional_layers": 4}, "bidirectional_layers=4"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        EarlyLateModule(backbone_path(), **settings)
+        EarlyLateModule(shared(), **settings)
 
 
 def test_a_model_that_projects_its_last_states(tmp_path):

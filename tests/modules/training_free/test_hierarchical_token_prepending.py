@@ -11,7 +11,7 @@ from st_reba.text.blocks import _SENTENCE_END
 
 from ... import oracles
 from ...backbones import EACH, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 from .test_token_prepending import drawn
 
 TOLERANCE = 1e-5
@@ -30,11 +30,11 @@ def laid_out(blocks, slot, front=()):
     return ids, takes, text
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize(("layers", "output_layer", "length"), [(2, 3, 4), (3, 3, 1), (2, 2, 100)])
-def test_oracle(architecture, layers, output_layer, length, backbone_path, eager, token_ids):
+@pytest.mark.parametrize(("architecture", "settings"), paired(EACH, [(2, 3, 4), (3, 3, 1), (2, 2, 100)]))
+def test_oracle(architecture, settings, shared, eager, token_ids):
+    layers, output_layer, length = settings
     module = HierarchicalTokenPrependingModule(
-        backbone_path(architecture), prepend_layers=layers, output_layer=output_layer, block_length=length,
+        shared(architecture), prepend_layers=layers, output_layer=output_layer, block_length=length,
         whole_sentences=False,
     )  # fmt: skip
     model, slot = oracles.with_slot(eager(architecture), drawn(module))
@@ -86,8 +86,8 @@ def test_whole_sentences(kind, backbone_path, eager):
     assert relative_error(value, states[positions]) < TOLERANCE
 
 
-def test_short_sentences_share_a_block(backbone_path):
-    module = HierarchicalTokenPrependingModule(backbone_path(), block_length=12)
+def test_short_sentences_share_a_block(shared):
+    module = HierarchicalTokenPrependingModule(shared(), block_length=12)
     module._warned_empty = True
     blocks = [blocks_of(module, text) for text in (LONG, "No end", "", "Version 3.14 of it.\nNext line")]
     assert all(len(block) >= 12 for row in blocks for block in row[:-1])
@@ -104,9 +104,9 @@ def test_ends_of_sentences():
     ]  # fmt: skip
 
 
-def test_a_block_does_not_end_within_a_character(backbone_path):
+def test_a_block_does_not_end_within_a_character(shared):
     """Of the three tokens of a Chinese full stop, each lies where the whole of it lies."""
-    module = HierarchicalTokenPrependingModule(backbone_path(), block_length=1)
+    module = HierarchicalTokenPrependingModule(shared(), block_length=1)
     blocks = blocks_of(module, "他来了。我走了。")
     assert [module.tokenizer.decode(block) for block in blocks] == ["他来了。", "我走了。"]
 
@@ -131,21 +131,21 @@ def test_long_texts_fill_the_room_and_no_more(length, backbone_path):
         assert np.isfinite(pipeline(module).encode("a. b! c? " * 300)).all()
 
 
-def test_saved(backbone_path, tmp_path):
-    model = pipeline(HierarchicalTokenPrependingModule(backbone_path(), block_length=3, seed=3))
+def test_saved(shared, tmp_path):
+    model = pipeline(HierarchicalTokenPrependingModule(shared(), block_length=3, seed=3))
     model.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
     assert (loaded[0].block_length, loaded[0].seed) == (3, 3)
     assert np.array_equal(loaded.encode([*TEXTS, LONG]), model.encode([*TEXTS, LONG]))
 
 
-def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(backbone_path, monkeypatch):
+def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(shared, monkeypatch):
     from transformers import PreTrainedTokenizerFast
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
     with pytest.raises(ValueError, match="does not say where its tokens lie, .* or whole_sentences=False"):
-        HierarchicalTokenPrependingModule(backbone_path())
-    assert HierarchicalTokenPrependingModule(backbone_path(), whole_sentences=False).block_length == 32
+        HierarchicalTokenPrependingModule(shared())
+    assert HierarchicalTokenPrependingModule(shared(), whole_sentences=False).block_length == 32
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,6 @@ def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(backbone_path, monke
         ({"prepend_layers": 4}, "prepend_layers=4: 3 layers"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        HierarchicalTokenPrependingModule(backbone_path(), **settings)
+        HierarchicalTokenPrependingModule(shared(), **settings)

@@ -14,9 +14,9 @@ from st_reba.readers.layers import LayerReader
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
-ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
+ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
 
 
@@ -32,28 +32,30 @@ def tokens(eager, token_ids):
     return states
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("layers", "bias"), [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)])
-def test_oracle(architecture, layers, bias, backbone_path, tokens):
-    module = KVReroutingModule(backbone_path(architecture), layers=layers, prefix_bias=bias, hybrid=False)
+@pytest.mark.parametrize(
+    ("architecture", "settings"), paired(ARCHITECTURES, [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)])
+)
+def test_oracle(architecture, settings, shared, tokens):
+    layers, bias = settings
+    module = KVReroutingModule(shared(architecture), layers=layers, prefix_bias=bias, hybrid=False)
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     for text, value in zip(TEXTS, encoded, strict=True):
         assert relative_error(value, tokens(architecture, text, layers, bias)) < TOLERANCE, text
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral_window", "gemma2_softcap", "gpt_oss_sinks"])
-def test_it_changes_the_first_token_and_is_none_where_it_is_not(architecture, backbone_path, tokens, eager):
+def test_it_changes_the_first_token_and_is_none_where_it_is_not(architecture, shared, tokens, eager):
     """Otherwise the oracle would prove nothing; with a hopeless prefix the model is the classical one."""
     plain = tokens(architecture, TEXTS[0], [])
     assert relative_error(tokens(architecture, TEXTS[0], [1])[0], plain[0]) > 1e-3
-    module = KVReroutingModule(backbone_path(architecture), layers=[0, 1, 2], prefix_bias=-1e4, hybrid=False)
+    module = KVReroutingModule(shared(architecture), layers=[0, 1, 2], prefix_bias=-1e4, hybrid=False)
     value = pipeline(module).encode(TEXTS[0], output_value="token_embeddings")
     assert relative_error(value, plain) < TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
-def test_the_papers_pooling(architecture, backbone_path, tokens):
-    module = KVReroutingModule(backbone_path(architecture))
+def test_the_papers_pooling(architecture, shared, tokens):
+    module = KVReroutingModule(shared(architecture))
     parts = [module, Pooling(32, "mean"), Normalize()]
     vectors = SentenceTransformer(modules=parts, device="cpu").encode(TEXTS, batch_size=3)
     last = pipeline(module, "lasttoken").encode(TEXTS)
@@ -88,23 +90,23 @@ def test_the_middle_third(depth, layers):
     assert list(middle_third(depth)) == layers
 
 
-def test_layers_are_what_was_asked_for(backbone_path):
-    assert KVReroutingModule(backbone_path()).layers == [1]
-    assert KVReroutingModule(backbone_path(), layers=[-1, 0, 2]).layers == [0, 2]
-    assert KVReroutingModule(backbone_path(), layers=range(1, 3)).layers == [1, 2]
-    assert KVReroutingModule(backbone_path(), output_layer=2).layers == [0, 1]
+def test_layers_are_what_was_asked_for(shared):
+    assert KVReroutingModule(shared()).layers == [1]
+    assert KVReroutingModule(shared(), layers=[-1, 0, 2]).layers == [0, 2]
+    assert KVReroutingModule(shared(), layers=range(1, 3)).layers == [1, 2]
+    assert KVReroutingModule(shared(), output_layer=2).layers == [0, 1]
 
 
-def test_an_earlier_end(backbone_path, eager, tokens):
+def test_an_earlier_end(shared, eager, tokens):
     """What layers above do is of no account to the layers below."""
-    short = KVReroutingModule(backbone_path(), layers=[0, 1], output_layer=2, hybrid=False)
-    whole = LayerReader(pipeline(KVReroutingModule(backbone_path(), layers=[0, 1], hybrid=False), "lasttoken"))
+    short = KVReroutingModule(shared(), layers=[0, 1], output_layer=2, hybrid=False)
+    whole = LayerReader(pipeline(KVReroutingModule(shared(), layers=[0, 1], hybrid=False), "lasttoken"))
     expected = whole.embeddings(TEXTS)[2]
     assert relative_error(pipeline(short, "lasttoken").encode(TEXTS), expected) < TOLERANCE
 
 
-def test_with_bidirectional_layers(backbone_path, eager, tokens):
-    module = KVReroutingModule(backbone_path(), layers=[1, 2], bidirectional_layers=1, hybrid=False)
+def test_with_bidirectional_layers(shared, eager, tokens):
+    module = KVReroutingModule(shared(), layers=[1, 2], bidirectional_layers=1, hybrid=False)
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     for text, value in zip(TEXTS, encoded, strict=True):
         with oracles.both_ways(eager(), 1):
@@ -186,6 +188,6 @@ def test_architectures_that_cannot(architecture, backbone_path):
         ({"template": "{text}{text}"}, "has 2 slots: KVReroutingModule reads one copy"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        KVReroutingModule(backbone_path(), **settings)
+        KVReroutingModule(shared(), **settings)

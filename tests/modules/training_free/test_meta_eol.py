@@ -22,8 +22,8 @@ def whole_prompts(token_ids, text, before=""):
 
 
 @pytest.mark.parametrize("architecture", EACH)
-def test_oracle(architecture, backbone_path, eager, token_ids):
-    model = pipeline(MetaEOLModule(backbone_path(architecture), templates=TASKS))
+def test_oracle(architecture, shared, eager, token_ids):
+    model = pipeline(MetaEOLModule(shared(architecture), templates=TASKS))
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))
     encoded = model.encode(TEXTS, output_value="token_embeddings", batch_size=2)
     for text, vector, tokens in zip(TEXTS, vectors, encoded, strict=True):
@@ -32,8 +32,8 @@ def test_oracle(architecture, backbone_path, eager, token_ids):
         assert relative_error(vector, expected.mean(dim=0)) < TOLERANCE, text
 
 
-def test_a_prompt_stands_before_each(backbone_path, eager, token_ids):
-    model = pipeline(MetaEOLModule(backbone_path(), templates=TASKS))
+def test_a_prompt_stands_before_each(shared, eager, token_ids):
+    model = pipeline(MetaEOLModule(shared(), templates=TASKS))
     expected = oracles.meta_eol(eager(), whole_prompts(token_ids, "the cat", before="query: "))
     vector = model.encode("the cat", prompt="query: ")
     assert relative_error(vector, expected.mean(dim=0)) < TOLERANCE
@@ -92,9 +92,9 @@ def test_whole_prompts_run_where_they_must(settings, backbone_path):
         assert relative_error(pipeline(module).encode(text), vector) < TOLERANCE
 
 
-def test_what_stands_before_the_texts_differs_at_its_end(backbone_path):
+def test_what_stands_before_the_texts_differs_at_its_end(shared):
     """Where a quotation mark and a text's first letter are one token, that text's prefix is shorter."""
-    model = pipeline(MetaEOLModule(backbone_path("llama", "greedy"), templates=TASKS))
+    model = pipeline(MetaEOLModule(shared("llama", "greedy"), templates=TASKS))
     model[0]._warned_empty = True
     texts = ["", *TEXTS, "", "Ink", "1"]
     starts = [model[0].preprocess([text])["copy_index"].ge(0).int().argmax(dim=1).tolist() for text in texts if text]
@@ -123,8 +123,8 @@ def test_a_model_whose_masks_are_its_own_is_left_as_it_was(backbone_path):
     assert "each over the text and a prompt around it" in module.cost
 
 
-def test_empty_texts(backbone_path):
-    model = pipeline(MetaEOLModule(backbone_path(), templates=TASKS))
+def test_empty_texts(shared):
+    model = pipeline(MetaEOLModule(shared(), templates=TASKS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         vectors = model.encode(["", "the cat", ""])
@@ -174,9 +174,9 @@ def test_the_paper_changes_the_texts_a_list_of_ones_own_does_not(roomy_path):
     assert not MetaEOLModule(roomy_path, normalize_text=False).normalize_text
 
 
-def test_no_word_embeddings(backbone_path):
+def test_no_word_embeddings(shared):
     """Even where a sentence has as many tokens as there are prompts."""
-    model = pipeline(MetaEOLModule(backbone_path(), templates=["{text}"]))
+    model = pipeline(MetaEOLModule(shared(), templates=["{text}"]))
     with pytest.raises(ValueError, match="MetaEOLModule hands on one vector a prompt, not one a token"):
         encode_words(model, ["a"], ["a"])
 
@@ -203,6 +203,6 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"templates": ["{text}", "word " * 300 + "{text}"]}, "leave no room for 1 copies of a text"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        MetaEOLModule(backbone_path(), **settings)
+        MetaEOLModule(shared(), **settings)

@@ -12,17 +12,16 @@ from st_reba.lm.prefixes import Prefixes
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
-ARCHITECTURES = [name for name in ARCHITECTURES if name not in OWN_ATTENTION]
+ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
 EOS = 0
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("passes", [1, 2, 5])
-def test_oracle(architecture, passes, backbone_path, eager, token_ids):
-    module = RefinedThoughtModule(backbone_path(architecture), iterations=passes)
+@pytest.mark.parametrize(("architecture", "passes"), paired(ARCHITECTURES, [2, 5, 1]))
+def test_oracle(architecture, passes, shared, eager, token_ids):
+    module = RefinedThoughtModule(shared(architecture), iterations=passes)
     assert module._reuses_cache == (passes > 1)
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     for text, value in zip(TEXTS, encoded, strict=True):
@@ -32,10 +31,11 @@ def test_oracle(architecture, passes, backbone_path, eager, token_ids):
     assert relative_error(vectors[2], encoded[2][-1]) < TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "mistral_window", "gpt2", "gpt_oss_sinks"])
-@pytest.mark.parametrize("count", [1, 2])
-def test_with_bidirectional_layers(architecture, count, backbone_path, eager, token_ids):
-    module = RefinedThoughtModule(backbone_path(architecture), iterations=3, bidirectional_layers=count)
+@pytest.mark.parametrize(
+    ("architecture", "count"), paired(["llama", "gemma2_softcap", "mistral_window", "gpt2", "gpt_oss_sinks"], [1, 2])
+)
+def test_with_bidirectional_layers(architecture, count, shared, eager, token_ids):
+    module = RefinedThoughtModule(shared(architecture), iterations=3, bidirectional_layers=count)
     assert not module._reuses_cache
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
     for text, value in zip(TEXTS, encoded, strict=True):
@@ -44,8 +44,8 @@ def test_with_bidirectional_layers(architecture, count, backbone_path, eager, to
         assert relative_error(value, expected) < TOLERANCE, text
 
 
-def test_whole_passes_give_the_same(backbone_path):
-    module = RefinedThoughtModule(backbone_path(), iterations=4)
+def test_whole_passes_give_the_same(shared):
+    module = RefinedThoughtModule(shared(), iterations=4)
     expected = pipeline(module, "lasttoken").encode(TEXTS)
     module._reuses_cache = False
     assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE
@@ -78,9 +78,9 @@ def test_one_pass_is_the_base_model_to_the_bit(tmp_path):
     assert np.array_equal(again, base)
 
 
-def test_eos_is_the_tokenizers_end(backbone_path):
+def test_eos_is_the_tokenizers_end(shared):
     for kind, end in (("bytes", 0), ("bert", 3), ("sentencepiece", 2)):
-        features = RefinedThoughtModule(backbone_path("llama", kind), iterations=1).preprocess(["a", "the cat"])
+        features = RefinedThoughtModule(shared("llama", kind), iterations=1).preprocess(["a", "the cat"])
         lengths = features["attention_mask"].sum(dim=1)
         assert [row[length - 1] for row, length in zip(features["input_ids"], lengths, strict=True)] == [end, end]
 
@@ -136,9 +136,9 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"pool_over": "text"}, "pool_over='text': refined thought is in EOS, behind the text; use \"all\""),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        RefinedThoughtModule(backbone_path(), **settings)
+        RefinedThoughtModule(shared(), **settings)
 
 
 class TestForwardArguments:
@@ -177,10 +177,10 @@ class TestForwardArguments:
 
 
 @pytest.mark.parametrize("architecture", OWN_ATTENTION)
-def test_architectures_that_cannot(architecture, backbone_path):
+def test_architectures_that_cannot(architecture, shared):
     with pytest.raises(ValueError, match="attention of .*'s last layer cannot be watched.*Use iterations=1"):
-        RefinedThoughtModule(backbone_path(architecture))
-    assert RefinedThoughtModule(backbone_path(architecture), iterations=1).iterations == 1
+        RefinedThoughtModule(shared(architecture))
+    assert RefinedThoughtModule(shared(architecture), iterations=1).iterations == 1
 
 
 def test_a_tokenizer_without_an_end(tmp_path):

@@ -15,7 +15,7 @@ from st_reba.modules.changes.prepend import Slots
 
 from ... import backbones, oracles
 from ...backbones import EACH, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
 TOLERANCE = 1e-5
@@ -25,11 +25,11 @@ def drawn(module):
     return torch.randn(module.model.get_input_embeddings().weight.shape[1], generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize(("layers", "output_layer"), [(1, 3), (2, 2), (3, 3)])
-def test_oracle(architecture, layers, output_layer, backbone_path, eager, token_ids):
+@pytest.mark.parametrize(("architecture", "settings"), paired(EACH, [(1, 3), (2, 2), (3, 3)]))
+def test_oracle(architecture, settings, shared, eager, token_ids):
+    layers, output_layer = settings
     module = TokenPrependingModule(
-        backbone_path(architecture), prepend_layers=layers, output_layer=output_layer, rows="all", normalize_text=False
+        shared(architecture), prepend_layers=layers, output_layer=output_layer, rows="all", normalize_text=False
     )
     model, slot = oracles.with_slot(eager(architecture), drawn(module))
     encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
@@ -63,36 +63,36 @@ def test_with_special_tokens_and_a_prompt(kind, backbone_path):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
-def test_with_the_final_norm(architecture, backbone_path):
+def test_with_the_final_norm(architecture, shared):
     plain, normed = (
-        pipeline(TokenPrependingModule(backbone_path(architecture), output_layer=2, final_norm=norm), "lasttoken")
+        pipeline(TokenPrependingModule(shared(architecture), output_layer=2, final_norm=norm), "lasttoken")
         for norm in (False, True)
     )
     expected = final_norm(architecture, plain[0].model)(torch.tensor(plain.encode(TEXTS)))
     assert relative_error(normed.encode(TEXTS), expected.detach()) < TOLERANCE
 
 
-def test_the_last_row_alone_is_the_last_of_all(backbone_path):
-    every, last = (pipeline(TokenPrependingModule(backbone_path(), rows=rows), "lasttoken") for rows in ("all", "last"))
+def test_the_last_row_alone_is_the_last_of_all(shared):
+    every, last = (pipeline(TokenPrependingModule(shared(), rows=rows), "lasttoken") for rows in ("all", "last"))
     assert relative_error(last.encode(TEXTS), every.encode(TEXTS)) < TOLERANCE
     assert last[0](last.preprocess(TEXTS))["token_embeddings"].shape == (len(TEXTS), 1, 32)
 
 
-def test_slots_are_not_handed_on(backbone_path):
-    module = TokenPrependingModule(backbone_path(), template="{prepend}{text}", pool_over="all")
+def test_slots_are_not_handed_on(shared):
+    module = TokenPrependingModule(shared(), template="{prepend}{text}", pool_over="all")
     item = pipeline(module).encode("the cat", output_value=None)
     assert item["input_ids"].tolist() == module.tokenizer("the cat")["input_ids"]
 
 
-def test_a_prompt_with_a_slot_is_a_prompt(backbone_path):
+def test_a_prompt_with_a_slot_is_a_prompt(shared):
     """Only templates have slots: a text or a prompt that looks like one stays text."""
-    module = TokenPrependingModule(backbone_path())
+    module = TokenPrependingModule(shared())
     features = module.preprocess(["{prepend}"], prompt="{prepend}")
     assert (features["copy_index"] == -2).sum() == 1
 
 
-def test_what_is_usual(backbone_path, tmp_path):
-    module = TokenPrependingModule(backbone_path())
+def test_what_is_usual(shared, tmp_path):
+    module = TokenPrependingModule(shared())
     assert (module.output_layer, module.prepend_layers, module.final_norm) == (3, 2, False)
     path = backbones.save(GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1)).eval(), tmp_path)
     module = TokenPrependingModule(path)
@@ -100,9 +100,9 @@ def test_what_is_usual(backbone_path, tmp_path):
 
 
 class TestOnDisk:
-    def test_the_vector_is_saved(self, backbone_path, tmp_path):
-        model = pipeline(TokenPrependingModule(backbone_path(), seed=7), "lasttoken")
-        other = pipeline(TokenPrependingModule(backbone_path(), seed=8), "lasttoken")
+    def test_the_vector_is_saved(self, shared, tmp_path):
+        model = pipeline(TokenPrependingModule(shared(), seed=7), "lasttoken")
+        other = pipeline(TokenPrependingModule(shared(), seed=8), "lasttoken")
         assert relative_error(model.encode(TEXTS), other.encode(TEXTS)) > 1e-3
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
@@ -113,14 +113,14 @@ class TestOnDisk:
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
 
     @pytest.mark.parametrize("state", [{"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}])
-    def test_a_vector_of_another_model(self, state, backbone_path, tmp_path):
-        pipeline(TokenPrependingModule(backbone_path())).save_pretrained(str(tmp_path))
+    def test_a_vector_of_another_model(self, state, shared, tmp_path):
+        pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
         save_file(state, str(tmp_path / Slots.FILE))
         with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 values'):
             SentenceTransformer(str(tmp_path), device="cpu")
 
-    def test_a_hostile_template(self, backbone_path, tmp_path):
-        pipeline(TokenPrependingModule(backbone_path())).save_pretrained(str(tmp_path))
+    def test_a_hostile_template(self, shared, tmp_path):
+        pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
         path = tmp_path / "sentence_bert_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "template": "{prepend.__class__}{text}"}))
         with pytest.raises(ValueError, match=r"must have one \{prepend\}"):
@@ -166,6 +166,6 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"template": "{prepend}{0}{text}"}, r"has braces other than \{text\}"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        TokenPrependingModule(backbone_path(), **settings)
+        TokenPrependingModule(shared(), **settings)

@@ -9,7 +9,7 @@ from st_reba.text.templates import normalized
 
 from ... import oracles
 from ...backbones import EACH, TEXTS
-from ...conftest import pipeline, relative_error
+from ...conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 
@@ -20,10 +20,9 @@ def prompted(token_ids):
     return lambda text: token_ids(f'This sentence : "{normalized(text)}" means in one word:"')
 
 
-@pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("layers", ["all", [0], [-1, 1]])
-def test_oracle(architecture, layers, backbone_path, eager, prompted):
-    module = ValueAggregationModule(backbone_path(architecture), layers=layers)
+@pytest.mark.parametrize(("architecture", "layers"), paired(EACH, ["all", [0], [-1, 1]]))
+def test_oracle(architecture, layers, shared, eager, prompted):
+    module = ValueAggregationModule(shared(architecture), layers=layers)
     vectors = pipeline(module, "lasttoken").encode(TEXTS, batch_size=len(TEXTS))
     counted = range(3) if layers == "all" else [layer % 3 for layer in layers]
     for text, vector in zip(TEXTS, vectors, strict=True):
@@ -32,14 +31,14 @@ def test_oracle(architecture, layers, backbone_path, eager, prompted):
 
 
 @pytest.mark.parametrize("layer", range(3))
-def test_it_is_the_aligned_sum_of_value_vectors(layer, backbone_path, eager, prompted):
-    encode = pipeline(ValueAggregationModule(backbone_path(), layers=[layer]), "lasttoken").encode
+def test_it_is_the_aligned_sum_of_value_vectors(layer, shared, eager, prompted):
+    encode = pipeline(ValueAggregationModule(shared(), layers=[layer]), "lasttoken").encode
     for text in TEXTS:
         assert relative_error(encode(text), oracles.aligned_values(eager(), prompted(text), layer)) < TOLERANCE
 
 
-def test_the_last_token_of_the_text(backbone_path, eager, token_ids):
-    module = ValueAggregationModule(backbone_path(), template="{text}!", pool_over="text")
+def test_the_last_token_of_the_text(shared, eager, token_ids):
+    module = ValueAggregationModule(shared(), template="{text}!", pool_over="text")
     vectors = pipeline(module, "lasttoken").encode([*TEXTS, ""], batch_size=6)
     for text, vector in zip(TEXTS, vectors, strict=False):
         expected = oracles.value_aggregation(eager(), "llama", token_ids(text), range(3))
@@ -57,17 +56,17 @@ def test_nothing_above_is_run(backbone_path):
     assert "layers.0.mlp" in ran
 
 
-def test_handed_on_is_one_vector(backbone_path):
-    module = ValueAggregationModule(backbone_path())
+def test_handed_on_is_one_vector(shared):
+    module = ValueAggregationModule(shared())
     item = pipeline(module).encode("the cat", output_value=None)
     assert item["token_embeddings"].shape == (1, 32)
     assert module.tokenizer.decode(item["input_ids"]).endswith('"')
 
 
-def test_layers_of_a_shortened_model(backbone_path):
+def test_layers_of_a_shortened_model(shared):
     """All layers are then all that are left."""
-    short = pipeline(ValueAggregationModule(backbone_path(), output_layer=2), "lasttoken").encode(TEXTS)
-    expected = pipeline(ValueAggregationModule(backbone_path(), layers=[0, 1]), "lasttoken").encode(TEXTS)
+    short = pipeline(ValueAggregationModule(shared(), output_layer=2), "lasttoken").encode(TEXTS)
+    expected = pipeline(ValueAggregationModule(shared(), layers=[0, 1]), "lasttoken").encode(TEXTS)
     assert relative_error(short, expected) < TOLERANCE
 
 
@@ -106,6 +105,6 @@ def test_gradients_are_those_of_the_definition(backbone_path, eager, prompted):
         ({"template": "{prepend}{text}"}, r"has braces other than \{text\}"),
     ],
 )
-def test_wrong_settings(settings, message, backbone_path):
+def test_wrong_settings(settings, message, shared):
     with pytest.raises(ValueError, match=message):
-        ValueAggregationModule(backbone_path(), **settings)
+        ValueAggregationModule(shared(), **settings)

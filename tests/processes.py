@@ -1,0 +1,248 @@
+"""Fresh processes in the time of a fork: another interpreter would take ten seconds to import what all of them import.
+
+Before a test session imports st_reba, it forks two nurseries, idle processes that fork others when they are asked to:
+one that has imported torch, and one that has imported sentence-transformers as well. A process of either has imported
+nothing of st_reba. Those that need another Hub than this session's come from the first, since the Hub's client reads
+where its Hub is when it is imported. Where there are no nurseries, new interpreters are started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import io
+import json
+import multiprocessing.util
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: What takes most of the time to import, and does not know the Hub's client.
+WITHOUT_A_HUB = ("torch", "torch._dynamo", "scipy.stats", "sklearn.metrics", "pandas", "pyarrow.dataset", "sympy")
+
+FORKS = sys.platform == "linux"
+
+
+class Nursery:
+    """A process that forks others."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _serve(theirs)
+        theirs.close()
+        self._socket = ours
+        self._stream = ours.makefile("rw")
+        self._lock = threading.Lock()
+
+    def ask(self, **request: Any) -> int | None:
+        with self._lock:
+            self._stream.write(json.dumps(request) + "\n")
+            self._stream.flush()
+            answer: int | None = json.loads(self._stream.readline())
+            return answer
+
+    def close(self) -> None:
+        """End it, and what it forked."""
+        self._stream.close()
+        self._socket.close()
+        os.waitpid(self._pid, 0)
+
+
+class Forked:
+    """A process of a nursery, as :class:`subprocess.Popen` has it."""
+
+    def __init__(self, nursery: Nursery, **request: Any) -> None:
+        self._nursery = nursery
+        pid = nursery.ask(**request)
+        assert pid is not None
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._nursery.ask(poll=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = 300) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+_nurseries: dict[bool, Nursery] = {}
+
+
+def prepare() -> None:
+    """Import the large libraries, and fork both nurseries on the way."""
+    if FORKS and "st_reba" not in sys.modules:
+        for name in WITHOUT_A_HUB:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        _nurseries[False] = Nursery()
+        importlib.import_module("sentence_transformers")
+        _nurseries[True] = Nursery()
+
+
+def finish() -> None:
+    """End the nurseries, at the end of the session."""
+    while _nurseries:
+        _nurseries.popitem()[1].close()
+
+
+def start(
+    *arguments: str | Path, out: Path, env: Mapping[str, str] | None = None, with_st: bool = True
+) -> Forked | subprocess.Popen[bytes]:
+    """Run Python in a fresh process.
+
+    Args:
+        *arguments: As on the command line: a script, or ``-c`` and code; and what it is given.
+        out: A file to which what it prints is added.
+        env: Its environment; None: this one's.
+        with_st: Whether sentence-transformers is imported already. Not so where the environment names another Hub or
+            another home of its client, both of which are read at import.
+    """
+    words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
+    nursery = _nurseries.get(with_st)
+    if nursery is None:
+        with out.open("ab") as stream:
+            return subprocess.Popen([sys.executable, *words], env=environment, stdout=stream, stderr=subprocess.STDOUT)
+    return Forked(nursery, words=words, env=environment, out=str(out), cwd=str(Path.cwd()))
+
+
+def run(*arguments: str | Path, out: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """The same, to its end; ``stdout`` has what it printed, errors included."""
+    process = start(*arguments, out=out, **settings)
+    try:
+        code = process.wait(timeout=timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, code, stdout=out.read_text(encoding="utf-8"))
+
+
+def spawn(path: str, words: Sequence[bytes | str], descriptors: Iterable[int]) -> int:
+    """In place of ``multiprocessing.util.spawnv_passfds``: what it runs, forked from this process.
+
+    The new process has what it would have, its task pickled and these descriptors alone, and what is imported here.
+    """
+    pid = os.fork()
+    if pid == 0:
+        kept = {0, 1, 2, *descriptors}
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor not in kept:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _execute([os.fsdecode(word) for word in words[words.index("-c") :]])
+    return pid
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    """What a nursery does until its session closes the connection, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _attach(os.devnull)
+    own = connection.fileno()
+    os.closerange(3, own)
+    os.closerange(own + 1, 4096)
+    running: set[int] = set()
+    stream = connection.makefile("rw")
+    for line in stream:
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+            running.discard(pid)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                connection.close()
+                os.close(own)
+                _become(**request)
+            running.add(answer)
+        stream.write(json.dumps(answer) + "\n")
+        stream.flush()
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _attach(out: str) -> None:
+    """Read nothing, and add what is printed to a file."""
+    for number, (path, flags) in enumerate([(os.devnull, os.O_RDONLY), *[(out, os.O_WRONLY | os.O_APPEND)] * 2]):
+        descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8", write_through=True)
+        for number in (1, 2)
+    )
+
+
+def _become(words: list[str], env: dict[str, str], out: str, cwd: str) -> NoReturn:
+    _attach(out)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    here = [] if words[0] == "-c" else [str(Path(words[0]).parent)]
+    sys.path[:0] = [*here, *env.get("PYTHONPATH", "").split(os.pathsep)]
+    vars(multiprocessing.util)["spawnv_passfds"] = spawn
+    _execute(words)
+
+
+def _execute(words: list[str]) -> NoReturn:
+    """What Python does with a command line."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    code = 1
+    try:
+        first, *rest = words
+        if first == "-c":
+            sys.argv = [first, *rest[1:]]
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(rest[0], "<string>", "exec"), vars(main))
+        else:
+            sys.argv = words
+            runpy.run_path(first, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            # As an interpreter ends: threads first, then what was registered, such as the end of worker processes.
+            vars(threading)["_shutdown"]()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                if not stream.closed:
+                    stream.flush()
+        finally:
+            # Never back into the code that forked.
+            os._exit(code)
