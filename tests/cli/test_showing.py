@@ -16,13 +16,13 @@ from ..compare.report import samples
 
 
 def shown(comparison, width: int, terminal: bool = True) -> str:
-    written = io.StringIO()
+    shown_on = io.StringIO()
     console = Console(
-        file=written, width=width, force_terminal=terminal, no_color=True, markup=False, emoji=False,
+        file=shown_on, width=width, force_terminal=terminal, no_color=True, markup=False, emoji=False,
         highlight=False,
     )  # fmt: skip
     show(comparison, ["--recipes all compares every recipe."], console)
-    return written.getvalue()
+    return shown_on.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])
