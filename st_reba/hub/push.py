@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from safetensors import SafetensorError, safe_open
+
+from .checks import check_repo_id, check_saved_model, files_of
 
 #: What the client raises where no answer came: of the HTTP library that its version uses.
 _NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 #: What saved cards say where a model's id belongs.
 _PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id")
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def push(
@@ -54,8 +52,7 @@ def push(
     """
     root = Path(directory)
     check_saved_model(root)
-    if repo_id.count("/") != 1:
-        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
+    check_repo_id(repo_id)
     api = HfApi(token=token)
     try:
         return _push(api, root, repo_id, private, revision, create_pr, message)
@@ -87,93 +84,12 @@ def _push(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     commit = api.create_commit(
         repo_id,
-        operations=[_operation(root, path, repo_id) for path in _files(root)],
+        operations=[_operation(root, path, repo_id) for path in files_of(root)],
         commit_message=message or f"Add {repo_id.split('/')[1]}, a SentenceTransformer",
         revision=revision,
         create_pr=create_pr,
     )
     return str(commit.pr_url if create_pr else commit.commit_url)
-
-
-def check_saved_model(root: Path) -> None:
-    """See that a directory is a SentenceTransformer with all its parts. Weights are not loaded.
-
-    Raises:
-        ValueError: If something is missing or cut short, naming it.
-    """
-    if not root.is_dir():
-        raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
-    modules = _json(root, root / "modules.json")
-    if not isinstance(modules, list) or not modules or not all(_is_module(entry) for entry in modules):
-        raise ValueError(f"{root / 'modules.json'}: not a list of modules with a type and a path each.")
-    _json(root, root / "config_sentence_transformers.json")
-    for entry in modules:
-        folder = (root / entry["path"]).resolve()
-        if not folder.is_relative_to(root.resolve()):
-            raise ValueError(f'{root / "modules.json"}: the path "{entry["path"]}" leads out of the directory.')
-        # A module without settings, such as Normalize, may have no folder: some uploads lose empty ones.
-        if not folder.is_dir() and not entry["type"].endswith(".Normalize"):
-            raise ValueError(f"{folder} is missing: the model is not complete. Save it again.")
-    _check_backbone(root / modules[0]["path"])
-    _check_adapter(root / modules[0]["path"])
-    for path in _files(root):
-        if path.suffix == ".safetensors":
-            _check_safetensors(path)
-
-
-def _check_backbone(folder: Path) -> None:
-    """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
-    if not (folder / "config.json").is_file() or "model_type" not in _json(folder, folder / "config.json"):
-        return
-    found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
-    if found is None:
-        raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
-    if found.suffix == ".json":
-        for shard in sorted(set(_json(folder, found)["weight_map"].values())):
-            if not (folder / shard).is_file():
-                raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
-
-
-def _check_adapter(folder: Path) -> None:
-    """An adapter's backbone is found by its name, which must mean something elsewhere."""
-    config = folder / "adapter_config.json"
-    if config.is_file():
-        base = Path(str(_json(folder, config).get("base_model_name_or_path")))
-        if base.is_absolute() or base.is_dir():
-            raise ValueError(
-                f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "
-                "Push the merged model, or name the backbone's Hub id as base_model_name_or_path in "
-                "adapter_config.json."
-            )
-
-
-def _check_safetensors(path: Path) -> None:
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or cut short ({error}). Save the model again.") from None
-
-
-def _is_module(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path"), str)
-
-
-def _json(root: Path, path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{root} has no {path.name}: it is not a saved SentenceTransformer.") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}).") from None
-
-
-def _files(root: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in root.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
-    )
 
 
 def _operation(root: Path, path: Path, repo_id: str) -> CommitOperationAdd:

@@ -27,14 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import whole_directory
 from ..optional import require_gguf
-
-_SUFFIX = ".gguf"
-#: What every GGUF file begins with; those of Ollama have no suffix.
-_MAGIC = b"GGUF"
-
-# org/repo/file.gguf, where the file may lie in folders; and org/repo:TAG, as for llama.cpp's -hf.
-_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/((?:[^/\\]+/)*[^/\\]+\.gguf)", re.IGNORECASE)
-_HUB_TAG = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
+from .gguf_names import HUB_FILE, HUB_TAG, MAGIC, SUFFIX, begins_as_gguf, is_gguf
 
 # What says where on the Hub a file lies, among the arguments of transformers' from_pretrained.
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
@@ -52,20 +45,6 @@ _PARSING = threading.Lock()
 
 # Letters, digits, blanks, line breaks, another script, bytes: where tokenizers differ.
 _PROBES = ("Hello, world! It's 12345.", "  two  blanks\n\ttab", "我爱自然语言处理。", "Zwölf 🥊 <s> </s>")
-
-
-def is_gguf(name: str) -> bool:
-    """Whether a model's name means a GGUF file, here or on the Hub; nothing is asked of the Hub.
-
-    Args:
-        name: A path or a Hub reference: see :func:`as_directory`.
-    """
-    path = Path(name)
-    if path.is_dir():
-        return False
-    if path.is_file():
-        return path.suffix.lower() == _SUFFIX or _begins_as_gguf(path)
-    return name.lower().endswith(_SUFFIX) or _HUB_TAG.fullmatch(name) is not None
 
 
 def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -114,9 +93,9 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
     require_gguf()
-    if not _begins_as_gguf(file):
+    if not begins_as_gguf(file):
         raise ValueError(
-            f"{file} is not a GGUF file: it does not begin with {_MAGIC.decode()}. If it is a few lines of text, Git "
+            f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
             "has left a pointer there: fetch the file itself with `git lfs pull`."
         )
     kept = str(dtype).removeprefix("torch.")
@@ -133,11 +112,6 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
 # Where the file is
 
 
-def _begins_as_gguf(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC
-
-
 def _located(name: str, options: dict[str, Any]) -> Path:
     """The file on this machine, from the Hub if need be."""
     hub = {key: options[key] for key in _HUB_OPTIONS if key in options}
@@ -145,9 +119,9 @@ def _located(name: str, options: dict[str, Any]) -> Path:
     if asked is not None:
         path = "/".join(filter(None, (options.get("subfolder"), asked)))
         return _there(Path(name) / path) if Path(name).is_dir() else _from_hub(name, path, hub)
-    if tagged := _HUB_TAG.fullmatch(name):
+    if tagged := HUB_TAG.fullmatch(name):
         return _tagged(tagged[1], tagged[2], hub)
-    if not Path(name).is_file() and (on_hub := _HUB_FILE.fullmatch(name)):
+    if not Path(name).is_file() and (on_hub := HUB_FILE.fullmatch(name)):
         return _from_hub(on_hub[1], on_hub[2], hub)
     return _there(Path(name))
 
@@ -155,7 +129,7 @@ def _located(name: str, options: dict[str, Any]) -> Path:
 def _there(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: there is no such file. Check the path; a file on the Hub is named org/repo/model{_SUFFIX}."
+            f"{path}: there is no such file. Check the path; a file on the Hub is named org/repo/model{SUFFIX}."
         )
     return path
 
@@ -171,15 +145,15 @@ def _from_hub(repo_id: str, path: str, hub: dict[str, Any]) -> Path:
 
 def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
     """The one file of a repository whose name has a tag, such as Q4_K_M, as a part of its own."""
-    patterns = [f"*{spelled}*{_SUFFIX}" for spelled in dict.fromkeys((tag, tag.upper(), tag.lower()))]
+    patterns = [f"*{spelled}*{SUFFIX}" for spelled in dict.fromkeys((tag, tag.upper(), tag.lower()))]
     root = Path(snapshot_download(repo_id, allow_patterns=patterns, **hub))
     own_part = re.compile(rf"(?:^|[-._]){re.escape(tag)}(?=[-.])", re.IGNORECASE)
-    found = [path for path in sorted(root.rglob(f"*{_SUFFIX}")) if own_part.search(path.name)]
+    found = [path for path in sorted(root.rglob(f"*{SUFFIX}")) if own_part.search(path.name)]
     if len(found) != 1:
         names = ", ".join(path.relative_to(root).as_posix() for path in found) or "none"
         raise FileNotFoundError(
             f"{repo_id}:{tag}: one file with {tag} in its name is needed, and the repository has {names}. Give the "
-            f"file: {repo_id}/NAME{_SUFFIX}."
+            f"file: {repo_id}/NAME{SUFFIX}."
         )
     return found[0]
 
@@ -274,7 +248,7 @@ def _parsed_once() -> Iterator[None]:
 def _alone(file: Path) -> Iterator[Path]:
     """The file in a directory of its own: what lies beside it, such as another tokenizer, would be read, too."""
     with tempfile.TemporaryDirectory() as directory:
-        source = Path(directory) / f"model{_SUFFIX}"
+        source = Path(directory) / f"model{SUFFIX}"
         try:
             source.symlink_to(file.resolve())
         except OSError:  # Windows lets only some users do that.

@@ -27,6 +27,7 @@ import st_reba
 from st_reba import CausalTransformer, ReBAModule, TwinTower, cli
 from st_reba.encoding import Encoder, encode_file
 from st_reba.lm import gguf
+from st_reba.lm.gguf_names import is_gguf
 from st_reba.modules.lm_head import head_blocks
 from st_reba.training.bellm import BeLLMTraining, build_bellm
 
@@ -165,7 +166,7 @@ class TestNames:
         """Ollama's store names files by their hash."""
         blob = tmp_path / "sha256-0123"
         blob.write_bytes(files().read_bytes())
-        assert gguf.is_gguf(str(blob))
+        assert is_gguf(str(blob))
         assert CausalTransformer(str(blob)).model.config.model_type == "llama"
 
     @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ class TestNames:
         ],
     )  # fmt: skip
     def test_what_is_one(self, name, expected):
-        assert gguf.is_gguf(name) is expected
+        assert is_gguf(name) is expected
 
     def test_by_its_older_argument(self, files, cache):
         assert CausalTransformer(str(files().parent), model_args={"gguf_file": "tiny.gguf"}).model is not None

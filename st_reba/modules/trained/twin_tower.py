@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from ...hub import card, compat
-from ...lm import encoders, gguf
+from ...lm import encoders
+from ...lm.gguf_names import is_gguf
 from ..checks import check_inside, check_length
 from ..language_model import initialise
 from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
@@ -236,7 +237,7 @@ class _Place:
         return _Place(self.name, self.given, subfolder)
 
     def config(self) -> PreTrainedConfig:
-        if gguf.is_gguf(self.name):
+        if is_gguf(self.name):
             raise ValueError(
                 f"{self.name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not "
                 "read from one. Give a directory or Hub id with config.json and safetensors."

@@ -1,0 +1,104 @@
+"""What is checked before anything is sent to the Hub, without its client: a repository's name, and a saved model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def check_repo_id(repo_id: str) -> None:
+    """See that a repository is named with its owner.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if repo_id.count("/") != 1:
+        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
+
+
+def check_saved_model(root: Path) -> None:
+    """See that a directory is a SentenceTransformer with all its parts. Weights are not loaded.
+
+    Raises:
+        ValueError: If something is missing or cut short, naming it.
+    """
+    if not root.is_dir():
+        raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
+    modules = _json(root, root / "modules.json")
+    if not isinstance(modules, list) or not modules or not all(_is_module(entry) for entry in modules):
+        raise ValueError(f"{root / 'modules.json'}: not a list of modules with a type and a path each.")
+    _json(root, root / "config_sentence_transformers.json")
+    for entry in modules:
+        folder = (root / entry["path"]).resolve()
+        if not folder.is_relative_to(root.resolve()):
+            raise ValueError(f'{root / "modules.json"}: the path "{entry["path"]}" leads out of the directory.')
+        # A module without settings, such as Normalize, may have no folder: some uploads lose empty ones.
+        if not folder.is_dir() and not entry["type"].endswith(".Normalize"):
+            raise ValueError(f"{folder} is missing: the model is not complete. Save it again.")
+    _check_backbone(root / modules[0]["path"])
+    _check_adapter(root / modules[0]["path"])
+    for path in files_of(root):
+        if path.suffix == ".safetensors":
+            _check_safetensors(path)
+
+
+def _check_backbone(folder: Path) -> None:
+    """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
+    if not (folder / "config.json").is_file() or "model_type" not in _json(folder, folder / "config.json"):
+        return
+    found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if found is None:
+        raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
+    if found.suffix == ".json":
+        for shard in sorted(set(_json(folder, found)["weight_map"].values())):
+            if not (folder / shard).is_file():
+                raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
+
+
+def _check_adapter(folder: Path) -> None:
+    """An adapter's backbone is found by its name, which must mean something elsewhere."""
+    config = folder / "adapter_config.json"
+    if config.is_file():
+        base = Path(str(_json(folder, config).get("base_model_name_or_path")))
+        if base.is_absolute() or base.is_dir():
+            raise ValueError(
+                f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "
+                "Push the merged model, or name the backbone's Hub id as base_model_name_or_path in "
+                "adapter_config.json."
+            )
+
+
+def _check_safetensors(path: Path) -> None:
+    try:
+        # Only its header is read; with "pt" this would import torch.
+        with safe_open(path, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or cut short ({error}). Save the model again.") from None
+
+
+def _is_module(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path"), str)
+
+
+def _json(root: Path, path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{root} has no {path.name}: it is not a saved SentenceTransformer.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}).") from None
+
+
+def files_of(root: Path) -> list[Path]:
+    """What of a saved model is sent: all files but hidden ones."""
+    return sorted(
+        path
+        for path in root.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    )
