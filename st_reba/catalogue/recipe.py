@@ -71,7 +71,6 @@ class Row:
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
         bag: Whether it is a control, which looks at no context, and no recipe to choose.
-        method: What ``st-reba build --method`` calls it; empty if that does not offer it.
         own_template: Arguments that hold where the user gives a template's text of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
@@ -95,7 +94,6 @@ class Row:
     words: bool = False
     same_if_last: str = ""
     bag: bool = False
-    method: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: str = ""
     unchanged: str = ""
@@ -166,7 +164,6 @@ class Changed:
             beside=(),
             copies=None,
             same_if_last=same,
-            method="",
             paper=" ".join(filter(None, (row.citation, self.paper))),
             unchanged=row.key,
         )

@@ -142,7 +142,6 @@ def repeated(copies: int) -> list[Row]:
             searched=copies <= 3,
             copies=copies,
             words=True,
-            method="echo" if copies == 2 else "",
         ),
         Row(
             f"reba-{copies}",
@@ -157,7 +156,6 @@ def repeated(copies: int) -> list[Row]:
             searched=copies == 2,
             copies=copies,
             words=True,
-            method="reba" if copies == 2 else "",
         ),
     ]
 
@@ -172,7 +170,6 @@ def _thought(passes: int) -> Row:
         cost="little more than 1",
         settings={"iterations": passes},
         poolings=("last",),
-        method="refined-thought" if passes == 2 else "",
     )
 
 
@@ -189,7 +186,6 @@ FIRST = (
         beside=tuple(PARTS[name] for name in (*FILTERS, IDF)),
         copies=1,
         words=True,
-        method="classical",
     ),
     Row(
         "reba-1",
@@ -224,7 +220,6 @@ OTHERS = (
         cost="about 2",
         settings={"repetitions": 2, "last_layers": 2},
         words=True,
-        method="echo-layers",
     ),
     _TURNED_REBA,
     Row(
@@ -235,7 +230,6 @@ OTHERS = (
         "word",
         page="bidirectional",
         poolings=("last",),
-        method="bidirectional",
     ),
     *map(_thought, (2, 4, 8)),
     Row(
@@ -246,7 +240,6 @@ OTHERS = (
         settings={"template": "prompteol"},
         tried=("last",),
         searched=True,
-        method="prompteol",
         paper=_PROMPTEOL,
         **_AT_ITS_END,
     ),
@@ -288,7 +281,6 @@ OTHERS = (
         page="prompts",
         cost="8 prompts",
         poolings=("mean",),
-        method="metaeol",
     ),
     Row(
         "ck",
@@ -299,7 +291,6 @@ OTHERS = (
         cost="2 prompts",
         settings={"templates": "ck"},
         poolings=("mean",),
-        method="ck",
         paper=_ZHANG,
     ),
     Row(
@@ -309,7 +300,6 @@ OTHERS = (
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
         page="kv-rerouting",
-        method="kv-rerouting",
     ),
     Row(
         "attention-pooling",
@@ -318,7 +308,6 @@ OTHERS = (
         "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
         page="attention-pooling",
         poolings=("last",),
-        method="attention-pooling",
     ),
     Row(
         "token-prepending",
@@ -328,7 +317,6 @@ OTHERS = (
         page="token-prepending",
         cost="less than 1",
         poolings=("last",),
-        method="token-prepending",
         own_template=_AS_A_PROMPT,
     ),
     Row(
@@ -341,7 +329,6 @@ OTHERS = (
         cost="about 1",
         poolings=("mean",),
         words=True,
-        method="hierarchical-token-prepending",
     ),
     Row(
         "value-aggregation",
@@ -352,7 +339,6 @@ OTHERS = (
         cost="less than 1",
         poolings=("last",),
         tried=("last",),
-        method="value-aggregation",
         own_template=_AS_A_PROMPT,
     ),
     Row(
@@ -363,7 +349,6 @@ OTHERS = (
         page="contrastive-prompting",
         cost="little more than 1",
         poolings=("last",),
-        method="contrastive-prompting",
         own_template=_AS_A_PROMPT,
     ),
     Row(
@@ -376,7 +361,6 @@ OTHERS = (
         poolings=("mean",),
         tried=("mean",),
         around=PARTS[PARTWISE],
-        method="early-late",
         own_template={"normalize_text": True},
     ),
     Row(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
+from ..version import __version__
 from . import build, compare, encode, layers, push, search, train
 from .common import app, console
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from torch import nn
 
-from ..catalogue import POOLINGS, Recipe, every_row, find, matching
-from ..data.demo import demo_sentences
-from ..data.tables import read_texts
-from ..files import whole_directory
-from ..hub.card import add_recipe
-from ..text.templates import PRESETS
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, app, clear_errors, console, load
-from .data import prompts_of
-
-#: Recipes by what ``--method`` calls them.
-METHODS = {row.method: row for row in every_row() if row.method}
-_DEFAULT = "reba"
+from ..files import check_free
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_model, command
+from .methods import DEFAULT, METHODS
 
 
-@app.command("build")
+@command("build")
 def build_command(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")],
@@ -41,7 +27,8 @@ def build_command(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"How the language model is read, in place of a recipe's name: {', '.join(METHODS)}. Default: reba.",
+            help=f"How the language model is read, in place of a recipe's name: {', '.join(METHODS)}. "
+            f"Default: {DEFAULT}.",
             show_default=False,
         ),
     ] = None,
@@ -83,91 +70,26 @@ def build_command(
     dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
-    with clear_errors():
-        if recipe and method:
-            raise ValueError("--recipe and --method say the same thing: give one of them.")
-        chosen = find(recipe) if recipe else _of_method(method or _DEFAULT)
-        mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
-        settings = _settings(
-            chosen, repetitions=repetitions, layers=_layers(layers), chunk_length=chunk_length, template=template
-        )
-        _check_pooling(chosen, mode)
-        if dtype is Dtype.fastest:
-            raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
-        chosen = replace(chosen, fit_texts=tuple(_fit_texts(chosen, fit_texts)))
-        with whole_directory(out) as scratch:
-            arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
-            module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
-            parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
-            if chosen.filter is not None:
-                parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
-            built = SentenceTransformer(
-                modules=[*parts, Normalize()] if normalize else parts,
-                device="cpu",
-                prompts=prompts_of(query_prompt, document_prompt) or None,
-            )
-            row = matching(chosen.row.module, {**chosen.row.settings, **settings})
-            if row is not None:
-                named = replace(chosen, row=row)
-                add_recipe(built, named.name, named.spec, named.says, row.citation)
-            built.save_pretrained(str(scratch))
-    console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
-
-
-def _of_method(method: str) -> Recipe:
-    if method not in METHODS:
+    if recipe and method:
+        raise ValueError("--recipe and --method say the same thing: give one of them.")
+    if method and method not in METHODS:
         raise ValueError(
             f"There is no --method {method}: give one of {', '.join(METHODS)}; or --recipe with the name or key of any "
             "row of any table."
         )
-    row = METHODS[method]
-    return Recipe(row, row.poolings[0], around=row.around)
+    layers_of(layers)
+    if dtype is Dtype.fastest:
+        raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
+    check_free(out, "--out")
+    check_model(model)
 
 
-def _settings(chosen: Recipe, **given: Any) -> dict[str, Any]:
-    """The module's arguments that the user gives; refuses those that the module does not have."""
-    module, settings = chosen.row.module, {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name not in module.config_keys:
-            having = [method for method, row in METHODS.items() if name in row.module.config_keys]
-            raise ValueError(f"--{name.replace('_', '-')} is for --method {_either(having)}; {chosen.name} has none.")
-        settings[name] = value
-    if template := settings.get("template"):
-        read = {} if template in PRESETS else chosen.row.own_template
-        settings.update({name: value for name, value in read.items() if name in module.config_keys})
-    return settings
+def layers_of(layers: str | None) -> str | list[int] | None:
+    """What ``--layers`` asks for.
 
-
-def _either(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
-
-
-def _check_pooling(chosen: Recipe, mode: str) -> None:
-    """Refuse a pooling that what stands around it does not fit."""
-    fitting = [POOLINGS[pooling] for pooling in chosen.poolings]
-    if chosen.around is not None and len(fitting) == 1 and mode not in fitting:
-        raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
-
-
-def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
-    """What stands around the pooling is fitted on; nothing where nothing is."""
-    if not chosen.fitted:
-        if path is not None:
-            raise ValueError(
-                f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
-                f"{chosen.row.key}+whitened; {chosen.name} is not."
-            )
-        return []
-    texts = demo_sentences() if path is None else read_texts(path)
-    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
-    console.print(f"Fitting what is {chosen.filtered} on {len(texts)} texts{hint}.", soft_wrap=True)
-    return texts
-
-
-def _layers(layers: str | None) -> str | list[int] | None:
+    Raises:
+        ValueError: If it is neither "all" nor indices.
+    """
     if layers is None or layers == "all":
         return layers
     try:

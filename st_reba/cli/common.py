@@ -1,17 +1,16 @@
-"""What the commands share."""
+"""What the commands share, and nothing that takes long to import: `running` has the rest."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ParamSpec
 
-import torch
 import typer
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,15 +23,11 @@ from rich.progress import (
 )
 from rich.progress import Task as Bar
 from rich.text import Text
-from safetensors import SafetensorError
-from sentence_transformers.util import get_device_name
-from transformers.utils import logging as transformers_logging
 
-from ..compare.precision import AGREED, agreement, cosines, sampled
-from ..files import is_full
-from ..lm.gguf import is_gguf
-from ..lm.precision import fastest_on_cpu
-from ..modules import CausalModule, CausalTransformer
+from ..files import check_free, is_full
+from ..lm.gguf_names import is_gguf
+
+Options = ParamSpec("Options")
 
 app = typer.Typer(
     name="st-reba",
@@ -45,6 +40,30 @@ app = typer.Typer(
 console = Console(markup=False, emoji=False, highlight=False)
 #: What is no result: errors, and what is told on the way. The first line of the output is the answer.
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], Callable[Options, None]]:
+    """Makes a subcommand of a function that has its options, and refuses what can be refused at once.
+
+    What the command does is ``run`` in the file of its name in ``running``, with the same options. That is imported
+    when it runs: it takes seconds, which ``--help`` and a refusal need not wait for.
+
+    Args:
+        name: Of the subcommand.
+        settings: Of typer's ``command``.
+    """
+
+    def made(check: Callable[Options, None]) -> Callable[Options, None]:
+        @wraps(check)
+        def checked_and_run(*args: Options.args, **options: Options.kwargs) -> None:
+            with clear_errors():
+                check(*args, **options)
+                import_module(f"{__package__}.running.{name}").run(*args, **options)
+
+        app.command(name, **settings)(checked_and_run)
+        return checked_and_run
+
+    return made
 
 
 class PoolingMode(str, Enum):
@@ -104,28 +123,6 @@ BestOption = Annotated[
 ]
 
 
-def check_devices(device: str | None) -> None:
-    """See that PyTorch can put something on a device, or on several with commas between.
-
-    Raises:
-        ValueError: If it cannot, with what it says.
-    """
-    names = [] if device is None else [part.strip() for part in device.split(",")]
-    if len({name.partition(":")[0] for name in names}) > 1:
-        # What runs on several refuses different kinds, in words of its own.
-        return
-    for name in names:
-        try:
-            # What a device computes comes back; "meta" takes everything and computes nothing.
-            torch.zeros(1, device=name, dtype=torch.float32).item()
-        # Each backend refuses with an error of another type.
-        except Exception as error:
-            raise ValueError(
-                f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu, or "
-                f"one that is there; without --device it is {get_device_name()}."
-            ) from error
-
-
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
 
@@ -155,86 +152,15 @@ def check_model(model: str) -> None:
         raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
 
 
-#: What says that a model did not come from the Hub.
-_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
-
-
-@contextmanager
-def usable(model: str, device: str | None = None) -> Iterator[None]:
-    """Check model and devices; if the model then does not come from the Hub, say so by its name.
+def check_places(out: Path | None, best: Path | None) -> None:
+    """See that a report, and the best recipe, can be written.
 
     Raises:
-        ValueError: As :func:`check_model` and :func:`check_devices`; or if the model's weights cannot be read.
-        OSError: If the Hub does not give the model.
+        ValueError: If something lies there.
     """
-    check_devices(device)
-    check_model(model)
-    try:
-        yield
-    except OSError as error:
-        said = error.__cause__ or error.__context__ or error
-        if Path(model).is_dir() or not isinstance(said, _HUB_ERRORS):
-            raise
-        raise OSError(
-            f"The model {model}: there is no such directory, and it cannot be had from the Hub "
-            f"({_first_line(said)}). Check the name, or give a directory."
-        ) from error
-    except SafetensorError as error:
-        if is_full(error):
-            raise
-        raise ValueError(
-            f"The model {model}: its weights are damaged or cut short ({_first_line(error)}). Fetch or save it again."
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def placement(device: str | None, dtype: Dtype) -> tuple[str, Dtype]:
-    """Where to run and in which precision, when that is left to us."""
-    device = device or get_device_name()
-    if dtype is Dtype.fastest:
-        dtype = Dtype(str(fastest_on_cpu()).removeprefix("torch.")) if device == "cpu" else Dtype.auto
-    return device, Dtype.float32 if dtype is Dtype.auto and device == "cpu" else dtype
-
-
-def load(
-    module_class: type[CausalModule],
-    model: str,
-    max_seq_length: int | None,
-    dtype: Dtype,
-    **settings: object,
-) -> CausalModule:
-    transformers_logging.disable_progress_bar()
-    with usable(model):
-        module = module_class(model, model_kwargs={"dtype": dtype.value}, **settings)  # type: ignore[arg-type]
-    if max_seq_length is not None:
-        module.max_seq_length = max_seq_length
-    return module
-
-
-def load_fastest(
-    model: str, max_seq_length: int | None, dtype: Dtype, device: str | None, texts: Sequence[str]
-) -> CausalModule:
-    """A model to be run: where bfloat16 would be the fastest, in that if on some of the texts it says the same."""
-    fastest = dtype is Dtype.fastest
-    device, dtype = placement(device, dtype)
-    if not fastest or dtype is not Dtype.bfloat16:
-        return load(CausalTransformer, model, max_seq_length, dtype).to(device)
-    sample = sampled(texts)
-    # One after the other: memory may have no room for both.
-    wanted = cosines(load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device), sample)
-    gc.collect()
-    backbone = load(CausalTransformer, model, max_seq_length, Dtype.bfloat16).to(device)
-    alike = agreement(wanted, cosines(backbone, sample))
-    told = f"the cosines of {len(sample)} of the texts are in the order of those of float32 up to {alike:.3f}"
-    if alike >= AGREED:
-        notes.print(f"In bfloat16: {told}.", soft_wrap=True)
-        return backbone
-    notes.print(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.", soft_wrap=True)
-    del backbone
-    return load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device)
+    for written, called in ((out, "--out"), (best, "--save-best")):
+        if written is not None:
+            check_free(written, called)
 
 
 @contextmanager

@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..catalogue import Recipe, asked_for
-from ..compare.mteb import resolve_tasks
-from ..compare.results import Comparison
-from ..compare.run import compare, compare_tasks, texts_of, work
-from ..compare.workload import Forecast, memory, speed
-from ..data.demo import DEMO_MODEL, demo_questions, demo_sentences
-from ..data.tables import Labelled, read_texts
-from ..evaluation import OddOneOutEvaluator
+from ..data.demo import DEMO_MODEL
 from ..files import check_file
-from ..modules import CausalModule
 from .common import (
     BatchOption,
     BestOption,
     DeviceOption,
     Dtype,
-    Language,
     LanguageOption,
     LengthOption,
     ModelOption,
     OutOption,
     RandomOption,
-    app,
-    check_devices,
-    clear_errors,
-    console,
-    load_fastest,
+    check_model,
+    check_places,
+    command,
     notes,
 )
 from .data import (
     ColumnsOption,
     CorpusOption,
     DataOption,
-    Demo,
     DemoOption,
     DocumentPromptOption,
     QrelsOption,
     QueriesOption,
     QueryPromptOption,
-    given,
+    check_given,
 )
-from .search import search_command
 from .several import Several
-from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write
-
-# With --recipes all.
-_REPETITIONS = 3
 
 
-@app.command("compare", cls=Several)
+@command("compare", cls=Several)
 def compare_command(
     model: ModelOption = str(DEMO_MODEL),
     data: DataOption = None,
@@ -135,106 +117,27 @@ def compare_command(
 
     Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
     """
-    with clear_errors():
-        if search:
-            _search_instead(
-                mteb or words or fit_texts or recipes or repetitions or dry_run or against or saved,
-                model=model, data=data, columns=columns, queries=queries, corpus=corpus, qrels=qrels,
-                query_prompt=query_prompt, document_prompt=document_prompt, demo=demo, language=language, seed=seed,
-                random=random, out=out, best=best, batch_size=batch_size, max_seq_length=max_seq_length,
-                dtype=dtype, device=device,
-            )  # fmt: skip
-            return
-        old = None if against is None else Comparison.load(against)
-        if saved is not None:
-            found = Comparison.load(saved)
-            show(found)
-            if old is not None:
-                show_changes(found, old)
-            return
-        if mteb and (data or columns or queries or corpus or qrels or demo or query_prompt or document_prompt or words):
-            raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
-        if mteb and dry_run:
-            raise ValueError("--dry-run counts the texts of --data: mteb's are not known before they are run.")
-        if mteb_results and not mteb:
-            raise ValueError("--mteb-results is for --mteb, which names the tasks.")
-        with_page = has_page(out, best)
-        check_devices(device)
-        check_file(words, "--words")
-        every = "all" in (recipes or [])
-        if repetitions and not every:
-            raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
-        if language and mteb:
-            raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
-        tasks = resolve_tasks(mteb) if mteb else []
-        texts, measured_on = ([], f"{len(tasks)} tasks of mteb") if tasks else given(
-            data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
-            query_prompt=query_prompt, document_prompt=document_prompt,
-        )  # fmt: skip
-        if best is not None and not tasks and not isinstance(texts, Labelled):
+    if search:
+        # What it did before searching had a command of its own.
+        notes.print("compare --search is deprecated and will go: use st-reba search.", style="yellow", soft_wrap=True)
+        if mteb or words or fit_texts or recipes or repetitions or dry_run or against or saved:
             raise ValueError(
-                "--save-best needs labels, and plain texts have none: use st-reba build to choose yourself."
+                "A search chooses by labelled pairs among combinations of its own, and fits on those texts: leave "
+                "--mteb, --words, --fit-texts, --recipes and --repetitions out."
             )
-        own = bool(tasks or data or queries)
-        shipped = None if own else language or Language.en
-        questions = None if tasks else _questions(words, None if demo is Demo.retrieval else shipped)
-        fit_on = None if fit_texts is None else read_texts(fit_texts)
-        plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
-        asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
-        random = random and controls
-        backbone = load_fastest(model, max_seq_length, dtype, device, plain if tasks else texts_of(texts))
-        total = None
-        if not tasks:
-            forecast = _forecast(backbone, asked, texts_of(texts), questions, batch_size, random)
-            (console if dry_run else notes).print(str(forecast), soft_wrap=True)
-            total = forecast.tokens
-        if dry_run:
-            return
-        store = None if tasks else kept(out)
-        with running(backbone, asked, batch_size, total, controls=controls, kept=store) as compared:
-            if tasks:
-                found = compare_tasks(compared, tasks, model=shown_model(model), output=mteb_results, random=random)
-            else:
-                found = compare(compared, texts, questions, fit_texts=fit_on, random=random)
-        hints = [] if recipes else ["--recipes all compares every recipe."]
-        found = typed(found, model, measured_on, fit_texts=fit_texts, max_seq_length=max_seq_length)
-        show(found, hints)
-        write(found, compared, out, with_page, best)
-        if old is not None:
-            show_changes(found, old)
-
-
-def _forecast(
-    backbone: CausalModule,
-    asked: Sequence[Recipe],
-    texts: Sequence[str],
-    questions: OddOneOutEvaluator | None,
-    batch_size: int,
-    random: bool,
-) -> Forecast:
-    """What a comparison will take, after a moment of measuring."""
-    words = [] if questions is None else questions.inputs()[0]
-    tokens = work(backbone, asked, texts, words, batch_size=batch_size, random=random)
-    lengths = [len(ids) for ids in backbone.token_ids(texts)]
-    copies = max((recipe.copies or 1 for recipe in asked), default=1)
-    weights, peak = memory(backbone, max(lengths), batch_size, copies, random)
-    measured = speed(backbone, list(zip(lengths, texts, strict=True)), batch_size)
-    return Forecast(len(asked), len(texts), tokens, measured, weights, peak)
-
-
-def _questions(words: Path | None, demo: Language | None) -> OddOneOutEvaluator | None:
-    """The word-sense questions to ask, if any: a file's, or those of the package in a language."""
-    if words is not None:
-        return OddOneOutEvaluator.from_csv(words)
-    return None if demo is None else OddOneOutEvaluator.from_csv(demo_questions(demo.value))
-
-
-def _search_instead(more: object, **options: Any) -> None:
-    """What ``--search`` did before searching had a command of its own."""
-    notes.print("compare --search is deprecated and will go: use st-reba search.", style="yellow", soft_wrap=True)
-    if more:
-        raise ValueError(
-            "A search chooses by labelled pairs among combinations of its own, and fits on those texts: leave --mteb, "
-            "--words, --fit-texts, --recipes and --repetitions out."
-        )
-    search_command(**options)
+    if saved is not None:
+        return
+    if mteb and (data or columns or queries or corpus or qrels or demo or query_prompt or document_prompt or words):
+        raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
+    if mteb and dry_run:
+        raise ValueError("--dry-run counts the texts of --data: mteb's are not known before they are run.")
+    if mteb_results and not mteb:
+        raise ValueError("--mteb-results is for --mteb, which names the tasks.")
+    check_places(out, best)
+    check_file(words, "--words")
+    if repetitions and "all" not in (recipes or []):
+        raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
+    if language and mteb:
+        raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
+    check_given(data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language)
+    check_model(model)

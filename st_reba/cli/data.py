@@ -61,6 +61,34 @@ def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
     return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 
+def check_given(
+    data: str | None,
+    *,
+    columns: str | None,
+    queries: str | None,
+    corpus: str | None,
+    qrels: str | None,
+    demo: Demo | None,
+    language: Language | None,
+) -> None:
+    """See that the options for data go together.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    parts = {"--queries": queries, "--corpus": corpus, "--qrels": qrels}
+    named = [name for name, value in parts.items() if value is not None]
+    if named and (data is not None or len(named) < len(parts)):
+        raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
+    own = data is not None or named
+    if own and (language or demo):
+        raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
+    if columns is not None:
+        if data is None:
+            raise ValueError("--columns is for --data: it says what that table's columns are called.")
+        match_asked(MEASURED, columns)
+
+
 def given(
     data: str | None = None,
     *,
@@ -76,20 +104,9 @@ def given(
     """What is to be measured on, and what it is called; tells in a line what was read.
 
     Raises:
-        ValueError: If options do not go together, or a row cannot be read.
+        ValueError: If a row cannot be read, or there are prompts for what has no queries.
         OSError: If something is not there.
     """
-    parts = {"--queries": queries, "--corpus": corpus, "--qrels": qrels}
-    named = [name for name, value in parts.items() if value is not None]
-    if named and (data is not None or len(named) < len(parts)):
-        raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
-    own = data is not None or named
-    if own and (language or demo):
-        raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
-    if columns is not None:
-        if data is None:
-            raise ValueError("--columns is for --data: it says what that table's columns are called.")
-        match_asked(MEASURED, columns)
     prompts = prompts_of(query_prompt, document_prompt)
 
     def tell(line: str) -> None:

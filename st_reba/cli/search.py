@@ -6,12 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..compare.run import compare, texts_of, work
-from ..compare.search import Found, with_selection
-from ..compare.search import search as run_search
 from ..data.demo import DEMO_MODEL
-from ..data.tables import Labelled
-from ..modules import CausalModule, CausalTransformer
 from .common import (
     BatchOption,
     BestOption,
@@ -23,12 +18,9 @@ from .common import (
     ModelOption,
     OutOption,
     RandomOption,
-    app,
-    check_devices,
-    clear_errors,
-    load,
-    placement,
-    progress_bar,
+    check_model,
+    check_places,
+    command,
 )
 from .data import (
     ColumnsOption,
@@ -39,13 +31,11 @@ from .data import (
     QrelsOption,
     QueriesOption,
     QueryPromptOption,
-    described,
-    given,
+    check_given,
 )
-from .showing import has_page, kept, running, show, typed, write
 
 
-@app.command("search")
+@command("search")
 def search_command(
     model: ModelOption = str(DEMO_MODEL),
     data: DataOption = None,
@@ -70,38 +60,6 @@ def search_command(
 
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
-    with clear_errors():
-        with_page = has_page(out, best)
-        check_devices(device)
-        labelled, _ = given(
-            data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
-            query_prompt=query_prompt, document_prompt=document_prompt,
-        )  # fmt: skip
-        if not isinstance(labelled, Labelled):
-            raise ValueError(
-                "A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task."
-            )
-        device, dtype = placement(device, dtype)
-        backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
-        chosen = _searched(backbone, labelled, seed, batch_size)
-        asked = chosen.recipes()
-        total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
-        with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
-            found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
-        on = f"{described(chosen.held_out, data, queries, language)}, held out"
-        found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
-        show(found)
-        write(found, recipes, out, with_page, best)
-
-
-def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
-    """The search, with a progress bar while it runs."""
-    with progress_bar() as progress:
-        bar = progress.add_task("Searching", total=None)
-        return run_search(
-            backbone,
-            data,
-            seed=seed,
-            batch_size=batch_size,
-            on_progress=lambda what, texts: progress.update(bar, advance=texts, description=f"Searching: {what}"),
-        )
+    check_places(out, best)
+    check_given(data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language)
+    check_model(model)

@@ -9,8 +9,10 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+# A model may name our modules, and in the command's worker processes nothing else makes them known.
+from .. import public as public
 from ..data.kept import check_characters
-from ..lm.gguf import is_gguf
+from ..lm.gguf_names import is_gguf
 from .sources import Sources, check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]

@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 
 from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__, cli
 from st_reba.catalogue import asked_for
+from st_reba.cli import common
+from st_reba.cli.common import Dtype
+from st_reba.cli.running import compare, models, search
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
@@ -54,13 +57,13 @@ class TestCompare:
             asked = asked_for(names, repetitions, fit_texts)
             return [recipe for recipe in asked if recipe.name in ("Classical", "ReBA-2")]
 
-        monkeypatch.setattr(cli.compare, "asked_for", fewer)
+        monkeypatch.setattr(compare, "asked_for", fewer)
 
     def test_with_no_arguments(self, monkeypatch):
         """The offline default: the demo LM, the English demo texts, word sense."""
-        monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.float32)
+        monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
         shown = []
-        real = cli.compare.compare
+        real = compare.compare
 
         def on_some(recipes, pairs, words, **settings):
             shown.append((recipes, pairs, words))
@@ -69,7 +72,7 @@ class TestCompare:
             )
             return real(recipes, some, OddOneOutEvaluator(words.questions[:4]), **settings)
 
-        monkeypatch.setattr(cli.compare, "compare", on_some)
+        monkeypatch.setattr(compare, "compare", on_some)
         output = run("compare")
         ((recipes, pairs, words),) = shown
         assert recipes.backbone.model.config.hidden_size == 256
@@ -112,7 +115,7 @@ class TestCompare:
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random")
         told = r"4 recipes on 40 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about \d+ sec"
         assert re.search(told, run("compare", *options))
-        monkeypatch.setattr(cli.compare, "compare", never)
+        monkeypatch.setattr(compare, "compare", never)
         output = run("compare", *options, "--dry-run", "--out", tmp_path / "out")
         assert re.fullmatch(rf".*{told}onds\. Memory: about \d+\.\d GB at the peak, .* weights\. ?", output)
         assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
@@ -128,7 +131,7 @@ class TestCompare:
         out = tmp_path / "out"
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--out", out)
         with monkeypatch.context() as broken:
-            broken.setattr(cli.compare, "show", lambda *args: exec("raise ValueError('stopped')"))
+            broken.setattr(compare, "show", lambda *args: exec("raise ValueError('stopped')"))
             assert "stopped" in run("compare", *options, expect=1)
         partial = tmp_path / "out.partial"
         assert list(partial.glob("*.safetensors"))
@@ -156,7 +159,7 @@ class TestCompare:
             shown.append((pairs, len(words.questions)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(cli.compare, "compare", asked)
+        monkeypatch.setattr(compare, "compare", asked)
         assert "enough" in run("compare", "--language", "zh", expect=1)
         assert shown == [(read_pairs(demo_pairs("zh")), 20)]
 
@@ -179,24 +182,24 @@ class TestCompare:
             asked.append((names, repetitions, list(fit_texts)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(cli.compare, "asked_for", every)
+        monkeypatch.setattr(compare, "asked_for", every)
         on = ("--model", backbone_path(), "--device", "cpu")
         assert "enough" in run("compare", "--recipes", "all", *on, *options, expect=1)
         assert asked == [(["all"], repetitions, [text for text in fitted_on if text.strip()])]
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(cli.common, "fastest_on_cpu", lambda: torch.bfloat16)
+        monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
-        monkeypatch.setattr(cli.common, "agreement", lambda first, second: 0.995)
+        monkeypatch.setattr(models, "agreement", lambda first, second: 0.995)
         output = run("compare", *options)
         assert "In bfloat16: the cosines of 24 of the texts are in the order of those of float32 up to 0.995." in output
         assert "pairs.tsv (bfloat16, cpu)" in output
-        monkeypatch.setattr(cli.common, "agreement", lambda first, second: 0.9)
+        monkeypatch.setattr(models, "agreement", lambda first, second: 0.9)
         output = run("compare", *options)
         assert "In float32, as bfloat16 does not agree: " in output
         assert "up to 0.900, and 0.99 is asked for." in output
         assert "pairs.tsv (float32, cpu)" in output
-        assert cli.common.placement("meta", cli.common.Dtype.fastest) == ("meta", cli.common.Dtype.auto)
+        assert models.placement("meta", Dtype.fastest) == ("meta", Dtype.auto)
 
     def pairs(self, tmp_path):
         data = tmp_path / "pairs.tsv"
@@ -246,7 +249,7 @@ class TestCompare:
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
         monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
         made = []
-        real = cli.search.compare
+        real = search.compare
 
         def turned(recipes, pairs, *, chosen, **settings):
             """The scores of the held-out half, with another recipe ahead of the chosen."""
@@ -264,7 +267,7 @@ class TestCompare:
             made.append(chosen)
             return dataclasses.replace(found, results=results)
 
-        monkeypatch.setattr(cli.search, "compare", turned)
+        monkeypatch.setattr(search, "compare", turned)
         best, report = tmp_path / "best", tmp_path / "report"
         options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--out", report)
         output = run("search", *options)
@@ -335,7 +338,7 @@ class TestCompare:
             shown.append((data, words))
             raise ValueError("enough")
 
-        monkeypatch.setattr(cli.compare, "compare", asked)
+        monkeypatch.setattr(compare, "compare", asked)
         run("compare", "--model", backbone_path(), "--demo", "retrieval", "--language", "zh", expect=1)
         ((data, words),) = shown
         assert (len(data), len(data.documents), words) == (60, 300, None)
@@ -353,7 +356,7 @@ class TestCompare:
         assert "Best on STS" in output
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(cli.compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
+        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
         options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS")
         output = run("compare", *options)
         assert "on 1 tasks of mteb" in output
@@ -391,7 +394,7 @@ class TestCompare:
 
     def test_search_was_an_option_once(self, monkeypatch):
         asked = {}
-        monkeypatch.setattr(cli.compare, "search_command", lambda **options: asked.update(options))
+        monkeypatch.setattr(search, "run", lambda **options: asked.update(options))
         output = run("compare", "--search", "--model", "m", "--seed", 3, "--no-random", "--out", "out")
         assert "compare --search is deprecated and will go: use st-reba search." in output
         assert (asked["model"], asked["seed"], asked["random"], asked["out"]) == ("m", 3, False, Path("out"))
@@ -422,7 +425,7 @@ class TestCompare:
 
 def test_the_time_left_is_told_from_the_first_batch_on():
     now = 0.0
-    column = cli.common._TimeLeft()
+    column = common._TimeLeft()
     with Progress(column, get_time=lambda: now, disable=True) as progress:
         bar = progress.add_task("", total=400)
         assert not column.render(progress.tasks[0])

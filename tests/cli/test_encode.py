@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, cli
+from st_reba.cli.running import encode as running
 
 from .. import processes
 from ..backbones import TEXTS
@@ -114,7 +115,7 @@ def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.encode, "encode_file", stop)
+    monkeypatch.setattr(running, "encode_file", stop)
     output = run(model_directory, texts, "--out", tmp_path / "a.npy", expect=130)
     assert "Stopped. The same command goes on from" in output
 
@@ -159,19 +160,19 @@ def test_bad_input(model_directory, tmp_path):
 
 
 def test_the_bar_shows_rate_and_time_left():
-    with cli.encode._Shown() as shown:
+    with running._Shown() as shown:
         shown("Encoding", 500, 1000)
         assert shown.tasks[0].completed == 500
         assert shown.tasks[0].speed is None, "what an interrupted run has left is not speed"
         shown("Encoding", 600, 1000)
         time.sleep(0.01)
         shown("Encoding", 700, 1000)
-        line = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
-        shown(cli.encode.HASHING, 500, 1000)
-        shown(cli.encode.HASHING, 600, 1000)
+        line = "".join(segment.text for segment in running.console.render(shown.get_renderable()))
+        shown(running.HASHING, 500, 1000)
+        shown(running.HASHING, 600, 1000)
         time.sleep(0.01)
-        shown(cli.encode.HASHING, 700, 1000)
-        hashing = "".join(segment.text for segment in cli.encode.console.render(shown.get_renderable()))
+        shown(running.HASHING, 700, 1000)
+        hashing = "".join(segment.text for segment in running.console.render(shown.get_renderable()))
     assert "Encoding" in line
     assert "texts/s" in line
     assert re.search(r"left +\d:\d\d:\d\d", line)

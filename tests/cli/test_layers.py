@@ -109,7 +109,7 @@ def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
     def missing():
         raise ImportError("Drawing needs matplotlib")
 
-    monkeypatch.setattr(cli.layers, "require_matplotlib", missing)
+    monkeypatch.setattr("st_reba.cli.running.layers.require_matplotlib", missing)
     assert "Drawing needs matplotlib" in layers("--out", tmp_path / "out", expect=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
 

@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from st_reba.cli.showing import show, typed
+from st_reba.cli.running.showing import show, typed
 from st_reba.compare.results import TIED
 
 from ..compare.report import samples

@@ -17,36 +17,28 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..catalogue import Recipe, find
-from ..compare.against import side_by_side
-from ..compare.answer import build_command
-from ..compare.kept import Kept
-from ..compare.ranking import best_of, rank
-from ..compare.report import write_report, write_results
-from ..compare.results import TIED, Comparison, Task, listed, measured
-from ..compare.run import Recipes
-from ..compare.save import save_best
-from ..data.demo import DEMO_MODEL
-from ..evaluation.bootstrap import Estimate
-from ..files import check_free
-from ..modules import CausalModule
-from ..optional import require_report
-from .common import console, marked, notes, progress_bar
+from ...catalogue import Recipe, find
+from ...compare.against import side_by_side
+from ...compare.answer import build_command
+from ...compare.kept import Kept
+from ...compare.ranking import best_of, rank
+from ...compare.report import write_report, write_results
+from ...compare.results import TIED, Comparison, Task, listed, measured
+from ...compare.run import Recipes
+from ...compare.save import save_best
+from ...data.demo import DEMO_MODEL
+from ...evaluation.bootstrap import Estimate
+from ...modules import CausalModule
+from ...optional import require_report
+from ..common import console, marked, notes, progress_bar
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 
 
-def has_page(out: Path | None, best: Path | None) -> bool:
-    """Whether a report is to have a page; says so early if the packages for it are missing.
-
-    Raises:
-        ValueError: If something lies where a report or the best recipe is to be written.
-    """
-    for written, called in ((out, "--out"), (best, "--save-best")):
-        if written is not None:
-            check_free(written, called)
+def has_page(out: Path | None) -> bool:
+    """Whether a report is to have a page; says so early if the packages for it are missing."""
     if out is None:
         return False
     try:

@@ -1,0 +1,121 @@
+"""What ``st-reba build`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from torch import nn
+
+from ...catalogue import POOLINGS, Recipe, Row, every_row, find, matching
+from ...data.demo import demo_sentences
+from ...data.tables import read_texts
+from ...files import whole_directory
+from ...hub.card import add_recipe
+from ...text.templates import PRESETS
+from ..build import layers_of
+from ..common import Dtype, PoolingMode, console
+from ..data import prompts_of
+from ..methods import DEFAULT, METHODS
+from .models import load
+
+
+def run(
+    *,
+    model: str,
+    out: Path,
+    recipe: str | None,
+    method: str | None,
+    pooling: PoolingMode | None,
+    repetitions: int | None,
+    layers: str | None,
+    chunk_length: int | None,
+    template: str | None,
+    fit_texts: str | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
+    normalize: bool,
+    max_seq_length: int | None,
+    dtype: Dtype,
+) -> None:
+    """Write a ready SentenceTransformer directory."""
+    chosen = find(recipe) if recipe else _of_method(method or DEFAULT)
+    mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
+    settings = _settings(
+        chosen, repetitions=repetitions, layers=layers_of(layers), chunk_length=chunk_length, template=template
+    )
+    _check_pooling(chosen, mode)
+    chosen = replace(chosen, fit_texts=tuple(_fit_texts(chosen, fit_texts)))
+    with whole_directory(out) as scratch:
+        arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
+        module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
+        parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
+        if chosen.filter is not None:
+            parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
+        built = SentenceTransformer(
+            modules=[*parts, Normalize()] if normalize else parts,
+            device="cpu",
+            prompts=prompts_of(query_prompt, document_prompt) or None,
+        )
+        row = matching(chosen.row.module, {**chosen.row.settings, **settings})
+        if row is not None:
+            named = replace(chosen, row=row)
+            add_recipe(built, named.name, named.spec, named.says, row.citation)
+        built.save_pretrained(str(scratch))
+    console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
+
+
+def _of_method(method: str) -> Recipe:
+    row = _row(method)
+    return Recipe(row, row.poolings[0], around=row.around)
+
+
+def _row(method: str) -> Row:
+    return next(row for row in every_row() if row.key == METHODS[method])
+
+
+def _settings(chosen: Recipe, **given: Any) -> dict[str, Any]:
+    """The module's arguments that the user gives; refuses those that the module does not have."""
+    module, settings = chosen.row.module, {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in module.config_keys:
+            having = [method for method in METHODS if name in _row(method).module.config_keys]
+            raise ValueError(f"--{name.replace('_', '-')} is for --method {_either(having)}; {chosen.name} has none.")
+        settings[name] = value
+    if template := settings.get("template"):
+        read = {} if template in PRESETS else chosen.row.own_template
+        settings.update({name: value for name, value in read.items() if name in module.config_keys})
+    return settings
+
+
+def _either(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _check_pooling(chosen: Recipe, mode: str) -> None:
+    """Refuse a pooling that what stands around it does not fit."""
+    fitting = [POOLINGS[pooling] for pooling in chosen.poolings]
+    if chosen.around is not None and len(fitting) == 1 and mode not in fitting:
+        raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
+
+
+def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
+    """What stands around the pooling is fitted on; nothing where nothing is."""
+    if not chosen.fitted:
+        if path is not None:
+            raise ValueError(
+                f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
+                f"{chosen.row.key}+whitened; {chosen.name} is not."
+            )
+        return []
+    texts = demo_sentences() if path is None else read_texts(path)
+    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
+    console.print(f"Fitting what is {chosen.filtered} on {len(texts)} texts{hint}.", soft_wrap=True)
+    return texts

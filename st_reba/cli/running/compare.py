@@ -1,0 +1,135 @@
+"""What ``st-reba compare`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...catalogue import Recipe, asked_for
+from ...compare.mteb import resolve_tasks
+from ...compare.results import Comparison
+from ...compare.run import compare, compare_tasks, texts_of, work
+from ...compare.workload import Forecast, memory, speed
+from ...data.demo import demo_questions, demo_sentences
+from ...data.tables import Labelled, read_texts
+from ...evaluation import OddOneOutEvaluator
+from ...modules import CausalModule
+from ..common import Dtype, Language, console, notes
+from ..data import Demo, given
+from . import search as searching
+from .models import check_devices, load_fastest
+from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write
+
+# With --recipes all.
+_REPETITIONS = 3
+
+
+def run(
+    *,
+    model: str,
+    data: str | None,
+    columns: str | None,
+    queries: str | None,
+    corpus: str | None,
+    qrels: str | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
+    demo: Demo | None,
+    language: Language | None,
+    words: Path | None,
+    mteb: list[str] | None,
+    mteb_results: Path | None,
+    recipes: list[str] | None,
+    search: bool,
+    seed: int,
+    fit_texts: str | None,
+    repetitions: int | None,
+    controls: bool,
+    random: bool,
+    dry_run: bool,
+    against: Path | None,
+    saved: Path | None,
+    out: Path | None,
+    best: Path | None,
+    batch_size: int,
+    max_seq_length: int | None,
+    dtype: Dtype,
+    device: str | None,
+) -> None:
+    """Compare, show what was found, and write it."""
+    if search:
+        searching.run(
+            model=model, data=data, columns=columns, queries=queries, corpus=corpus, qrels=qrels,
+            query_prompt=query_prompt, document_prompt=document_prompt, demo=demo, language=language, seed=seed,
+            random=random, out=out, best=best, batch_size=batch_size, max_seq_length=max_seq_length,
+            dtype=dtype, device=device,
+        )  # fmt: skip
+        return
+    old = None if against is None else Comparison.load(against)
+    if saved is not None:
+        found = Comparison.load(saved)
+        show(found)
+        if old is not None:
+            show_changes(found, old)
+        return
+    with_page = has_page(out)
+    check_devices(device)
+    tasks = resolve_tasks(mteb) if mteb else []
+    texts, measured_on = ([], f"{len(tasks)} tasks of mteb") if tasks else given(
+        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+        query_prompt=query_prompt, document_prompt=document_prompt,
+    )  # fmt: skip
+    if best is not None and not tasks and not isinstance(texts, Labelled):
+        raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
+    own = bool(tasks or data or queries)
+    shipped = None if own else language or Language.en
+    questions = None if tasks else _questions(words, None if demo is Demo.retrieval else shipped)
+    fit_on = None if fit_texts is None else read_texts(fit_texts)
+    plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
+    asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
+    random = random and controls
+    backbone = load_fastest(model, max_seq_length, dtype, device, plain if tasks else texts_of(texts))
+    total = None
+    if not tasks:
+        forecast = _forecast(backbone, asked, texts_of(texts), questions, batch_size, random)
+        (console if dry_run else notes).print(str(forecast), soft_wrap=True)
+        total = forecast.tokens
+    if dry_run:
+        return
+    store = None if tasks else kept(out)
+    with running(backbone, asked, batch_size, total, controls=controls, kept=store) as compared:
+        if tasks:
+            found = compare_tasks(compared, tasks, model=shown_model(model), output=mteb_results, random=random)
+        else:
+            found = compare(compared, texts, questions, fit_texts=fit_on, random=random)
+    hints = [] if recipes else ["--recipes all compares every recipe."]
+    found = typed(found, model, measured_on, fit_texts=fit_texts, max_seq_length=max_seq_length)
+    show(found, hints)
+    write(found, compared, out, with_page, best)
+    if old is not None:
+        show_changes(found, old)
+
+
+def _forecast(
+    backbone: CausalModule,
+    asked: Sequence[Recipe],
+    texts: Sequence[str],
+    questions: OddOneOutEvaluator | None,
+    batch_size: int,
+    random: bool,
+) -> Forecast:
+    """What a comparison will take, after a moment of measuring."""
+    words = [] if questions is None else questions.inputs()[0]
+    tokens = work(backbone, asked, texts, words, batch_size=batch_size, random=random)
+    lengths = [len(ids) for ids in backbone.token_ids(texts)]
+    copies = max((recipe.copies or 1 for recipe in asked), default=1)
+    weights, peak = memory(backbone, max(lengths), batch_size, copies, random)
+    measured = speed(backbone, list(zip(lengths, texts, strict=True)), batch_size)
+    return Forecast(len(asked), len(texts), tokens, measured, weights, peak)
+
+
+def _questions(words: Path | None, demo: Language | None) -> OddOneOutEvaluator | None:
+    """The word-sense questions to ask, if any: a file's, or those of the package in a language."""
+    if words is not None:
+        return OddOneOutEvaluator.from_csv(words)
+    return None if demo is None else OddOneOutEvaluator.from_csv(demo_questions(demo.value))

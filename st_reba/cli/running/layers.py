@@ -1,0 +1,114 @@
+"""What ``st-reba layers`` does."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+from scipy.stats import ConstantInputWarning
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from ...data.demo import DEMO_MODEL
+from ...data.tables import Labelled
+from ...evaluation import DependencyEvaluator, TurningPointEvaluator
+from ...evaluation.tasks import task_of
+from ...files import whole_directory
+from ...modules import CausalTransformer, EchoModule
+from ...optional import require_matplotlib
+from ...text.templates import Template
+from ..common import Dtype, Language, PoolingMode, console, marked, progress_bar
+from ..data import Demo, given
+from .models import check_devices, load, placement
+
+# The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
+_EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm": True}
+
+
+def run(
+    *,
+    model: str,
+    data: str | None,
+    columns: str | None,
+    queries: str | None,
+    corpus: str | None,
+    qrels: str | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
+    demo: Demo | None,
+    language: Language | None,
+    out: Path,
+    pooling: PoolingMode,
+    template: str | None,
+    batch_size: int,
+    max_seq_length: int | None,
+    dtype: Dtype,
+    device: str | None,
+) -> None:
+    """Read every layer, write tables and plots, and show the table."""
+    require_matplotlib()
+    check_devices(device)
+    labelled, called = given(
+        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+        query_prompt=query_prompt, document_prompt=document_prompt,
+    )  # fmt: skip
+    if not isinstance(labelled, Labelled):
+        raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
+    scored = task_of(labelled)
+    device, dtype = placement(device, dtype)
+    template = "{text}" if template is None else template
+    repeats = Template.parse(template).copies > 1
+    mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
+    with whole_directory(out) as scratch:
+        reader = EchoModule if repeats else CausalTransformer
+        module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
+        parts = [module, Pooling(module.get_embedding_dimension(), mode)]
+        read = SentenceTransformer(modules=parts, device=device, prompts=dict(scored.prompts))
+        with progress_bar() as progress:
+            texts = labelled.texts()
+            task = progress.add_task("Reading every layer", total=2 * len(texts))
+            turning_point = TurningPointEvaluator(
+                scored.evaluator(batch_size), on_step=lambda count: progress.advance(task, count)
+            )
+            with warnings.catch_warnings():
+                # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
+                warnings.simplefilter("ignore", ConstantInputWarning)
+                turning_point(read)
+            dependency = DependencyEvaluator(
+                texts, layers="all", batch_size=batch_size, on_step=lambda count: progress.advance(task, count)
+            )
+            dependency(read)
+        turning_point.write_csv(scratch / "layers.csv")
+        turning_point.draw(scratch / "layers.png")
+        dependency.write_csv(scratch / "dependency.csv")
+        dependency.draw(scratch / "dependency.png")
+    shown = "the demo LM" if model == str(DEMO_MODEL) else model
+    metric = scored.metrics()[0]
+    title = f"{shown}, {pooling.value} pooling, {called}"
+    # Not the table's own title, which would be broken where the table ends.
+    console.print(Text(title, style="italic"), soft_wrap=True)
+    console.print(_layers_table(turning_point, dependency, metric.metric))
+    console.print(
+        f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
+        f"{metric.metric}, x 100: {metric.note} Dependency: mean Spearman correlation of a text's last token with its "
+        "others.",
+        soft_wrap=True,
+    )
+    console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)
+
+
+def _layers_table(turning_point: TurningPointEvaluator, dependency: DependencyEvaluator, metric: str) -> Table:
+    table = Table()
+    table.add_column("Layer", justify="right")
+    table.add_column(metric[:1].upper() + metric[1:], justify="right")
+    table.add_column("Dependency", justify="right")
+    table.add_column("")
+    means = dependency.correlations.mean(axis=1)
+    for layer, (score, mean) in enumerate(zip(turning_point.scores, means, strict=True)):
+        best = layer == turning_point.turning_point
+        shown = "-" if math.isnan(score) else f"{100 * score:.1f}"
+        table.add_row(str(layer), marked(shown, best), f"{mean:.2f}", marked("turning point" if best else "", best))
+    return table

@@ -1,0 +1,71 @@
+"""What ``st-reba search`` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...compare.run import compare, texts_of, work
+from ...compare.search import Found, with_selection
+from ...compare.search import search as run_search
+from ...data.tables import Labelled
+from ...modules import CausalModule, CausalTransformer
+from ..common import Dtype, Language, progress_bar
+from ..data import Demo, described, given
+from .models import check_devices, load, placement
+from .showing import has_page, kept, running, show, typed, write
+
+
+def run(
+    *,
+    model: str,
+    data: str | None,
+    columns: str | None,
+    queries: str | None,
+    corpus: str | None,
+    qrels: str | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
+    demo: Demo | None,
+    language: Language | None,
+    seed: int,
+    random: bool,
+    out: Path | None,
+    best: Path | None,
+    batch_size: int,
+    max_seq_length: int | None,
+    dtype: Dtype,
+    device: str | None,
+) -> None:
+    """Search, show what was found beside its controls, and write it."""
+    with_page = has_page(out)
+    check_devices(device)
+    labelled, _ = given(
+        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
+        query_prompt=query_prompt, document_prompt=document_prompt,
+    )  # fmt: skip
+    if not isinstance(labelled, Labelled):
+        raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
+    device, dtype = placement(device, dtype)
+    backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
+    chosen = _searched(backbone, labelled, seed, batch_size)
+    asked = chosen.recipes()
+    total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
+    with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
+        found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
+    on = f"{described(chosen.held_out, data, queries, language)}, held out"
+    found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
+    show(found)
+    write(found, recipes, out, with_page, best)
+
+
+def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
+    """The search, with a progress bar while it runs."""
+    with progress_bar() as progress:
+        bar = progress.add_task("Searching", total=None)
+        return run_search(
+            backbone,
+            data,
+            seed=seed,
+            batch_size=batch_size,
+            on_progress=lambda what, texts: progress.update(bar, advance=texts, description=f"Searching: {what}"),
+        )

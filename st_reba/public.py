@@ -1,0 +1,15 @@
+"""The public names, and what makes them known: all that ``import st_reba`` gives. Importing this imports torch."""
+
+from .catalogue import PUBLIC_MODULES, Row, register, rows
+from .catalogue.rows import *  # noqa: F403
+from .lm.attention import function
+from .modules import registry
+from .readers.words import encode_words
+from .text.templates import META_TASKS, TEMPLATES, in_context
+from .version import __version__
+
+function.register()
+registry.register(*PUBLIC_MODULES)
+
+__all__ = ["META_TASKS", "TEMPLATES", "Row", "__version__", "encode_words", "in_context", "register"]
+__all__ += rows.__all__

@@ -1,0 +1,140 @@
+"""What the command does before it has to run a model takes no second: nothing that is slow to import is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from st_reba import ReBAModule, cli
+from st_reba.catalogue import PUBLIC_MODULES, every_row
+from st_reba.cli.methods import DEFAULT, METHODS
+from st_reba.modules import CausalModule
+
+from .. import processes
+from ..backbones import TEXTS
+from ..conftest import pipeline
+
+COMMANDS = ("build", "compare", "encode", "layers", "push", "search", "train")
+
+#: What takes from a tenth of a second to several seconds to import.
+SLOW = {
+    "accelerate", "datasets", "huggingface_hub", "jinja2", "matplotlib", "mteb", "numpy", "pandas", "peft", "pyarrow",
+    "scipy", "sentence_transformers", "sklearn", "tokenizers", "torch", "transformers",
+}  # fmt: skip
+
+#: Command lines, and what each says.
+LINES = [
+    (["--version"], "."),
+    (["--help"], "compare"),
+    ([], "Usage"),
+    *(([command, "--help"], f"st-reba {command}") for command in COMMANDS),
+    (["build", "--help"], "value-aggregation"),
+    (["nonsense"], "No such command"),
+    (["compare", "--nonsense"], "No such option"),
+    (["layers", "--batch-size", "0"], "Invalid value"),
+    (["compare", "--mteb", "STSB", "--data", "x.tsv"], "--mteb brings its own texts"),
+    (["compare", "--search", "--recipes", "all"], "A search chooses by labelled pairs"),
+    (["compare", "--words", "no.csv"], "there is no such file"),
+    (["compare", "--model", "./no"], "there is no such directory"),
+    (["search", "--columns", "a,b"], "--columns is for --data"),
+    (["layers", "--queries", "q.jsonl"], "Retrieval takes --queries"),
+    (["build", "--model", "org/name", "--out", "out", "--method", "rabe"], "There is no --method rabe"),
+    (["encode", "./no", "texts.txt", "--out", "out.npy"], "there is no such directory"),
+    (["encode", "org/name", "texts.txt", "--out", "out.npy", "--workers", "2"], "--workers is for --engine ray"),
+    (["train", "freeze", "--config", "no.yaml", "--out", "out"], "there is no such file"),
+    (["push", "no", "org/name"], "there is no such directory"),
+    (["push", "no", "name"], 'a repository is "org/name"'),
+]
+
+#: Runs one line after another, and tells after each what is imported by then.
+EACH_LINE = """
+import contextlib, io, json, sys
+from st_reba.cli import app
+
+told = []
+for line in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        app(line, prog_name="st-reba")
+    told.append([said.getvalue(), sorted({name.partition(".")[0] for name in sys.modules})])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes the program ``st-reba``, which is known by its name."""
+
+    def write(code: str):
+        path = tmp_path / "bin" / "st-reba"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_what_needs_no_model_imports_nothing_slow(script, tmp_path):
+    # A new interpreter: a process that was forked has torch.
+    command = [sys.executable, str(script(EACH_LINE)), json.dumps([line for line, _ in LINES])]
+    wide = {**os.environ, "COLUMNS": "300"}
+    done = subprocess.run(command, cwd=tmp_path, env=wide, capture_output=True, text=True, check=True)
+    for (line, expected), (said, imported) in zip(LINES, json.loads(done.stdout), strict=True):
+        assert expected in " ".join(said.split()), line
+        assert not SLOW & {*imported}, line
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_runs_takes_what_is_asked_for(command):
+    """They meet by name: no type checker sees it."""
+    asked = get_type_hints(getattr(getattr(cli, command), f"{command}_command"))
+    assert asked == get_type_hints(import_module(f"st_reba.cli.running.{command}").run)
+
+
+def test_every_method_is_a_recipe():
+    """And every public module that reads a language model is had by some method."""
+    rows = {row.key: row for row in every_row()}
+    assert DEFAULT in METHODS
+    offered = {rows[key].module.__name__ for key in METHODS.values()}
+    readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
+    assert readers - offered == {"InputEmbeddings", "LayerStates"}
+
+
+def test_the_package_in_the_commands_process(script, tmp_path):
+    """Names are there when they are asked for."""
+    code = """
+import sys
+import st_reba
+assert "st_reba.public" not in sys.modules
+try:
+    st_reba.nonsense
+except AttributeError as error:
+    assert "nonsense" in str(error)
+from st_reba import ReBAModule, cli, encode_words
+from st_reba import *
+assert {"ReBAModule", "register", "__version__"} <= {*globals()}
+assert ReBAModule is st_reba.modules.ReBAModule
+"""
+    done = processes.run(script(code), out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+
+
+def test_worker_processes_of_the_command_know_our_modules(script, backbone_path, tmp_path):
+    model, texts, out = (tmp_path / name for name in ("model", "texts.txt", "out.npy"))
+    pipeline(ReBAModule(backbone_path())).save_pretrained(str(model), create_model_card=False)
+    texts.write_text("\n".join(TEXTS), encoding="utf-8")
+    path = script("from st_reba.cli import app\n\nif __name__ == '__main__':\n    app()\n")
+    arguments = ("encode", model, texts, "--out", out, "--device", "cpu,cpu", "--chunk-size", "2")
+    done = processes.run(path, *arguments, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+    expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
