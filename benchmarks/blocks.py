@@ -32,6 +32,11 @@ def is_layer(value: Value) -> bool:
     return value is not None
 
 
+def each_fifth(value: Value) -> bool:
+    """A layer in five."""
+    return isinstance(value, int) and value % 5 == 0
+
+
 def is_control(value: Value) -> bool:
     return value in CONTROLS
 
@@ -167,6 +172,23 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
             Column("score", interval=False, bold=False),
             Column("ahead of PromptEOL", show="difference", bold=False),
         ),
+    ),
+    "dependency": Table(
+        "dependency",
+        where={"layer": None},
+        split=("model", "set"),
+        rows=Each(("recipe",)),
+        columns=(
+            Column("median, and quartiles", TRAINED, show="median", bold=False),
+            Column("random weights", RANDOM, show="median", bold=False),
+        ),
+    ),
+    "dependency-layers": Table(
+        "dependency",
+        where={**TRAINED, "recipe": "Classical", "layer": is_layer},
+        split=("model", "set"),
+        rows=Each(("layer",), (("after layer", "{layer}"),), where={"layer": each_fifth}),
+        columns=(Column("median, and quartiles", show="median", bold=False),),
     ),
     "precision": Table(
         "scores",

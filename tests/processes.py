@@ -28,6 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import tqdm.std
+
 #: What takes most of the time to import, and does not know the Hub's client.
 WITHOUT_A_HUB = ("torch", "torch._dynamo", "scipy.stats", "sklearn.metrics", "pandas", "pyarrow.dataset", "sympy")
 
@@ -99,12 +101,18 @@ _nurseries: dict[bool, Nursery] = {}
 def prepare() -> None:
     """Import the large libraries, and fork both nurseries on the way."""
     if FORKS and "st_reba" not in sys.modules:
+        _bars_of_our_own()
         for name in WITHOUT_A_HUB:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         _nurseries[False] = Nursery()
         importlib.import_module("sentence_transformers")
         _nurseries[True] = Nursery()
+
+
+def _bars_of_our_own() -> None:
+    """Progress bars wait for each other within a process, not for those of forked ones, which may be killed in one."""
+    tqdm.std.tqdm.set_lock(threading.RLock())
 
 
 def finish() -> None:
@@ -216,6 +224,7 @@ def _become(words: list[str], env: dict[str, str], out: str, cwd: str) -> NoRetu
 
 def _execute(words: list[str]) -> NoReturn:
     """What Python does with a command line."""
+    _bars_of_our_own()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
     code = 1

@@ -13,7 +13,7 @@ from .results import Comparison, Result, Task
 
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """What one recipe scored before, what it scores now, and the difference.
 
     Attributes:
@@ -41,7 +41,7 @@ class SideBySide:
     """
 
     task: Task
-    changes: list[Change]
+    changes: list[Difference]
     paired: bool
     says: list[str]
 
@@ -94,7 +94,7 @@ def _paired(new: Comparison, old: Comparison) -> Statistic | None:
     return replace(new.items, values=values).statistic()
 
 
-def _change(now: Result, then: Result, task: Task, statistic: Statistic | None) -> Change:
+def _change(now: Result, then: Result, task: Task, statistic: Statistic | None) -> Difference:
     new, old = now.scores[task.name], then.scores[task.name]
     value = new.value - old.value
     if statistic is not None and {f"new {now.name}", f"old {now.name}"} <= set(statistic.recipes):
@@ -103,10 +103,10 @@ def _change(now: Result, then: Result, task: Task, statistic: Statistic | None) 
         low = value - math.hypot(new.value - new.low, old.high - old.value)
         high = value + math.hypot(new.high - new.value, old.value - old.low)
     # Where there is no interval nothing is told.
-    return Change(now.name, old, new, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
+    return Difference(now.name, old, new, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
 
 
-def _says(new: Comparison, old: Comparison, task: Task, changes: Sequence[Change], paired: bool) -> list[str]:
+def _says(new: Comparison, old: Comparison, task: Task, changes: Sequence[Difference], paired: bool) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
     by = f"{largest.name} by {_signed(largest.difference, task)}"

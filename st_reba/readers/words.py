@@ -10,7 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import BaseModel
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm
 
 from ..modules import CausalModule
 

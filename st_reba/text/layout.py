@@ -27,7 +27,7 @@ def feature_names(of: str = "") -> list[str]:
     Args:
         of: The key of the change whose companion it is; empty: the module's own layout.
     """
-    # "..._input_ids" is how ST's trainer tells the columns of a data set apart.
+    # "*_input_ids" is how ST's trainer tells the columns of a data set apart.
     return [f"{name}_of_{of}" if of else name for name in _PADDING]
 
 
