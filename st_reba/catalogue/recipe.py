@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -71,6 +72,7 @@ class Row:
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
         bag: Whether it is a control, which looks at no context, and no recipe to choose.
+        method: Deprecated, and read by nothing: ``st-reba build --recipe`` takes the key.
         own_template: Arguments that hold where the user gives a template's text of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
@@ -94,9 +96,17 @@ class Row:
     words: bool = False
     same_if_last: str = ""
     bag: bool = False
+    method: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: str = ""
     unchanged: str = ""
+
+    def __post_init__(self) -> None:
+        if self.method:
+            told = (
+                f"method={self.method!r} names nothing any more: st-reba build --recipe {self.key} takes the row's key."
+            )
+            warnings.warn(told, DeprecationWarning, stacklevel=3)
 
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
         """The module's arguments under a pooling, read after a layer, or at its own end if None."""

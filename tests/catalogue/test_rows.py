@@ -16,6 +16,7 @@ from st_reba.catalogue import (
     PUBLIC_MODULES,
     RANDOM,
     Recipe,
+    Row,
     asked_for,
     bags_of_input_embeddings,
     changed,
@@ -150,3 +151,8 @@ def test_a_recipe_is_known_by_its_module_and_settings():
         assert matching(row.module, dict(row.settings)) == row
     assert matching(st_reba.ReBAModule, {"repetitions": 2, "layers": [0]}) is None
     assert matching(st_reba.ReBAModule, {"repetitions": 7}).name == "ReBA-7"
+
+
+def test_what_build_calls_a_row_stands_no_more_in_it():
+    with pytest.warns(DeprecationWarning, match="st-reba build --recipe mine takes the row's key"):
+        Row("mine", "Mine", st_reba.CausalTransformer, "as mine", method="mine")
