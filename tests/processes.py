@@ -158,11 +158,14 @@ def spawn(path: str, words: Sequence[bytes | str], descriptors: Iterable[int]) -
     """
     pid = os.fork()
     if pid == 0:
-        kept = {0, 1, 2, *descriptors}
+        nothing = os.open(os.devnull, os.O_RDWR)
+        kept = {0, 1, 2, nothing, *descriptors}
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor not in kept:
+                # Not closed: a file object that is inherited would later close whatever has got its number.
                 with contextlib.suppress(OSError):
-                    os.close(descriptor)
+                    os.fstat(descriptor)
+                    os.dup2(nothing, descriptor)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _execute([os.fsdecode(word) for word in words[words.index("-c") :]])
     return pid

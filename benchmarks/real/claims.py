@@ -78,6 +78,10 @@ def on_pairs(language: str) -> list[Claim]:
         Claim("Four passes are ahead of two", read("rt-4"), read("rt-2")),
         Claim("Eight passes are below four", read("rt-4"), read("rt-8")),
         Claim("A bidirectional last layer lifts the mean, untrained", read("bidirectional"), CLASSICAL),
+        *(
+            Claim(f"A bidirectional last layer lifts {each.recipe}, untrained", read(f"{key}-bidirectional"), each)
+            for key, each in (("echo-2", ECHO), ("reba-2", REBA))
+        ),
         *(Claim("An earlier layer is ahead of the last", each, each, _chosen(each)) for each in readings),
         *(
             Claim(f"A filter helps: {name}", replace(each, filter=name), each)

@@ -31,6 +31,7 @@ from st_reba import (
 )
 from st_reba.data.demo import DEMO_MODEL
 from st_reba.modules import checks, readout
+from st_reba.text.layout import Layout
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -355,7 +356,7 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     expected = model(recipe).encode([*TEXTS, ""], batch_size=6)
     module = model(recipe)[0]
     calls = []
-    layout = module._layout(module.preprocess(TEXTS))
+    layout = Layout.of(module.preprocess(TEXTS))
     read = "_read"
     if isinstance(module, MetaEOLModule):
         # What stands before the texts has run once for all parts.
