@@ -79,7 +79,7 @@ class TestEveryCommand:
     def test_layers(self, odd, pairs, model):
         out = odd / "layers"
         shown = run("layers", *model, "--data", pairs, "--out", out)
-        assert f"20 pairs of {pairs}" in shown
+        assert f"20 pairs of {pairs.name}" in shown
         assert f"dependency.png to {out}" in shown
         assert f"{odd / 'no.tsv'}" in run("layers", *model, "--data", odd / "no.tsv", expect=1)
 
@@ -131,7 +131,9 @@ def test_every_refusal_for_a_missing_package_is_among_them():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             if "raise ImportError" in ast.unparse(function):
-                assert (path.name, function.name) == ("optional.py", "require"), f"{path}: {function.name}"
+                # The second passes on what fsspec says, which names the package of each file system.
+                known = (("optional.py", "require"), ("sources.py", "_asking"))
+                assert (path.name, function.name) in known, f"{path}: {function.name}"
     assert {"require_report", "require_pyarrow", "require_ray", "require_mteb", "require_gguf", "require_peft"} <= {
         name.rpartition(".")[2] for name in HINTS
     }
