@@ -79,7 +79,7 @@ class TestEveryCommand:
     def test_layers(self, odd, pairs, model):
         out = odd / "layers"
         shown = run("layers", *model, "--data", pairs, "--out", out)
-        assert f"20 pairs of {pairs.name}" in shown
+        assert f"{pairs}: 20 pairs" in shown
         assert f"dependency.png to {out}" in shown
         assert f"{odd / 'no.tsv'}" in run("layers", *model, "--data", odd / "no.tsv", expect=1)
 
@@ -126,14 +126,16 @@ HINTS = _hints()
 _OPTIONAL = ("matplotlib", "jinja2", "gguf", "mteb", "pyarrow", "ray", "peft", "datasets", "accelerate")
 
 
+#: What says that something is not installed: one place, and what hands on the sentence of a file system of fsspec's.
+REFUSING = {("optional.py", "require"), ("sources.py", "_asking")}
+
+
 def test_every_refusal_for_a_missing_package_is_among_them():
     for path in Path(st_reba.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             if "raise ImportError" in ast.unparse(function):
-                # The second passes on what fsspec says, which names the package of each file system.
-                known = (("optional.py", "require"), ("sources.py", "_asking"))
-                assert (path.name, function.name) in known, f"{path}: {function.name}"
+                assert (path.name, function.name) in REFUSING, f"{path}: {function.name}"
     assert {"require_report", "require_pyarrow", "require_ray", "require_mteb", "require_gguf", "require_peft"} <= {
         name.rpartition(".")[2] for name in HINTS
     }
