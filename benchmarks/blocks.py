@@ -194,7 +194,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         "scores",
         where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},
         split=("model", "set", "metric"),
-        rows=RECIPES,
+        rows=Each(RECIPES.fields, where={"precision": "float32"}),
         columns=(
             Column("float32", {"precision": "float32"}, bold=False),
             Column("bfloat16", {"precision": "bfloat16"}, bold=False),
