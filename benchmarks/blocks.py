@@ -285,6 +285,13 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
             *(Column(titles, {"set": titles}) for titles in TITLES),
         ),
     ),
+    "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
+    "cost-limit": costs(
+        "limit",
+        ("share of the time", "share of the time by the profiler"),
+        Each(("quantity", "contender"), (("", "{quantity}"), ("of Classical, mean", "{contender}"))),
+        LENGTHS_BY_BATCH,
+    ),
     "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS),
     "cost-passes": costs("passes", ("time",), RATIO_BY_BATCH, LENGTHS),
     "cost-sweep": costs("sweep", ("time",), RATIO, LENGTHS_BY_BATCH),
