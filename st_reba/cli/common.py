@@ -165,7 +165,7 @@ def check_places(out: Path | None, best: Path | None) -> None:
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """What a user can mend is said in a sentence; anything else keeps its trace."""
+    """What a user can put right becomes a sentence; anything else keeps its trace."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
