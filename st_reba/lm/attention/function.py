@@ -168,7 +168,7 @@ def _explicit_attention(
     sinks = sinks if sinks is None else by_group(sinks[None], key)[0]
     outputs, sums = [], []
     for part in group_slices(query, key):
-        scores = by_group(query, key)[:, part] @ key[:, part, None].mT
+        scores = by_group(query, key, part) @ key[:, part, None].mT
         if torch.is_grad_enabled():
             scores = scores * scale
             scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -177,7 +177,7 @@ def _explicit_attention(
             scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
         scores = widened(scores)
         if bias is not None:
-            scores = scores + by_group(bias, key)[:, part if bias.shape[1] > 1 else slice(None)]
+            scores = scores + by_group(bias, key, part)
         weights = scores.softmax(dim=-1)
         # The largest weight is exp(its score - lse): no second sum over all of them.
         lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()

@@ -64,18 +64,21 @@ def plain_attention(
     visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
     sums = []
     for part in group_slices(query, key):
-        scores = widened(by_group(query, key)[:, part]) @ widened(key[:, part, None]).mT * scale
+        scores = widened(by_group(query, key, part)) @ widened(key[:, part, None]).mT * scale
         if bias is not None:
-            scores += by_group(bias, key)[:, part if bias.shape[1] > 1 else slice(None)]
+            scores += by_group(bias, key, part)
         if visible is not None:
             scores.masked_fill_(~visible, float("-inf"))
         sums.append(scores.logsumexp(dim=-1))
     return output, torch.cat(sums, dim=1).flatten(1, 2)
 
 
-def by_group(values: Tensor, key: Tensor) -> Tensor:
-    """(B, H, ...) as (B, G, H / G, ...), by the G key-value heads of ``key``; what is one for all heads stays so."""
-    return values.unflatten(1, (key.shape[1] if values.shape[1] > 1 else 1, -1))
+def by_group(values: Tensor, key: Tensor, part: slice = slice(None)) -> Tensor:
+    """(B, H, ...) as (B, G, H / G, ...), by the G key-value heads of ``key``, and a part of these.
+
+    What is one for all heads, (B, 1, ...), stays so.
+    """
+    return values.unflatten(1, (key.shape[1], -1))[:, part] if values.shape[1] > 1 else values[:, :, None]
 
 
 def group_slices(query: Tensor, key: Tensor) -> Iterator[slice]:

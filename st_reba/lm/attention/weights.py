@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..precision import summing_dtype, widened
+from .kernels import by_group
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
@@ -116,19 +117,19 @@ class QueryKeySource:
         return replace(self, key=key, bias=bias)
 
     def of_all_heads(self, queries: slice) -> GroupedQueries:
-        groups = self.key.shape[1]
-        batch, count = self.batch, queries.stop - queries.start
-        heads = self.heads // groups
-        # Each is laid out anew, and widened, in one operation.
-        query = torch.empty(batch, groups, count, heads, self.query.shape[3], dtype=self.dtype, device=self.device)
-        query.copy_(self.query[:, :, queries].unflatten(1, (groups, heads)).transpose(2, 3))
-        key = torch.empty(self.key.shape, dtype=self.dtype, device=self.device).copy_(self.key)
-        lse = self.log_sum_exp[:, :, queries].unflatten(1, (groups, heads)).transpose(2, 3)
-        bias = self.bias
-        if bias is not None:
-            bias = bias[:, :, queries]
-            bias = bias.unflatten(1, (groups, heads) if bias.shape[1] > 1 else (1, 1)).permute(0, 1, 4, 3, 2)
-        return GroupedQueries(query, key, lse.contiguous(), self.scale, bias, self.softcap)
+        def grouped(values: Tensor) -> Tensor:
+            """(B, H, N, ...) as (B, G, queries, R, ...)."""
+            return by_group(values[:, :, queries], self.key).transpose(2, 3)
+
+        def laid_out(values: Tensor) -> Tensor:
+            """Anew, and widened, in one operation."""
+            return torch.empty(values.shape, dtype=self.dtype, device=self.device).copy_(values)
+
+        bias = None if self.bias is None else grouped(self.bias).permute(0, 1, 4, 2, 3)
+        return GroupedQueries(
+            laid_out(grouped(self.query)), laid_out(self.key), laid_out(grouped(self.log_sum_exp)), self.scale, bias,
+            self.softcap,
+        )  # fmt: skip
 
     def at_queries(self, positions: Tensor) -> QueryKeySource:
         """The same layer with one query a text, ``positions`` (B,)."""
