@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing
-from picture import Panel, Picture, Series
+from picture import ByCost, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
 
@@ -131,7 +131,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
     "recipes-stsb-zh": all_recipes({**SPEARMAN, "set": CHINESE}),
     "layers-stsb-en": best_layers(ENGLISH),
     "layers-stsb-zh": best_layers(CHINESE),
-    "layers-picture": Picture(
+    "layers-picture": ByLayer(
         "layers.svg",
         panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, ENGLISH), Panel(GEMMA, CHINESE)),
         series=(
@@ -142,6 +142,29 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         ),
         level=Series(BAG, {"recipe": BAG, "layer": None}),
     ),
+    "cost-picture": ByCost(
+        "cost.svg",
+        Panel(SMOLLM2, ENGLISH),
+        recipes=(
+            Named("Classical", "mean"),
+            Named("Classical", "last"),
+            Named("KV re-routing", "mean"),
+            Named("Echo-2", "mean"),
+            Named("ReBA-2", "mean"),
+            Named("PromptEOL", "last"),
+            Named("Value aggregation", "last"),
+            Named("Pretended CoT", "last"),
+            Named("CK", "mean"),
+            Named("MetaEOL", "mean"),
+            Named("Early and late", "mean", filter=PARTWISE),
+        ),
+        levels=(
+            Series("bag of input embeddings", {"model": SMOLLM2, "recipe": BAG, "filter": ""}),
+            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
+        ),
+        unit="Classical, mean",
+    ),
+    "cost-recipes": costs("recipes", ("time",), RATIO, LENGTHS_BY_BATCH),
     "word-sense": Table(
         "scores",
         where={"metric": WORDS, "filter": ""},
