@@ -33,6 +33,8 @@ else:
 
 # Seconds that a card waits for the Hub to say what a base model's licence is.
 _HUB_PATIENCE = 5
+# Characters of a line of a model's architecture.
+_LONGEST_LINE = 2000
 
 
 class MTEBResult(Protocol):
@@ -131,6 +133,7 @@ class _OurCardData(_AnyCardData):
             "towers": hasattr(module, "towers"),
             "st_reba_version": __version__,
             "comparison": self.comparison,
+            "model_string": _shortened(metadata["model_string"]),
             "model_class": type(self.model).__name__,
             "multi_vector": self.MULTI_VECTOR,
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
@@ -334,6 +337,12 @@ def _code(value: object) -> str:
     text = text.replace("|", "\\|")
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
+
+
+def _shortened(text: str) -> str:
+    """A text whose lines end somewhere: the tokens that a mask leaves out are thousands."""
+    lines = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in text.splitlines())
+    return "\n".join(lines)
 
 
 def _is_ours(model: Any) -> bool:

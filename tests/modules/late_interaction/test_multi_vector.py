@@ -159,6 +159,16 @@ def test_it_loads_by_the_literal_line(dimension, backbone_path, tmp_path):
     assert {reference for reference in references if reference.startswith("st_reba")} == ours
 
 
+def test_a_card_does_not_name_thousands_of_tokens(shared, tmp_path):
+    model = multi_vector_encoder(CausalTransformer(shared()))
+    mask = next(part for part in model if hasattr(part, "skiplist_words"))
+    mask.skiplist_words += [f"<{number}>" for number in range(5000)]
+    model.save_pretrained(str(tmp_path))
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "MultiVectorMask" in card
+    assert max(map(len, card.splitlines())) < 2100
+
+
 def test_weights_of_a_projection_stay_float32(shared):
     projection = TokenProjection(torch.ones(4), torch.eye(4)[:2]).bfloat16()
     assert projection.mean.dtype == projection.directions.dtype == torch.float32
