@@ -140,7 +140,7 @@ def _reader(module: CausalModule, layer: int) -> CausalModule:
 def _read(reader: CausalModule, on_progress: Progress) -> Tensor:
     """What a module reads off each entry of the vocabulary alone."""
     device = reader.model.device
-    before, _ = special_tokens(reader.tokenizer)
+    before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
     size = backbone.vocabulary_size(reader.model)
     blocks = []
     for start in range(0, size, _BLOCK):
