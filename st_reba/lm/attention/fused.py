@@ -7,10 +7,10 @@ used from then on if it agreed with the computation in float64 and took less tim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -148,10 +148,10 @@ def _faster(fold: Fold, source: QueryKeySource, keys: slice, kind: Kind, instead
     for measured in range(_ROUNDS + 1):
         for each in shortest:
             synchronize()
-            start = time.perf_counter()
+            start = perf_counter()
             for _ in range(_RUNS):
                 _folded(each, source, keys, kind.in_order)
             synchronize()
             if measured:
-                shortest[each] = min(shortest[each], time.perf_counter() - start)
+                shortest[each] = min(shortest[each], perf_counter() - start)
     return shortest[fold] < shortest[instead_of]

@@ -82,10 +82,10 @@ class RunningMaximum:
             self._maximum = self._with_gradient(source, keys)
         elif scratch is not None and self._bytes_at_once(source, keys) > scratch:
             self._fold(source, keys, self._so_far(source, keys), scratch)
-        elif fused := fused_fold(source, in_order, _fold_at_once):
+        elif fused := fused_fold(source, in_order, fold_at_once):
             fused(keys, self.queries, self._so_far(source, keys), in_order)
         elif in_order:
-            _fold_at_once(source, keys, self.queries, self._so_far(source, keys), in_order)
+            fold_at_once(source, keys, self.queries, self._so_far(source, keys), in_order)
         else:
             weights = source.of_all_heads(self.queries).log_weights(slice(None), keys, 0)
             self._of_layers.append(weights.amax(dim=(1, 4)))
@@ -129,7 +129,7 @@ class RunningMaximum:
         return _before(keys, self.queries) if isinstance(self.keys, slice) else 0
 
 
-def _fold_at_once(source: WeightSource, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
+def fold_at_once(source: WeightSource, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
     """Take the maximum of all heads at once, in place: a few operations a block of keys, however many heads there are.
 
     As :data:`~st_reba.lm.attention.fused.Fold` says.

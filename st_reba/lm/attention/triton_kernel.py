@@ -95,12 +95,13 @@ def fold(source: QueryKeySource, keys: slice, queries: slice, maximum: Tensor, i
         source: In float32, bfloat16 or float16.
         keys: Key positions, n of them.
         queries: Query positions, Q of them.
-        maximum: (B, n, Q), contiguous, float32. Where ``in_order``, entries with query < key may be left as they are.
+        maximum: (B, n, Q), float32, queries side by side. Where ``in_order``, entries with query < key may be left as
+            they are.
         in_order: Whether keys stand where queries count from; False with one key a text.
     """
     query, key, lse = (_dense(values) for values in (source.query, source.key, source.log_sum_exp))
     bias = source.bias
-    bias_strides = (0, 0, 0, 0)
+    bias_strides: tuple[int, ...] = (0, 0, 0, 0)
     if bias is not None:
         bias_strides = bias.expand(source.batch, source.heads, *bias.shape[2:]).stride()
     width = max(16, triton.next_power_of_2(source.head_size))
