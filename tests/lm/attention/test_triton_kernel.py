@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import sys
@@ -35,12 +36,13 @@ def no_kernel_is_trusted_yet():
 def kernel():
     """The module of the kernel, which runs in Triton's interpreter."""
     reason = "Triton is not installed: make test-triton has it, on Linux"
-    with pytest.MonkeyPatch.context() as patch:
-        # Read when the kernel is defined, and when it runs.
-        patch.setenv("TRITON_INTERPRET", "1")
-        pytest.importorskip("triton", reason=reason)
-        from triton.runtime import interpreter
+    pytest.importorskip("triton", reason=reason)
+    # What Triton brings along is compiled; the kernel, which is defined below, is interpreted.
+    importlib.import_module("triton.compiler.code_generator")
+    from triton.runtime import interpreter
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
         from st_reba.lm.attention import triton_kernel
 
         of_builder = interpreter.InterpreterBuilder
