@@ -16,7 +16,7 @@ from ..modules.after_pooling.idf_weights import IdfWeights
 from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
 from ..modules.after_pooling.standardization import Centering, Standardization
 from ..modules.after_pooling.whitening import WhiteningTransform
-from ..modules.changes import Prepend, Reroute, Steer
+from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 from ..modules.trained.twin_tower import TwinTower
@@ -113,6 +113,13 @@ CHANGES = {
             paper=ContrastivePromptingModule.citation,
             poolings=("last",),
         ),
+        Changed(
+            "before-mlp",
+            "read before the last layer's feed-forward part, which is not run",
+            {"readout": "before_mlp"},
+            page="before-mlp",
+            paper=BeforeFeedForward.citation,
+        ),
     )
 }
 
@@ -207,8 +214,7 @@ _TURNED, _TURNED_ECHO, _TURNED_REBA = (
     replace(CHANGES["bidirectional"].row(row), compared="all") for row in (FIRST[0], *repeated(2))
 )
 
-#: All the others.
-OTHERS = (
+_OTHERS = (
     replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
     _TURNED_ECHO,
     Row(
@@ -390,6 +396,16 @@ OTHERS = (
         )
         for copies in (1, 2)
     ),
+)
+
+_KEYED = {row.key: row for row in _OTHERS}
+_BEFORE_MLP = CHANGES["before-mlp"]
+
+#: All the others.
+OTHERS = (
+    *_OTHERS,
+    replace(_BEFORE_MLP.row(_KEYED["prompteol"]), compared="all"),
+    _BEFORE_MLP.row(_KEYED["early-late"]),
 )
 
 #: The control that looks at no context.
