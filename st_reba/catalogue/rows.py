@@ -30,8 +30,10 @@ from ..modules.training_free.echo_layers import EchoLayersModule
 from ..modules.training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from ..modules.training_free.kv_rerouting import KVReroutingModule
 from ..modules.training_free.meta_eol import MetaEOLModule
+from ..modules.training_free.promptreps import PromptRepsModule
 from ..modules.training_free.reba import ReBAModule
 from ..modules.training_free.refined_thought import RefinedThoughtModule
+from ..modules.training_free.reranking import RerankModule
 from ..modules.training_free.token_prepending import TokenPrependingModule
 from ..modules.training_free.value_aggregation import ValueAggregationModule
 from ..text.templates import PRESETS
@@ -56,8 +58,10 @@ __all__ = [
     "LayerwiseAutoencoder",
     "MetaEOLModule",
     "PartwiseWhitening",
+    "PromptRepsModule",
     "ReBAModule",
     "RefinedThoughtModule",
+    "RerankModule",
     "Standardization",
     "TokenPrependingModule",
     "TwinTower",
@@ -278,6 +282,16 @@ _OTHERS = (
         searched=True,
         paper=_ZHANG,
         **_AT_ITS_END,
+    ),
+    Row(
+        "promptreps",
+        "PromptReps",
+        CausalTransformer,
+        "the last token of a prompt that asks for the one word by which to find the text",
+        settings={"template": "promptreps"},
+        paper=PromptRepsModule.citation,
+        poolings=("last",),
+        page="promptreps",
     ),
     Row(
         "metaeol",
