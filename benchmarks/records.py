@@ -43,6 +43,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "batch": int, "value": float, "low": float, "high": float, "how": str, "date": str, "machine": str,
         "versions": str,
     },
+    "retrieval": {
+        "model": str, "precision": str, "set": str, "metric": str, "recipe": str, "pooling": str, "filter": str,
+        "score": float, "low": float, "high": float, "seconds": float, "max_tokens": int, "queries": int,
+        "documents": int, "date": str, "machine": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -55,9 +60,13 @@ KEYS: dict[str, tuple[str, ...]] = {
     "ablations": ("model", "precision", "set", "recipe", "change"),
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
+    "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "batches": ("module", "model", "precision"),
 }
-FRACTIONS = {"scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference")}
+FRACTIONS = {
+    "scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference"),
+    "retrieval": ("score",),
+}  # fmt: skip
 ALLOWED = {"weights": ("trained", "random")}
 
 
