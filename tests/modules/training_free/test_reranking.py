@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba import RerankModule
@@ -73,6 +74,15 @@ def test_the_batch_does_not_matter_and_it_ranks(saved):
         assert reranker.predict([pair])[0] == pytest.approx(score, abs=1e-5)
     ranked = reranker.rank(QUERY, TEXTS)
     assert [hit["corpus_id"] for hit in ranked] == sorted(range(len(TEXTS)), key=lambda index: -together[index])
+
+
+def test_sts_own_evaluator_takes_it(saved):
+    _, path = saved()
+    reranker = cross_encoder(RerankModule(path, **SHORT), device="cpu")
+    best = TEXTS[reranker.rank(QUERY, TEXTS)[0]["corpus_id"]]
+    sample = {"query": QUERY, "positive": [best], "negative": [text for text in TEXTS if text != best]}
+    evaluator = CrossEncoderRerankingEvaluator([sample], write_csv=False)
+    assert evaluator(reranker)["ndcg@10"] == 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
