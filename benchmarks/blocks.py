@@ -205,6 +205,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
             Column("processor seconds for 1,000", {"metric": "nDCG@10"}, show="seconds", bold=False),
         ),
         caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+        references=True,
     ),
     "precision": Table(
         "scores",

@@ -152,10 +152,11 @@ def keep(path: Path, contender: Contender, model: Any, texts: Sequence[str], rol
         ordered = [texts[index] for index in order]
         parts = [contender.embed(model, ordered[at : at + BATCH], role) for at in range(0, len(ordered), BATCH)]
     seconds = time.process_time() - start
-    arrays = contender.in_order(contender.joined(parts), np.argsort(order))
+    arrays: dict[str, Any] = dict(contender.in_order(contender.joined(parts), np.argsort(order)))
+    arrays |= {"seconds": seconds, "threads": torch.get_num_threads()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with durable(path) as file:
-        np.savez(file, seconds=seconds, threads=torch.get_num_threads(), **arrays)
+        np.savez(file, **arrays)
     print(f"{time.strftime('%H:%M')} {path}: {seconds:.0f} s", flush=True)
 
 
@@ -309,9 +310,8 @@ def score(measured: Measured) -> None:
         found |= {key: {"test": hits} for key, hits in ordered.items()}
     made = list(rows(measured, found, seconds))
     records.rewrite("retrieval", made)
-    for row in made:
-        if row["set"].endswith("test") and row["metric"] == METRICS["ndcg"]:
-            print(f"{described((row['recipe'], row['pooling'], row['filter']))}: {row['score']:.3f}", flush=True)
+    for key, scores in of_queries(measured, found, "test")["ndcg"].items():
+        print(f"{measured.model.name}, {measured.collection.name}, {described(key)}: {np.mean(scores):.3f}", flush=True)
 
 
 def main() -> None:

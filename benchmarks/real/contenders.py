@@ -219,7 +219,8 @@ def _sparse(rows: csr_matrix) -> Kept:
 
 def _unit(vectors: Array) -> Array:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(norms == 0, 1, norms)
+    unit: Array = vectors / np.where(norms == 0, 1, norms)
+    return unit
 
 
 @torch.inference_mode()
