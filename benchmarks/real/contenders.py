@@ -219,8 +219,7 @@ def _sparse(rows: csr_matrix) -> Kept:
 
 def _unit(vectors: Array) -> Array:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: Array = vectors / np.where(norms == 0, 1, norms)
-    return unit
+    return (vectors / np.where(norms == 0, 1, norms)).astype(np.float32)
 
 
 @torch.inference_mode()
