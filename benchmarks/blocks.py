@@ -207,6 +207,25 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
         references=True,
     ),
+    "static": Table(
+        "static",
+        split=("model", "set"),
+        rows=Each(
+            ("recipe", "layer", "dimensions", "precision"),
+            (
+                ("recipe", "{recipe}"),
+                ("tokens read after layer", "{layer}"),
+                ("dimensions", "{dimensions}"),
+                ("precision", "{precision}"),
+            ),
+        ),
+        columns=(
+            Column("Spearman x 100"),
+            Column("texts a second of one thread", show="speed", bold=False),
+            Column("MiB of weights", show="size", bold=False),
+        ),
+        caption=("machine", "date"),
+    ),
     "precision": Table(
         "scores",
         where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},

@@ -48,6 +48,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "score": float, "low": float, "high": float, "seconds": float, "max_tokens": int, "queries": int,
         "documents": int, "date": str, "machine": str, "versions": str,
     },
+    "static": {
+        "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
+        "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -61,12 +65,16 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
+    "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "batches": ("module", "model", "precision"),
 }
 FRACTIONS = {
-    "scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference"),
+    "scores": ("score", "beyond_overlap"),
+    "claims": ("difference",),
+    "ablations": ("score", "difference"),
     "retrieval": ("score",),
-}  # fmt: skip
+    "static": ("score",),
+}
 ALLOWED = {"weights": ("trained", "random")}
 
 

@@ -88,6 +88,30 @@ def build_command(
     document_prompt: Annotated[
         str | None, typer.Option(help="Retrieval: what stands before a text in encode_document.", show_default=False)
     ] = None,
+    multi_vector: Annotated[
+        bool,
+        typer.Option(
+            "--multi-vector",
+            help="Retrieval: a vector for each token, for search by late interaction (MaxSim); a MultiVectorEncoder.",
+        ),
+    ] = False,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            help="--multi-vector: project vectors to so many values, such as 128, by principal components of the "
+            "tokens of --fit-texts.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    skip_punctuation: Annotated[
+        bool | None,
+        typer.Option(
+            "--skip-punctuation/--keep-punctuation",
+            help="--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
+            show_default=False,
+        ),
+    ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     max_seq_length: LengthOption = None,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
@@ -99,16 +123,22 @@ def build_command(
             "--method": method,
             "--pooling": pooling,
             "--sparse": sparse or None,
+            "--multi-vector": multi_vector or None,
         }
         given |= {"--repetitions": repetitions, "--layers": layers, "--chunk-length": chunk_length}
         given |= {"--fit-texts": fit_texts, "--query-prompt": query_prompt, "--document-prompt": document_prompt}
         _refuse("--rerank reads a query and a document together", given)
     if sparse:
         given = {"--pooling": pooling, "--repetitions": repetitions, "--layers": layers}
-        given |= {"--chunk-length": chunk_length, "--fit-texts": fit_texts}
+        given |= {"--chunk-length": chunk_length, "--fit-texts": fit_texts, "--multi-vector": multi_vector or None}
         _refuse("--sparse reads the end of a prompt", given)
     else:
         _refuse("without --sparse no token of the vocabulary is weighed", {"--expansion": expansion, "--top-k": top_k})
+    if multi_vector and pooling is not None:
+        raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
+    for option, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
+        if value is not None and not multi_vector:
+            raise ValueError(f"{option} is for --multi-vector: give that, too, or leave it out.")
     if recipe and method:
         raise ValueError("--recipe and --method say the same thing: give one of them.")
     if method and method not in METHODS:
