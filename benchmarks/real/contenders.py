@@ -16,10 +16,13 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba.catalogue import POOLINGS, Row, find
+from st_reba.data.demo import demo_sentences
 from st_reba.evaluation.rankings import Hits
+from st_reba.export import static_model
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.after_pooling.choices import PARTWISE, Filter
 from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
 from st_reba.text.templates import preset
 
 Array = NDArray[np.float32]
@@ -119,6 +122,32 @@ class Sparse(Contender):
         return {"": best((queries @ documents.T).toarray(), count)}
 
 
+@dataclass(frozen=True)
+class Tokens(Contender):
+    """A vector for each token, and the sum of each query token's best match (MaxSim)."""
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        found = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_tensor=True)
+        return _tokens([each.float().cpu().numpy() for each in found])
+
+    def joined(self, blocks: Sequence[Kept]) -> list[Array]:
+        return [own for block in blocks for own in np.split(block["vectors"], np.cumsum(block["lengths"])[:-1])]
+
+    def in_order(self, whole: list[Array], order: NDArray[np.int64]) -> Kept:
+        return _tokens([whole[index] for index in order])
+
+    def rank(self, queries: list[Array], documents: list[Array], count: int) -> dict[str, list[Hits]]:
+        # A document without tokens matches nothing: beside all others it has one vector of zeros.
+        held = [own if len(own) else np.zeros((1, documents[0].shape[1]), dtype=np.float16) for own in documents]
+        vectors = np.concatenate(held).astype(np.float32)
+        starts = np.cumsum([0, *map(len, held[:-1])])
+        scores = [
+            np.maximum.reduceat(own.astype(np.float32) @ vectors.T, starts, axis=1).sum(axis=0) for own in queries
+        ]
+        return {"": best(np.stack(scores), count)}
+
+
 def best(scores: NDArray[Any], count: int) -> list[Hits]:
     """Of (Q, N) scores the highest of each row, of equals those that stand first."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
@@ -191,6 +220,26 @@ def sparse(expansion: int) -> Sparse:
     return Sparse(f"PromptReps, sparse{f', expansion {expansion}' if expansion else ''}", "", make)
 
 
+def late_interaction(key: str) -> Tokens:
+    """A row of the catalogue as a model of token vectors, projected by what the package's own sentences have."""
+    row: Row = find(key).row
+
+    def make(backbone: CausalModule, language: str) -> Any:
+        module = row.module(backbone, **row.arguments("mean"))
+        return multi_vector_encoder(module, dimension=DIMENSION, fit_texts=demo_sentences(language))
+
+    return Tokens(f"{row.name}, late interaction", "", make)
+
+
+def static() -> Dense:
+    """The table of the vocabulary's vectors, at the usual layer."""
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        return static_model(backbone, demo_sentences(language))
+
+    return Dense("Static", "", make, ("",))
+
+
 def _word_prompt(language: str) -> str:
     return "promptreps-zh" if language == "zh" else "promptreps"
 
@@ -209,12 +258,20 @@ CONTENDERS: dict[str, Contender] = {
         recipe("echo-2", "mean"),
         recipe("reba-2", "mean"),
         sparse(16),
+        late_interaction("classical"),
+        late_interaction("echo-2"),
+        static(),
     )
 }
 
 
 def _sparse(rows: csr_matrix) -> Kept:
     return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "shape": np.array(rows.shape)}
+
+
+def _tokens(texts: Sequence[Array]) -> Kept:
+    lengths = np.array([len(own) for own in texts])
+    return {"vectors": np.concatenate(texts).astype(np.float16), "lengths": lengths}
 
 
 def _unit(vectors: Array) -> Array:

@@ -54,7 +54,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval.records.rewrite, "__defaults__", (tmp_path / "results",))
     options = argparse.Namespace(
         data=tmp_path / "data", out=tmp_path / "kept", precision="float32", max_tokens=64,
-        contenders=["Classical, mean", "PromptReps, sparse"],
+        contenders=["Classical, mean", "PromptReps, sparse", "Static"],
     )  # fmt: skip
     return retrieval.Measured(MODELS["SmolLM2-135M-Instruct"], Path(path), COLLECTIONS["Cranfield"], options)
 
@@ -62,8 +62,8 @@ def measured(tmp_path, monkeypatch):
 def test_what_is_kept_is_scored_and_shown(measured, tmp_path, capsys):
     retrieval.embed(measured)
     blocks_kept = sorted(measured.directory.rglob("*.npz"))
-    # Of two contenders each three blocks of documents, and one of queries of each part.
-    assert len(blocks_kept) == 2 * (3 + 2)
+    # Of three contenders each three blocks of documents, and one of queries of each part.
+    assert len(blocks_kept) == 3 * (3 + 2)
     # A run that was stopped goes on: what is missing is made again, the same, and nothing else.
     before = {path: dict(np.load(path)) for path in blocks_kept}
     lost = next(path for path in blocks_kept if path.parent.name == "documents")
@@ -77,8 +77,8 @@ def test_what_is_kept_is_scored_and_shown(measured, tmp_path, capsys):
     retrieval.score(measured)
     rows = records.read("retrieval", tmp_path / "results")
     recipes = {row["recipe"] for row in rows if row["set"] == "Cranfield test"}
-    assert {"Classical", "PromptReps, sparse", "BM25", "tf-idf"} <= recipes
-    assert sum(recipe.startswith("Hybrid: Classical, mean") for recipe in recipes) == 2
+    assert {"Classical", "PromptReps, sparse", "Static", "BM25", "tf-idf"} <= recipes
+    assert sum(recipe.startswith("Hybrid: ") for recipe in recipes) == 2
     assert sum(recipe.startswith("Reranked: ") for recipe in recipes) == 1
     assert all(0 <= row["low"] <= row["score"] <= row["high"] <= 1 for row in rows)
     assert {row["seconds"] is not None for row in rows if row["recipe"] == "Classical"} == {True}
@@ -99,3 +99,19 @@ def test_documents_stand_as_they_were(measured):
 def test_words_of_bm25():
     assert words("The Wing's lift", "en") == ["the", "wing", "s", "lift"]
     assert words("自然，语", "zh") == ["自", "然", "自然", "语"]
+
+
+def test_late_interaction_ranks_by_the_best_match_of_each_token():
+    contender = CONTENDERS["Classical, late interaction"]
+    draw = np.random.default_rng(0)
+    queries, documents = ([draw.normal(size=(length, 4)).astype(np.float16) for length in lengths]
+                          for lengths in ((2, 3), (5, 0, 1, 4)))  # fmt: skip
+    kept = [contender.in_order(documents[:3], np.array([0, 1, 2])), contender.in_order(documents[3:], np.array([0]))]
+    assert [len(each) for each in contender.joined(kept)] == [5, 0, 1, 4]
+    ranked = contender.rank(queries, contender.joined(kept), 4)[""]
+    for query, hits in zip(queries, ranked, strict=True):
+        naive = [
+            float((query.astype(float) @ own.astype(float).T).max(axis=1).sum()) if len(own) else 0.0
+            for own in documents
+        ]
+        assert [index for index, _ in hits] == sorted(range(4), key=lambda index: -naive[index])
