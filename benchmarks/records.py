@@ -43,6 +43,9 @@ COLUMNS: dict[str, dict[str, type]] = {
         "batch": int, "value": float, "low": float, "high": float, "how": str, "date": str, "machine": str,
         "versions": str,
     },
+    "serving": {
+        "model": str, "clients": int, "quantity": str, "value": float, "date": str, "machine": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -56,6 +59,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "batches": ("module", "model", "precision"),
+    "serving": ("model", "clients", "quantity"),
 }
 FRACTIONS = {"scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference")}
 ALLOWED = {"weights": ("trained", "random")}

@@ -7,7 +7,7 @@ import base64
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from .forms import EmbeddingsForm, RerankForm, read
 from .limits import Limits
 from .metrics import Metrics
 from .models import DOCUMENT, QUERY, Embedder, Measured, NotFiniteError, Reranker, Served
-from .refusals import Refused, shortened
+from .refusals import RefusedError, shortened
 
 T = TypeVar("T")
 
@@ -94,7 +94,9 @@ class Server:
         else:
             embedder, way = self._model(form.model, Embedder, "gives vectors")
             if way:
-                raise Refused(400, f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\".")
+                raise RefusedError(
+                    400, f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
+                )
             (query, asked), (documents, searched) = await _together(
                 self._run(request, embedder, QUERY, [form.query]), self._run(request, embedder, DOCUMENT, texts)
             )
@@ -110,7 +112,7 @@ class Server:
         """``/v1/models/NAME``.
 
         Raises:
-            Refused: If there is none.
+            RefusedError: If there is none.
         """
         self._model(name, Served, "is served")
         return self._shown(name)
@@ -119,12 +121,12 @@ class Server:
         """Refuse who has none of the keys, in the same time whichever it is.
 
         Raises:
-            Refused: So.
+            RefusedError: So.
         """
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         if self._keys and not (kind.lower() == "bearer" and any(found)):
-            raise Refused(
+            raise RefusedError(
                 401,
                 "This server asks for an API key, and the request has none that it knows: send "
                 "'Authorization: Bearer KEY'.",
@@ -141,7 +143,7 @@ class Server:
         if isinstance(own, kind):
             return own, way
         names = ", ".join(f'"{name}"' for name, (own, _) in self.models.items() if isinstance(own, kind))
-        raise Refused(
+        raise RefusedError(
             404,
             f'There is no model "{shortened(name)}" here that {does}; there is {names or "none"}.',
             param="model",
@@ -150,7 +152,7 @@ class Server:
 
     def _check_count(self, count: int, param: str) -> None:
         if count > self.limits.inputs:
-            raise Refused(
+            raise RefusedError(
                 400, f"'{param}' has {count}, and a request may have {self.limits.inputs}: send several.", param=param
             )
 
@@ -158,7 +160,7 @@ class Server:
         try:
             return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
         except asyncio.TimeoutError:
-            raise Refused(
+            raise RefusedError(
                 408, f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
             ) from None
 
@@ -173,7 +175,7 @@ class Server:
             if size > _DROPPED * limit:
                 break
         if size > limit:
-            raise Refused(
+            raise RefusedError(
                 413, f"The request's body is larger than the {limit:,} bytes that it may have: send several requests."
             )
         return b"".join(parts)
@@ -186,23 +188,23 @@ class Server:
         try:
             result = self.batches.submit(served.ways[way], items, measured.cost)
         except FullError as error:
-            raise Refused(
+            raise RefusedError(
                 429,
                 f"The server has as much work as it takes: try again in {error.seconds} s.",
                 code="rate_limit_exceeded",
                 retry_after=error.seconds,
             ) from None
         except ClosedError:
-            raise Refused(503, "The server is being stopped: try another, or later.", retry_after=5) from None
+            raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5) from None
         try:
             found = await _unless_gone(request, asyncio.wrap_future(result))
         except _GoneError:
             self.metrics.left.inc()
             raise
         except NotFiniteError as error:
-            raise Refused(500, str(error)) from None
+            raise RefusedError(500, str(error)) from None
         except Exception as error:
-            raise Refused(500, f"The model could not run this ({type(error).__name__}).") from error
+            raise RefusedError(500, f"The model could not run this ({type(error).__name__}).") from error
         self.metrics.tokens.inc(sum(measured.read))
         return found, measured
 
@@ -253,7 +255,7 @@ def _as_texts(embedder: Embedder, items: list[str] | list[list[int]]) -> list[st
         try:
             texts.append(embedder.tokens.text(item))
         except ValueError as error:
-            raise Refused(
+            raise RefusedError(
                 400,
                 f"'input'[{index}]: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
                 "those of OpenAI's models: tell them not to).",
@@ -354,15 +356,15 @@ def make_app(server: Server) -> FastAPI:
         running = server.batches.running
         return _json({"status": "ok" if running else "stopped"}, 200 if running else 503)
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> Response:
         return _json(error.body, error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         what = f"{request.method} {shortened(request.url.path)}"
         said = {404: "there is no such path", 405: "the path has another method"}.get(error.status_code, error.detail)
-        return _json(Refused(error.status_code, f"{what}: {said}; see /docs.").body, error.status_code)
+        return _json(RefusedError(error.status_code, f"{what}: {said}; see /docs.").body, error.status_code)
 
     @app.exception_handler(_GoneError)
     @app.exception_handler(ClientDisconnect)
@@ -371,7 +373,7 @@ def make_app(server: Server) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return _json(Refused(500, "The server has failed; its log says how.").body, 500)
+        return _json(RefusedError(500, "The server has failed; its log says how.").body, 500)
 
     paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
     app.add_middleware(partial(_Measuring, metrics=server.metrics, paths=paths))

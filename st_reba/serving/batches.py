@@ -97,8 +97,8 @@ class Waiting:
 class Batches:
     """A queue and the thread that empties it.
 
-    A batch holds items of one kind, one of each request in turn, so that a request of few texts does not wait for one of
-    many. Kinds take turns, too. While a batch runs, the next ones gather: nothing waits for a batch to fill.
+    A batch holds items of one kind, one of each request in turn, so that a request of few texts does not wait for one
+    of many. Kinds take turns, too. While a batch runs, the next ones gather: nothing waits for a batch to fill.
 
     Args:
         limits: Of the queue and of a batch.

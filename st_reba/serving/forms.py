@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, WithJsonSchema
 from pydantic_core import from_json
 
-from .refusals import Refused, shortened
+from .refusals import RefusedError, shortened
 
 
 def _texts_or_tokens(given: str | list[Any]) -> str | list[Any]:
@@ -104,18 +104,18 @@ def read(form: type[FormT], body: bytes) -> FormT:
     """What a request's body says.
 
     Raises:
-        Refused: If it is no JSON object of that form.
+        RefusedError: If it is no JSON object of that form.
     """
     try:
         given = from_json(body)
     except ValueError as error:
-        raise Refused(400, f"The request's body is no JSON that can be read: {shortened(error, 200)}.") from None
+        raise RefusedError(400, f"The request's body is no JSON that can be read: {shortened(error, 200)}.") from None
     if not isinstance(given, dict):
-        raise Refused(400, f"The request's body is {_called(given)}: send a JSON object.")
+        raise RefusedError(400, f"The request's body is {_called(given)}: send a JSON object.")
     for name in given:
         if name not in form.model_fields:
             name = shortened(name)
-            raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+            raise RefusedError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
     try:
         return form.model_validate(given)
     except ValidationError as error:
@@ -129,17 +129,19 @@ _ALLOWED = {
 }
 
 
-def _refused(error: ValidationError) -> Refused:
+def _refused(error: ValidationError) -> RefusedError:
     first = error.errors(include_url=False, include_input=False)[0]
     param, *inside = first["loc"]
     param = str(param)
     if first["type"] == "missing" and not inside:
-        return Refused(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        return RefusedError(
+            400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
     if param not in _ALLOWED:
-        return Refused(400, f"'{param}': {first['msg'][0].lower()}{first['msg'][1:]}.", param=param)
+        return RefusedError(400, f"'{param}': {first['msg'][0].lower()}{first['msg'][1:]}.", param=param)
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
     else:
         said = "is not what it should be"
         said = f"'{param}'[{inside[0]}] {said}" if inside and isinstance(inside[0], int) else f"'{param}' {said}"
-    return Refused(400, f"{said}: {_ALLOWED[param]}.", param=param)
+    return RefusedError(400, f"{said}: {_ALLOWED[param]}.", param=param)

@@ -20,7 +20,7 @@ from sentence_transformers.util import load_file_path
 from .. import public as public
 from ..encoding import Encoder
 from ..modules import CausalModule
-from .refusals import Refused, shortened
+from .refusals import RefusedError, shortened
 from .tokens import Tokens
 
 #: What others call a text that is asked for, and one that is searched.
@@ -75,7 +75,7 @@ class Served(ABC):
         """How many tokens items have.
 
         Raises:
-            Refused: If one is longer than the model reads, and is not to be cut.
+            RefusedError: If one is longer than the model reads, and is not to be cut.
         """
 
     def _cut(self, lengths: list[int], limit: int | None, param: str) -> list[int]:
@@ -83,7 +83,7 @@ class Served(ABC):
             return lengths
         for index, length in enumerate(lengths):
             if length > limit and not self._truncate:
-                raise Refused(
+                raise RefusedError(
                     400,
                     f"'{param}'[{index}] has {length} tokens, and the model reads {limit}: send it in parts.",
                     param=param,
@@ -127,18 +127,18 @@ class Embedder(Served):
             input_type: Of the request.
 
         Raises:
-            Refused: If there is none of that name, or two are asked for.
+            RefusedError: If there is none of that name, or two are asked for.
         """
         if input_type is None:
             return suffix
         way = _INPUT_TYPES.get(input_type, input_type)
         if way not in self.ways or not way:
             names = ", ".join(f'"{way}"' for way in self.ways if way)
-            raise Refused(
+            raise RefusedError(
                 400, f"'input_type' is \"{shortened(input_type)}\": this model has {names}.", param="input_type"
             )
         if suffix and way != suffix:
-            raise Refused(
+            raise RefusedError(
                 400,
                 f'The model\'s name asks for "{suffix}" and \'input_type\' for "{way}": give one of them.',
                 param="input_type",
@@ -153,10 +153,10 @@ class Embedder(Served):
         """Refuse more values than a vector has.
 
         Raises:
-            Refused: So.
+            RefusedError: So.
         """
         if not 1 <= dimensions <= self.dimensions:
-            raise Refused(
+            raise RefusedError(
                 400,
                 f"'dimensions' is {shortened(dimensions)}: give a number from 1 to {self.dimensions}.",
                 param="dimensions",

@@ -8,7 +8,7 @@ from typing import Any
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that gets an error.
 
     Args:

@@ -17,9 +17,9 @@ class Tokens:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        inner = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+        inner: Any = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
         self._fast = isinstance(inner, Tokenizer)
-        self._tokenizer = copy.deepcopy(inner if self._fast else tokenizer)
+        self._tokenizer: Any = copy.deepcopy(inner if self._fast else tokenizer)
         if self._fast:
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()

@@ -7,7 +7,6 @@ import base64
 import numpy as np
 import pytest
 
-from st_reba.serving.limits import Limits
 from st_reba.serving.models import Embedder
 
 from ..backbones import TEXTS

@@ -121,8 +121,8 @@ class Endpoint:
             said = error.read(500).decode(errors="replace")
             raise EndpointError(f"{url} answered {error.code}: {said}", error.code) from None
         except (OSError, HTTPException) as error:
-            said = getattr(error, "reason", error)
-            raise EndpointError(f"{url} does not answer ({said}): check the URL, and that the server runs.") from None
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
         except ValueError:
             raise EndpointError(
                 f"{url} answered with something else than JSON: is it a server of embeddings?"
