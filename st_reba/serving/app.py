@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from fastapi import Depends, FastAPI, Request, Response
@@ -114,7 +114,8 @@ class Server:
         Raises:
             RefusedError: If there is none.
         """
-        self._model(name, Served, "is served")
+        if name not in self.models:
+            self._refuse_model(name, [*self.models], "is served")
         return self._shown(name)
 
     async def check_key(self, request: Request) -> None:
@@ -142,10 +143,13 @@ class Server:
         own, way = self.models.get(name, (None, ""))
         if isinstance(own, kind):
             return own, way
-        names = ", ".join(f'"{name}"' for name, (own, _) in self.models.items() if isinstance(own, kind))
+        self._refuse_model(name, [name for name, (own, _) in self.models.items() if isinstance(own, kind)], does)
+
+    def _refuse_model(self, name: str, others: list[str], does: str) -> NoReturn:
+        there = ", ".join(f'"{other}"' for other in others) or "none"
         raise RefusedError(
             404,
-            f'There is no model "{shortened(name)}" here that {does}; there is {names or "none"}.',
+            f'There is no model "{shortened(name)}" here that {does}; there is {there}.',
             param="model",
             code="model_not_found",
         )
@@ -245,7 +249,7 @@ async def _together(*tasks: Awaitable[T]) -> list[T]:
             task.cancel()
 
 
-def _as_texts(embedder: Embedder, items: list[str] | list[list[int]]) -> list[str]:
+def _as_texts(embedder: Embedder, items: Sequence[str | list[int]]) -> list[str]:
     """Texts, those that came as tokens included."""
     texts = []
     for index, item in enumerate(items):
@@ -267,7 +271,7 @@ def _as_texts(embedder: Embedder, items: list[str] | list[list[int]]) -> list[st
 def _embeddings_answer(
     form: EmbeddingsForm, embedder: Embedder, vectors: Sequence[np.ndarray], measured: Measured
 ) -> Response:
-    shown: Callable[[np.ndarray], Any] = _base64 if form.encoding_format == "base64" else np.ndarray.tolist
+    shown: Callable[[np.ndarray], Any] = _base64 if form.encoding_format == "base64" else _numbers
     data = [
         {"object": "embedding", "index": index, "embedding": shown(embedder.first(vector, form.dimensions))}
         for index, vector in enumerate(vectors)
@@ -275,6 +279,11 @@ def _embeddings_answer(
     tokens = sum(measured.read)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return _json({"object": "list", "data": data, "model": form.model, "usage": usage})
+
+
+def _numbers(vector: np.ndarray) -> list[float]:
+    numbers: list[float] = vector.tolist()
+    return numbers
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -60,7 +60,7 @@ class EmbeddingsForm(_Form):
     user: str | None = Field(None, description="Is not used.")
 
     @property
-    def items(self) -> list[str] | list[list[int]]:
+    def items(self) -> list[str | list[int]]:
         """Texts, or the token ids of texts."""
         if isinstance(self.input, str):
             return [self.input]

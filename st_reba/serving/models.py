@@ -183,14 +183,14 @@ class Embedder(Served):
         around = _cells(self.model.preprocess([""], prompt=prompt))
         return None if limit is None or limit > 10**9 else max(0, limit - around)
 
-    def _run(self, call: Callable[..., Any], texts: list[str]) -> Sequence[np.ndarray]:
+    def _run(self, call: Callable[..., Any], texts: list[str]) -> list[np.ndarray]:
         vectors = np.asarray(call(texts, batch_size=len(texts), show_progress_bar=False))
         if vectors.ndim != 2:
             raise ValueError(f"The model {self.name} does not give one vector a text: serve one that does.")
         vectors = vectors.astype(np.float32, copy=False)
         if not np.isfinite(vectors).all():
             raise NotFiniteError("The model's vector of this text has values that are no numbers.")
-        return vectors
+        return list(vectors)
 
 
 class Reranker(Served):

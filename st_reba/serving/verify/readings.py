@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from ...modules import CausalModule, CausalTransformer
 from ...text.layout import NOT_TEXT
+from ...text.templates import PoolOver
 
 #: Modes of pooling that servers have.
 _MODES = {"mean": "the mean of all tokens", "lasttoken": "the last token", "cls": "the first token"}
 _SPECIAL = {"eos": "end token (EOS)", "bos": "begin token (BOS)"}
+
+_POOL_OVER: tuple[PoolOver, ...] = get_args(PoolOver)
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -187,7 +190,9 @@ def _poolings(own: Reading) -> Iterator[Reading]:
                 yield own.otherwise(cause, model=_with_part(model, place, other))
         first = own.model[0]
         if isinstance(first, CausalModule):
-            for over in {"text", "all", "whole"} - {first.pool_over}:
+            for over in _POOL_OVER:
+                if over == first.pool_over:
+                    continue
                 other_first = copy.copy(first)
                 other_first.pool_over = over
                 cause = f'pooling is over what pool_over="{over}" means, and the model\'s is "{first.pool_over}"'
