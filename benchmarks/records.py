@@ -45,6 +45,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
     "serving": {
         "model": str, "clients": int, "quantity": str, "value": float, "date": str, "machine": str, "versions": str,
+    },
     "static": {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,

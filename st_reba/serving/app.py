@@ -141,9 +141,9 @@ class Server:
 
     def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
         own, way = self.models.get(name, (None, ""))
-        if isinstance(own, kind):
-            return own, way
-        self._refuse_model(name, [name for name, (own, _) in self.models.items() if isinstance(own, kind)], does)
+        if not isinstance(own, kind):
+            self._refuse_model(name, [other for other, (its, _) in self.models.items() if isinstance(its, kind)], does)
+        return own, way
 
     def _refuse_model(self, name: str, others: list[str], does: str) -> NoReturn:
         there = ", ".join(f'"{other}"' for other in others) or "none"

@@ -238,7 +238,7 @@ def _all_tokens(model: SentenceTransformer) -> SentenceTransformer:
     """A model whose first module hands on every token that it reads: what pools otherwise needs them."""
     if getattr(model[0], "rows", "all") == "all":
         return model
-    first = copy.copy(model[0])
+    first: Any = copy.copy(model[0])
     first.rows = "all"
     return _with_part(model, 0, first)
 
