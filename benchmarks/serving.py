@@ -60,55 +60,69 @@ def saved_model(directory: str) -> str:
     return directory
 
 
-def started(model: str, device: str, log: Path) -> tuple[subprocess.Popen[bytes], str, str]:
-    """The server, where it is, and what it calls the model."""
+def started(model: str, device: str, log: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """The server's process, which loads its model, and what it prints to."""
     program = "from st_reba.cli import app\napp()"
     command = [sys.executable, "-c", program, "serve", model, "--port", "0", "--device", device, "--dtype", "float32"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
-    while True:
-        if found := re.search(r"^(\S+?),? .*at (http://\S+)$", log.read_text(encoding="utf-8"), re.MULTILINE):
-            return process, found[2], found[1]
+    return process, log
+
+
+def found(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
+    """Where the server is, and what it calls the model."""
+    while not (line := re.search(r"^([^,\s]+).* at (http://\S+)$", log.read_text(encoding="utf-8"), re.MULTILINE)):
         if process.poll() is not None:
             raise RuntimeError(log.read_text(encoding="utf-8"))
         time.sleep(0.1)
+    return line[2], line[1]
 
 
 async def client(
-    number: int, url: str, name: str, texts: Sequence[str], expected: np.ndarray, until: float, seen: Seen
+    number: int,
+    session: httpx2.AsyncClient,
+    name: str,
+    texts: Sequence[str],
+    expected: np.ndarray,
+    until: float,
+    seen: Seen,
 ) -> None:
     """Sends until the time is up."""
     choose = random.Random(number)
-    async with httpx2.AsyncClient(base_url=url, timeout=120) as session:
-        while time.monotonic() < until:
-            chosen = [choose.randrange(len(texts)) for _ in range(choose.randint(1, TEXTS))]
-            given = {"model": name, "input": [texts[index] for index in chosen], "encoding_format": "base64"}
-            begun = time.perf_counter()
-            try:
-                answer = await session.post("/v1/embeddings", json=given)
-            except httpx2.HTTPError as error:
-                seen.answers[type(error).__name__] += 1
-                continue
-            seen.answers[str(answer.status_code)] += 1
-            if answer.status_code != 200:
-                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
-                continue
-            seen.seconds.append(time.perf_counter() - begun)
-            seen.texts += len(chosen)
-            rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in answer.json()["data"]]
-            distances = np.linalg.norm(np.stack(rows) - expected[chosen], axis=1)
-            distances /= np.linalg.norm(expected[chosen], axis=1)
-            seen.farthest = max(seen.farthest, float(distances.max()))
+    while time.monotonic() < until:
+        chosen = [choose.randrange(len(texts)) for _ in range(choose.randint(1, TEXTS))]
+        given = {"model": name, "input": [texts[index] for index in chosen], "encoding_format": "base64"}
+        begun = time.perf_counter()
+        try:
+            answer = await session.post("/v1/embeddings", json=given)
+        except httpx2.HTTPError as error:
+            seen.answers[type(error).__name__] += 1
+            continue
+        seen.answers[str(answer.status_code)] += 1
+        if answer.status_code != 200:
+            await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+            continue
+        seen.seconds.append(time.perf_counter() - begun)
+        seen.texts += len(chosen)
+        rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in answer.json()["data"]]
+        distances = np.linalg.norm(np.stack(rows) - expected[chosen], axis=1)
+        distances /= np.linalg.norm(expected[chosen], axis=1)
+        seen.farthest = max(seen.farthest, float(distances.max()))
 
 
 async def load(
     clients: int, seconds: float, url: str, name: str, texts: Sequence[str], expected: np.ndarray
 ) -> tuple[Seen, float]:
     """What all have seen, and how long it took until the last had its answer."""
-    seen, begun = Seen(), time.monotonic()
-    until = begun + seconds
-    await asyncio.gather(*(client(number, url, name, texts, expected, until, seen) for number in range(clients)))
-    return seen, time.monotonic() - begun
+    # A connection for each, and one set of certificates for all: to read it takes a while.
+    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as session:
+        seen, begun = Seen(), time.monotonic()
+        until = begun + seconds
+        await asyncio.gather(
+            *(client(number, session, name, texts, expected, until, seen) for number in range(clients))
+        )
+        return seen, time.monotonic() - begun
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -119,14 +133,15 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of serving.csv")
     arguments = parser.parse_args(given)
-    texts = demo_sentences("en")[:300]
+    texts = demo_sentences("en")[:100]
     with tempfile.TemporaryDirectory() as directory:
         model = arguments.model or saved_model(f"{directory}/model")
-        # Alone: no text beside it can be mistaken for it.
-        alone = SentenceTransformer(model, device=arguments.device, model_kwargs={"dtype": "float32"})
-        expected = alone.encode(texts, batch_size=1)
-        process, url, name = started(model, arguments.device, Path(directory, "log"))
+        process, log = started(model, arguments.device, Path(directory, "log"))
         try:
+            # Alone: no text beside it can be mistaken for it.
+            alone = SentenceTransformer(model, device=arguments.device, model_kwargs={"dtype": "float32"})
+            expected = alone.encode(texts, batch_size=1)
+            url, name = found(process, log)
             seen, took = asyncio.run(load(arguments.clients, arguments.seconds, url, name, texts, expected))
         finally:
             process.send_signal(signal.SIGTERM)
