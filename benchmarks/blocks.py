@@ -385,4 +385,11 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         columns=Each(("precision",)),
         caption=("date", "machine", "versions"),
     ),
+    "serving": Table(
+        "serving",
+        split=("model",),
+        rows=Each(("clients",)),
+        columns=Each(("quantity",)),
+        caption=("date", "machine", "versions"),
+    ),
 }
