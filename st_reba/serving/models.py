@@ -230,9 +230,8 @@ def load_embedder(name: str, given: Encoder, device: str, truncate: bool) -> Emb
     Raises:
         ValueError: If it is none.
     """
-    given = given.pinned()
     _check_kind(given.model, given.revision, "SentenceTransformer")
-    return Embedder(name, given.load(device), truncate)
+    return Embedder(name, given.pinned().load(device), truncate)
 
 
 def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
