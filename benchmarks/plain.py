@@ -6,10 +6,10 @@
     python benchmarks/plain.py --table limit                       # what is left between a pass and its matrix products
 
 "plain": texts of mixed lengths, log-uniform from 5 to 400 tokens, go through ``SentenceTransformer.encode`` as a user
-calls it. Contenders take turns on parts of the texts, which have the batches that ``encode`` makes of all of them, each
-with weights of its own; what is compared is the time of the processor, because machines are shared. "limit": one batch of equal lengths beside the products of its tokens with
-the weights of every linear layer, and nothing else; the rest is told apart by torch's profiler. Rows are added to
-results/cost.csv; ``make tables`` shows them.
+calls it. Contenders take turns on parts of the texts, in the batches that ``encode`` makes of all of them, each with
+weights of its own; what is compared is the time of the processor, because machines are shared. "limit": one batch of
+equal lengths beside the products of its tokens with the weights of every linear layer, and nothing else; the rest is
+told apart by torch's profiler. Rows are added to results/cost.csv; ``make tables`` shows them.
 """
 
 from __future__ import annotations
