@@ -83,3 +83,10 @@ def test_a_layout_that_does_not_fit_its_features_is_not_asked():
     scattered = Layout.of({**batch_to_device(features, torch.device("meta")), "layout_at_home": whole})
     with pytest.raises(NotImplementedError, match="meta"):
         assert scattered.on_host is not whole
+
+
+def test_in_training_features_are_tensors(backbone_path):
+    """Losses of sentence-transformers join them and cut them apart."""
+    module = CausalTransformer(backbone_path()).to("meta")
+    assert "layout_at_home" in module.eval().preprocess(TEXTS)
+    assert all(isinstance(value, torch.Tensor) for value in module.train().preprocess(TEXTS).values())
