@@ -76,6 +76,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     SHARE: ClassVar[float | None] = None
 
     _is_whole = False
+    # Until it is whole, its batches are padded.
+    _packs = False
 
     #: The changes that settings of the class' own name, under which they are saved.
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, EarlyExit)
