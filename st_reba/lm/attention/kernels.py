@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -110,11 +111,12 @@ def _varlen(
 
     batch, heads, length, _ = query.shape
     ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
-    in_a_row = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    output, lse = varlen.varlen_attn(
-        *in_a_row, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
+    query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    found = varlen.varlen_attn(
+        query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
         window_size=(-1, 0 if causal else -1), enable_gqa=key.shape[1] < heads,
     )  # fmt: skip
+    output, lse = cast("tuple[Tensor, Tensor]", found)
     # It is said to have the tokens first; the operator below it has the heads first.
     lse = lse if lse.shape[0] == heads else lse.mT
     return output.unflatten(0, (batch, length)).transpose(1, 2), lse.unflatten(1, (batch, length)).transpose(0, 1)
