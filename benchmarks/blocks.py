@@ -344,6 +344,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
             *(Column(titles, {"set": titles}) for titles in TITLES),
         ),
     ),
+    "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",

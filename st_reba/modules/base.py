@@ -318,7 +318,8 @@ class CausalModule(LayoutReader):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
-            and those of the changes' companions, ``input_ids_of_steer`` and so on.
+            and those of the changes' companions, ``input_ids_of_steer`` and so on. Where the model is on an
+            accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text.
@@ -335,10 +336,19 @@ class CausalModule(LayoutReader):
                 "This is said once.",
                 stacklevel=2,
             )
-        features = layout.features()
+        features = self._kept_at_home(layout).features()
         for key, companion in zip(self._companions, companions, strict=True):
-            features |= companion.features(key)
+            features |= self._kept_at_home(companion).features(key)
         return features
+
+    def _kept_at_home(self, layout: Layout) -> Layout:
+        """A layout that the host can still look at when its tensors have been moved to an accelerator.
+
+        In training, losses of ST join features and cut them apart, which they do to tensors alone.
+        """
+        if self.training or backbone.device(self.model).type == "cpu":
+            return layout
+        return replace(layout, at_home=layout)
 
     def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
         """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""

@@ -142,11 +142,12 @@ class EarlyLateModule(CausalModule):
         )
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        real = layout.attention_mask.bool()
+        host = layout.on_host
+        real = host.attention_mask.bool()
         early = StatesAt([self.layer_places().at(self.model, self.early_layer - 1)], "after")
         states = self.run(layout, observe=early, read=last_of(real), **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
-        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(layout, 0, 0))
+        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(host, 0, 0))
         late = at(states, last_position(real))[:, None].expand_as(words)
         return Reading(torch.cat([words, late], dim=-1), mask, ids)
