@@ -47,6 +47,7 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "precision": str, "set": str, "metric": str, "recipe": str, "pooling": str, "filter": str,
         "score": float, "low": float, "high": float, "seconds": float, "max_tokens": int, "queries": int,
         "documents": int, "date": str, "machine": str, "versions": str,
+    },
     "serving": {
         "model": str, "clients": int, "quantity": str, "value": float, "date": str, "machine": str, "versions": str,
     },
