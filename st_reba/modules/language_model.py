@@ -22,7 +22,7 @@ from .changes import AttendBothWays, Change, EarlyExit, Fitted, combined, from_s
 from .checks import check_inside, check_length, check_transformer_kwargs
 from .loaded_weights import CheckedTransformer
 from .published import Published
-from .saving import note_requirement
+from .saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,6 +99,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
+            if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+                path = backbone_of(path)
             # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
             initialise(self, path, {**transformer_kwargs, "unpad_inputs": False})
         compat.check_placement(self.model)

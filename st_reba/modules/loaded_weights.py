@@ -40,6 +40,11 @@ class CheckedTransformer(ReportingTransformer):
         ValueError: If the model's files ask for more than they may; see :mod:`st_reba.modules.saved_settings`.
     """
 
+    #: Backbone and tokenizer lie in a directory of the module's own, ``0_EchoModule``. In the model's root, a program
+    #: that reads ``config.json`` and ``1_Pooling`` alone, as inference engines do, would serve the bare backbone under
+    #: the recipe's name. Version 0.1 saved them there, and such models load as ever.
+    save_in_root: bool = False
+
     #: The weights that were not in the checkpoint, and what is there instead, if anything.
     lacking: Mapping[str, str] = {}
     #: The checkpoint that lacks them.
