@@ -260,7 +260,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
         Args:
             model_name_or_path: A directory or a Hub id.
-            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
             *args: As for ST's ``Transformer.load``.
             **kwargs: As for ST's ``Transformer.load``.
 
@@ -268,7 +268,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, a change is none that is registered, or weights are missing.
         """
-        check_inside(subfolder)
+        if not check_inside(subfolder):
+            model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
         where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
         for fitted in module._fitted:

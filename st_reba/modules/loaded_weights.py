@@ -40,11 +40,6 @@ class CheckedTransformer(ReportingTransformer):
         ValueError: If the model's files ask for more than they may; see :mod:`st_reba.modules.saved_settings`.
     """
 
-    #: Backbone and tokenizer lie in a directory of the module's own, ``0_EchoModule``. In the model's root, a program
-    #: that reads ``config.json`` and ``1_Pooling`` alone, as inference engines do, would serve the bare backbone under
-    #: the recipe's name. Version 0.1 saved them there, and such models load as ever.
-    save_in_root: bool = False
-
     #: The weights that were not in the checkpoint, and what is there instead, if anything.
     lacking: Mapping[str, str] = {}
     #: The checkpoint that lacks them.
@@ -68,6 +63,17 @@ class CheckedTransformer(ReportingTransformer):
             self.lacking = lacking(_names_alone(base, model_kwargs, where))
         if self.lacking:
             self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
+
+    @property
+    def save_in_root(self) -> bool:  # type: ignore[override]
+        """Whether ST saves the backbone in the model's root, not in a directory of the module's own.
+
+        In the root, a program that reads ``config.json`` and ``1_Pooling`` there and nothing else, as inference engines
+        do, would serve the bare backbone under the recipe's name. Only what transformers finds nowhere else stays: an
+        adapter, which has no ``config.json``, and a backbone with code of its own, which nothing runs unasked. Version
+        0.1 saved all in the root; that loads as ever.
+        """
+        return hasattr(self.model, "peft_config") or bool(getattr(self.model.config, "auto_map", None))
 
     def check_weights(self, needless: Iterable[str] = ()) -> None:
         """Refuse a backbone that has weights which its checkpoint has not.
