@@ -75,6 +75,7 @@ def _plain(model: str, out: Path, pieces: bool, device: str | None) -> None:
         save_plain(loaded, scratch, pieces=pieces)
     console.print(
         f"Wrote {out}, which gives the same vectors. Serve it with any engine that has "
-        f'{type(loaded[0].model).__name__}, or load it with: SentenceTransformer("{out}"); it needs sentence-transformers alone.',
+        f'{type(loaded[0].model).__name__}, or load it with: SentenceTransformer("{out}"); it needs '
+        "sentence-transformers alone.",
         soft_wrap=True,
     )
