@@ -341,7 +341,9 @@ class TestConfigJson:
         module.save(str(tmp_path / "adapter"))
         assert ReBAModule.load(str(tmp_path / "adapter")).repetitions == 2
         change(own(model) / "config.json", attn_implementation="org/kernel")
-        with pytest.raises(ValueError, match=r"model/config.json sets attn_implementation to 'org/kernel'"):
+        with pytest.raises(
+            ValueError, match=r"model/0_ReBAModule/config.json sets attn_implementation to 'org/kernel'"
+        ):
             ReBAModule.load(str(tmp_path / "adapter"))
 
     def test_code_that_an_adapter_imports(self, model_of, tmp_path):

@@ -92,6 +92,8 @@ class TwinTower(CheckedTransformer, metaclass=Published):
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
+        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+            model_name_or_path = backbone_of(model_name_or_path)
         first = _Place(model_name_or_path, transformer_kwargs)
         second = first.of_second(second_model_name_or_path, second_subfolder)
         config = first.config()
