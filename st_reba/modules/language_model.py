@@ -27,7 +27,7 @@ from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitte
 from .checks import check_inside, check_length, check_transformer_kwargs
 from .loaded_weights import CheckedTransformer
 from .published import Published
-from .saving import note_requirement
+from .saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,6 +112,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
+            if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+                path = backbone_of(path)
             initialise(self, path, transformer_kwargs)
         compat.check_placement(self.model)
         # It may have to be told not to hand out its hidden states: see backbone.without_hidden_states.
@@ -330,7 +332,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
         Args:
             model_name_or_path: A directory or a Hub id.
-            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
             *args: As for ST's ``Transformer.load``.
             **kwargs: As for ST's ``Transformer.load``.
 
@@ -338,7 +340,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, a change is none that is registered, or weights are missing.
         """
-        check_inside(subfolder)
+        if not check_inside(subfolder):
+            model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
         where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
         for fitted in module._fitted:

@@ -39,6 +39,7 @@ class LayerStates(CausalTransformer):
     """
 
     EVERY_LAYER: ClassVar[bool] = True
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Layer states"
     equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
     citation = (

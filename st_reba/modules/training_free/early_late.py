@@ -130,6 +130,13 @@ class EarlyLateModule(CausalModule):
             "with twice the dimensions."
         )
 
+    @property
+    def unfit_for_chunks(self) -> str | None:
+        return (
+            "gives all tokens of a text the same second half, so a chunk's vector would be half its text's. Use "
+            "CausalTransformer, or encode each chunk as a text of its own."
+        )
+
     def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Refused: half of each vector is about the whole text.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -49,6 +49,7 @@ class MetaEOLModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "templates"]
     PROMPTS_MAY_DIFFER = False
+    ONE_VECTOR: ClassVar[bool] = True
     method = "MetaEOL"
     equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
     citation = (

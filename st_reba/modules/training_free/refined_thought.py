@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -77,6 +77,7 @@ class RefinedThoughtModule(CausalModule):
     """
 
     config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Refined Thought"
     equation = (
         r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
