@@ -340,14 +340,19 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
     ),
     "speed-corpus": Table(
         "cost",
-        where={"table": ("corpus", "workers")},
+        where={"table": "corpus"},
         split=("model", "machine"),
-        rows=Each(
-            ("quantity", "contender", "unit", "how"),
-            (("", "{quantity}"), ("", "{contender}"), ("beside", "{unit}"), ("", "{how}")),
-        ),
+        rows=Each(("quantity", "contender", "unit"), (("", "{quantity}"), ("of", "{contender}"), ("beside", "{unit}"))),
         columns=(Column("seen", show="cost"),),
-        caption=("precision", "batch", "date", "versions"),
+        caption=("precision", "batch", "how", "date", "versions"),
+    ),
+    "speed-workers": Table(
+        "cost",
+        where={"table": "workers"},
+        split=("model", "machine"),
+        rows=Each(("contender",), (("", "{contender}"),)),
+        columns=(Column("two at once / one", show="cost"),),
+        caption=("precision", "batch", "how", "date", "versions"),
     ),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(

@@ -128,10 +128,10 @@ def corpus(directory: Path, options: argparse.Namespace) -> list[dict[str, Value
         ("tokens of text/s", LOOP, "", tokens / turns.seconds),
         ("time", of_so_many, LOOP, job / turns.seconds),
         (
-            "share of the job's time in the threads that read and write",
+            "percent of the job's time in the threads that read and write",
             of_so_many,
             "the job",
-            (whole - of_this_thread) / job,
+            100 * (whole - of_this_thread) / job,
         ),
         ("peak memory of the process, MiB", of_so_many, "", memory_mib("VmHWM:")),
     ]
