@@ -39,6 +39,10 @@ def each_fifth(value: Value) -> bool:
     return isinstance(value, int) and value % 5 == 0
 
 
+def of_test_queries(value: Value) -> bool:
+    return str(value).endswith(" test")
+
+
 def is_control(value: Value) -> bool:
     return value in CONTROLS
 
@@ -191,6 +195,19 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
         split=("model", "set"),
         rows=Each(("layer",), (("after layer", "{layer}"),), where={"layer": each_fifth}),
         columns=(Column("median, and quartiles", show="median", bold=False),),
+    ),
+    "retrieval": Table(
+        "retrieval",
+        where={"set": of_test_queries},
+        split=("set", "model"),
+        rows=Each(("recipe", "pooling", "filter")),
+        columns=(
+            Column("nDCG@10", {"metric": "nDCG@10"}),
+            Column("recall@100", {"metric": "recall@100"}),
+            Column("processor seconds for 1,000", {"metric": "nDCG@10"}, show="seconds", bold=False),
+        ),
+        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+        references=True,
     ),
     "static": Table(
         "static",

@@ -1,0 +1,228 @@
+"""What finds documents: how each contender embeds texts, what is kept of that, and how it ranks."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, vstack
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from st_reba.catalogue import POOLINGS, Row, find
+from st_reba.evaluation.rankings import Hits
+from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
+from st_reba.modules.after_pooling.choices import PARTWISE, Filter
+from st_reba.modules.after_pooling.moments import Moments
+from st_reba.text.templates import preset
+
+Array = NDArray[np.float32]
+#: What is kept of some texts, by the names of the arrays in a file.
+Kept = Mapping[str, NDArray[Any]]
+#: Documents that filters are fitted on, without any label.
+FIT_DOCUMENTS = 400
+
+
+@dataclass(frozen=True)
+class Contender(ABC):
+    """One way to find documents.
+
+    Attributes:
+        name: As tables call it.
+        pooling: ``"mean"``, ``"last"``, or empty.
+        make: From a loaded backbone and a language to the model that embeds.
+    """
+
+    name: str
+    pooling: str
+    make: Callable[[CausalModule, str], Any]
+
+    @property
+    def directory(self) -> str:
+        return ", ".join(filter(None, (self.name, self.pooling)))
+
+    @abstractmethod
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        """What is kept of some texts; ``role`` is ``"query"`` or ``"document"``."""
+
+    @abstractmethod
+    def joined(self, blocks: Sequence[Kept]) -> Any:
+        """All texts, of what was kept of them block by block."""
+
+    @abstractmethod
+    def in_order(self, whole: Any, order: NDArray[np.int64]) -> Kept:
+        """What is kept of texts in another order."""
+
+    @abstractmethod
+    def rank(self, queries: Any, documents: Any, count: int) -> dict[str, list[Hits]]:
+        """For each query the best documents, behind each filter."""
+
+
+@dataclass(frozen=True)
+class Dense(Contender):
+    """One vector a text, and their cosines.
+
+    Attributes:
+        filters: What else stands behind the pooling, fitted on documents.
+        shares: Of the parts of a vector.
+    """
+
+    filters: tuple[str, ...] = ("", "centred", "whitened")
+    shares: tuple[float, ...] = field(default=(1.0,))
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(list(texts), batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
+        return {"vectors": vectors.float().cpu().numpy()}
+
+    def joined(self, blocks: Sequence[Kept]) -> Array:
+        return np.concatenate([block["vectors"] for block in blocks])
+
+    def in_order(self, whole: Array, order: NDArray[np.int64]) -> Kept:
+        return {"vectors": whole[order]}
+
+    def rank(self, queries: Array, documents: Array, count: int) -> dict[str, list[Hits]]:
+        moments = Moments(documents.shape[1])
+        chosen = np.random.default_rng(0).permutation(len(documents))[:FIT_DOCUMENTS]
+        moments.add(torch.from_numpy(documents[chosen]))
+        found = {}
+        for name in self.filters:
+            module = Filter(name).from_moments(moments, self.shares) if name else None
+            sides = [_unit(each if module is None else _mapped(module, each)) for each in (queries, documents)]
+            found[name] = best(sides[0] @ sides[1].T, count)
+        return found
+
+
+@dataclass(frozen=True)
+class Sparse(Contender):
+    """One weight a token of the vocabulary, nearly all 0, and their products."""
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_sparse_tensor=False)
+        return _sparse(csr_matrix(vectors.float().cpu().numpy()))
+
+    def joined(self, blocks: Sequence[Kept]) -> csr_matrix:
+        parts = [csr_matrix((each["data"], each["indices"], each["indptr"]), tuple(each["shape"])) for each in blocks]
+        return vstack(parts).tocsr()
+
+    def in_order(self, whole: csr_matrix, order: NDArray[np.int64]) -> Kept:
+        return _sparse(whole[order])
+
+    def rank(self, queries: csr_matrix, documents: csr_matrix, count: int) -> dict[str, list[Hits]]:
+        return {"": best((queries @ documents.T).toarray(), count)}
+
+
+def best(scores: NDArray[Any], count: int) -> list[Hits]:
+    """Of (Q, N) scores the highest of each row, of equals those that stand first."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return [[(int(index), float(own[index])) for index in indices] for own, indices in zip(scores, order, strict=True)]
+
+
+def words(text: str, language: str) -> list[str]:
+    """What BM25 counts: words; of Chinese, characters and pairs of neighbours."""
+    if language == "en":
+        return re.findall(r"\w+", text.lower())
+    runs = re.findall(r"\w+", text.lower())
+    return [run[index : index + size] for run in runs for size in (1, 2) for index in range(len(run) - size + 1)]
+
+
+def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count: int) -> list[Hits]:
+    """By the library bm25s, with k1 = 1.2 and b = 0.75, over whole documents."""
+    from bm25s import BM25
+
+    index = BM25(k1=1.2, b=0.75)
+    index.index([words(text, language) for text in documents], show_progress=False)
+    asked = [words(text, language) for text in queries]
+    scores = np.stack([index.get_scores(own) if own else np.zeros(len(documents)) for own in asked])
+    return best(scores, count)
+
+
+def recipe(key: str, pooling: str = "", *, name: str = "", settings: Mapping[str, Any] | None = None) -> Dense:
+    """A row of the catalogue, its prompt in the language of the texts.
+
+    Args:
+        key: Its key.
+        pooling: Under which; the row's own if empty.
+        name: As tables call it, where that is not the row's name.
+        settings: More of the module's arguments.
+    """
+    row: Row = find(key).row
+    pooling = pooling or row.poolings[0]
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        arguments = {**row.arguments(pooling), **(settings or {})}
+        if language == "zh" and (row.around is not None or "template" in arguments):
+            arguments["template"] = f"{arguments.get('template', 'prompteol')}-zh"
+        module = row.module(backbone, **arguments)
+        pooled = Pooling(module.get_embedding_dimension(), POOLINGS[pooling])
+        return SentenceTransformer(modules=[module, pooled], device=str(module.model.device))
+
+    filters = ("", "centred", PARTWISE if row.around is not None else "whitened")
+    return Dense(name or row.name, pooling, make, filters, row.module.SHARES)
+
+
+def promptreps() -> Dense:
+    """The dense half of PromptReps, with what stands before queries and documents."""
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        template = _word_prompt(language)
+        module = CausalTransformer(backbone, template=template)
+        pooled = Pooling(module.get_embedding_dimension(), "lasttoken")
+        return SentenceTransformer(modules=[module, pooled], device="cpu", prompts=dict(preset(template).prompts))
+
+    return Dense("PromptReps", "last", make)
+
+
+def sparse(expansion: int) -> Sparse:
+    """PromptReps' weights of words, with so many tokens that are not the text's own."""
+
+    def make(backbone: CausalModule, language: str) -> SparseEncoder:
+        template = _word_prompt(language)
+        module = PromptRepsModule(backbone, template=template, expansion=expansion)
+        return SparseEncoder(modules=[module], device="cpu", prompts=dict(preset(template).prompts))
+
+    return Sparse(f"PromptReps, sparse{f', expansion {expansion}' if expansion else ''}", "", make)
+
+
+def _word_prompt(language: str) -> str:
+    return "promptreps-zh" if language == "zh" else "promptreps"
+
+
+#: By what directories of kept vectors are called.
+CONTENDERS: dict[str, Contender] = {
+    each.directory: each
+    for each in (
+        recipe("classical", "mean"),
+        recipe("prompteol"),
+        sparse(0),
+        recipe("early-late"),
+        recipe("prompteol-before-mlp"),
+        recipe("early-late-before-mlp"),
+        promptreps(),
+        recipe("echo-2", "mean"),
+        recipe("reba-2", "mean"),
+        sparse(16),
+    )
+}
+
+
+def _sparse(rows: csr_matrix) -> Kept:
+    return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "shape": np.array(rows.shape)}
+
+
+def _unit(vectors: Array) -> Array:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(norms == 0, 1, norms)).astype(np.float32)
+
+
+@torch.inference_mode()
+def _mapped(module: torch.nn.Module, vectors: Array) -> Array:
+    mapped: Array = module({"sentence_embedding": torch.from_numpy(vectors)})["sentence_embedding"].numpy()
+    return mapped
