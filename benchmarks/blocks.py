@@ -6,6 +6,8 @@ from listing import OF_THE_PAGE, WORTH_TRYING, Listing
 from picture import ByCost, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
+from targets import SPEED as SPEED_TARGETS
+from targets import Targets
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
@@ -112,7 +114,7 @@ LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
 LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
 SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
 
-BLOCKS: dict[str, Table | Picture | Listing] = {
+BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
     "recipes": OF_THE_PAGE,
     "worth-trying": WORTH_TRYING,
     "first-screen": Table(
@@ -345,6 +347,54 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         ),
     ),
     "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
+    "speed-targets": SPEED_TARGETS,
+    "speed-precision": Table(
+        "cost",
+        where={"table": "precision"},
+        split=("model", "machine"),
+        rows=Each(("contender", "precision"), (("recipe", "{contender}"), ("backbone", "{precision}"))),
+        columns=(
+            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
+            Column("time / float32's", {"quantity": "time"}, show="cost"),
+            Column("Spearman x 100", {"quantity": "Spearman x 100"}, show="points"),
+            Column("less that of float32", {"quantity": "change of Spearman x 100"}, show="points"),
+        ),
+        caption=("batch", "how", "date", "versions"),
+    ),
+    "speed-compiled": Table(
+        "cost",
+        where={"table": "compiled"},
+        split=("model", "machine"),
+        rows=Each(("contender", "precision"), (("recipe", "{contender}"), ("backbone", "{precision}"))),
+        columns=(
+            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
+            Column("time / not compiled", {"quantity": "time"}, show="cost"),
+            Column("processor seconds for the first texts", {"quantity": "seconds for the first texts"}, show="cost"),
+        ),
+        caption=("batch", "how", "date", "versions"),
+    ),
+    "cost-alone": costs(
+        "alone",
+        ("time",),
+        Each(("precision", "contender", "unit"), (("ratio", "time: {contender} / {unit}, {precision}"),)),
+        LENGTHS_BY_BATCH,
+    ),
+    "speed-corpus": Table(
+        "cost",
+        where={"table": "corpus"},
+        split=("model", "machine"),
+        rows=Each(("quantity", "contender", "unit"), (("", "{quantity}"), ("of", "{contender}"), ("beside", "{unit}"))),
+        columns=(Column("seen", show="cost"),),
+        caption=("precision", "batch", "how", "date", "versions"),
+    ),
+    "speed-workers": Table(
+        "cost",
+        where={"table": "workers"},
+        split=("model", "machine"),
+        rows=Each(("contender",), (("", "{contender}"),)),
+        columns=(Column("two at once / one", show="cost"),),
+        caption=("precision", "batch", "how", "date", "versions"),
+    ),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",

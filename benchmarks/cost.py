@@ -197,11 +197,13 @@ def texts(length: int, count: int) -> list[str]:
 
 
 def seconds(model: Model, inputs: list[str]) -> float:
-    start = time.perf_counter()
+    """Of the processor; by the clock where an accelerator works."""
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    start = clock()
     model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
     if model.device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def times(
@@ -268,6 +270,7 @@ class Setting(NamedTuple):
     tokens: int
     batch: int
     rounds: int
+    timed: str = "times by the clock"
 
     def row(self, quantity: str, contender: str, unit: str, value: float, how: str) -> dict[str, Value]:
         return {
@@ -287,21 +290,22 @@ class Setting(NamedTuple):
         Args:
             ratios: (contender, unit).
             spent: Seconds of every round of every contender.
-            used: Peak memory of each contender, by kind.
+            used: Peak memory of each contender, by kind; empty if it was not measured.
         """
-        by_clock = f"times by the clock, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
+        timed = f"{self.timed}, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
         apart = "memory in a process of its own, once"
         rows = []
         for contender, unit in ratios:
             ratio = median(a / b for a, b in zip(spent[contender], spent[unit], strict=True))
-            rows.append(self.row("time", contender, unit, ratio, by_clock))
+            rows.append(self.row("time", contender, unit, ratio, timed))
         for kind, quantity in (("encoding", "peak memory of encoding"), ("process", "peak memory of the process")):
-            for contender, unit in ratios:
+            for contender, unit in ratios if used else ():
                 rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], apart))
         for contender in spent:
             speed = self.batch * self.tokens / median(spent[contender])
-            rows.append(self.row("tokens of text/s", contender, "", speed, by_clock))
-            rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], apart))
+            rows.append(self.row("tokens of text/s", contender, "", speed, timed))
+            if used:
+                rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], apart))
         return rows
 
 
@@ -315,6 +319,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
+    parser.add_argument("--no-memory", action="store_true", help="measure time alone")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
     parser.add_argument("--memory-of", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -330,7 +336,8 @@ def main() -> None:
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    ratios = TABLES[options.table]
+    ratios = [pair for pair in TABLES[options.table] if not options.only or pair[0] in options.only]
+    timed = "times of the processor" if options.device == "cpu" else "times by the clock"
     names = [name for name in (*CONTENDERS, *SWEEPS) if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.sizes:
@@ -340,8 +347,8 @@ def main() -> None:
             for length in options.lengths:
                 arguments = (names, path, length, options.batch)
                 spent = times(*arguments, options.rounds, options.device, options.dtype)
-                used = memory(*arguments, options.device, options.dtype)
-                setting = Setting(options.table, model, options.dtype, length, options.batch, options.rounds)
+                used = {} if options.no_memory else memory(*arguments, options.device, options.dtype)
+                setting = Setting(options.table, model, options.dtype, length, options.batch, options.rounds, timed)
                 rows = [{**row, **where} for row in setting.rows(ratios, spent, used)]
                 file = append("cost", rows, options.results)
                 for row in rows:

@@ -392,6 +392,17 @@ def show_cost(store: Store, record: Record, with_interval: bool) -> Shown:
     return value + (f" ({range_})" if range_ else ""), None
 
 
+def show_points(store: Store, record: Record, with_interval: bool) -> Shown:
+    """A score, or a difference of scores, times 100 already."""
+    value, low, high = (
+        None if record[name] is None else f"{round(float(record[name]), 2) + 0:.2f}".replace("-", "−")  # type: ignore[arg-type]
+        for name in ("value", "low", "high")
+    )
+    if value is None:
+        return "", None
+    return value + (f" [{low}, {high}]" if low and high else ""), None
+
+
 def show_field(name: str, store: Store, record: Record, with_interval: bool) -> Shown:
     return str(record[name] or ""), None
 
@@ -407,6 +418,7 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "difference": show_difference,
     "median": partial(show_fraction, "median", "low", "high"),
     "cost": show_cost,
+    "points": show_points,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
     "value": lambda store, record, _: (f"{record['value']:,.4g}", None),
     "date": partial(show_field, "date"),

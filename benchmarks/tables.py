@@ -20,6 +20,7 @@ from listing import Listing
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
+from targets import Targets
 
 
 class TablesError(Exception):
@@ -37,7 +38,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def filled(
-    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing]
+    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Targets]
 ) -> tuple[str, list[str]]:
     """The page with its tables as they should be, and the names of those that were not.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from operator import methodcaller
 from typing import Protocol
 
@@ -47,12 +48,12 @@ class LocalEngine:
 
     def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         if len(self.devices) == 1:
-            worker = ChunkWorker(plan, plan.encoder.load(self.devices[0]))
-            if plan.needs_ranges:
-                worker.calibrate()
-            for number in todo:
-                worker.encode(number)
-                yield number
+            with ChunkWorker(plan, plan.encoder.load(self.devices[0])) as worker:
+                if plan.needs_ranges:
+                    worker.calibrate()
+                for number, following in zip_longest(todo, todo[1:]):
+                    yield from worker.encode(number, following)
+                yield from worker.finish()
             return
         with ExitStack() as stack:
             workers = [stack.enter_context(WorkerProcess(plan, device)) for device in self.devices[: len(todo)]]

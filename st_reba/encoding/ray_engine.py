@@ -75,7 +75,12 @@ class _Actor:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (number,) = batch["chunk"].tolist()
-        return {**batch, "refusal": np.array([_refusal(lambda: self._worker.encode(number))])}
+        return {**batch, "refusal": np.array([_refusal(lambda: self._encode(number))])}
+
+    def _encode(self, number: int) -> None:
+        # It is not known which chunk Ray gives next, and this one has to be whole before it is called done.
+        self._worker.encode(number)
+        self._worker.finish()
 
 
 def _calibrate(plan: Plan, device: str) -> str:

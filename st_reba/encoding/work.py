@@ -1,10 +1,13 @@
-"""One chunk's way from the input file to its part of the output; the same wherever it runs."""
+"""A chunk's way from the input file to its part of the output; the same wherever it runs."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -59,8 +62,18 @@ class Plan:
         return open_texts(self.files, self.column, self.keep)
 
 
+class _Prepared(NamedTuple):
+    """A chunk's texts, and its kept columns as they are written."""
+
+    texts: list[str]
+    kept: Any
+
+
 class ChunkWorker:
     """Encodes chunks by their number. A chunk that is there already is left as it is, so doing one twice is harmless.
+
+    The model runs in the thread that calls. Beside it, one thread reads the chunk that comes next, and one writes the
+    chunk before: both mostly wait for a disk. A context: at its end nothing is being read or written.
 
     Args:
         plan: The job.
@@ -77,6 +90,19 @@ class ChunkWorker:
         self.texts = plan.open()
         self.index = Index.load(plan.workspace.index)
         self._model = model
+        self._reader = ThreadPoolExecutor(1, "reading")
+        self._writer = ThreadPoolExecutor(1, "writing")
+        self._coming: tuple[int, Future[_Prepared | None]] | None = None
+        self._leaving: tuple[int, Future[None]] | None = None
+
+    def __enter__(self) -> ChunkWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thread in (self._reader, self._writer):
+            thread.shutdown()
 
     @cached_property
     def _ranges(self) -> np.ndarray | None:
@@ -102,23 +128,64 @@ class ChunkWorker:
         with durable(self.plan.workspace.ranges) as stream:
             np.save(stream, np.stack([low, high]).astype(np.float32))
 
-    def encode(self, number: int) -> None:
-        """Encode one chunk.
+    def encode(self, number: int, following: int | None = None) -> list[int]:
+        """Encode one chunk, while the one before is written and the one that follows is read.
+
+        Args:
+            number: Which.
+            following: The next that will be asked for; None if that is not known.
+
+        Returns:
+            The chunks that have become whole since the last call: the one before, not yet this one.
 
         Raises:
             ValueError: If the input has changed meanwhile, or a value does not fit its column.
+            OSError: If the chunk before could not be written.
         """
-        part = self.plan.workspace.parts / self.plan.output.part(number)
-        if part.exists():
-            return
+        try:
+            prepared = self._taken(number)
+            if following is not None:
+                self._coming = following, self._reader.submit(self._prepare, following)
+            pieces = None if prepared is None else self._encode(prepared.texts)
+        finally:
+            # Whatever is wrong with this one.
+            done = self.finish()
+        if prepared is None or pieces is None:
+            return [*done, number]
+        self._leaving = number, self._writer.submit(self._write, number, pieces, prepared.kept)
+        return done
+
+    def finish(self) -> list[int]:
+        """Wait until what was encoded is written.
+
+        Returns:
+            The chunks that have become whole since the last call.
+
+        Raises:
+            OSError: If one cannot be written.
+            ValueError: If its vectors are not as long as the ranges.
+        """
+        leaving, self._leaving = self._leaving, None
+        if leaving is None:
+            return []
+        number, writing = leaving
+        writing.result()
+        return [number]
+
+    def _taken(self, number: int) -> _Prepared | None:
+        """What the reader has of a chunk, which it reads now if nobody said that it would come."""
+        coming, self._coming = self._coming, None
+        if coming is None or coming[0] != number:
+            coming = number, self._reader.submit(self._prepare, number)
+        return coming[1].result()
+
+    def _prepare(self, number: int) -> _Prepared | None:
+        """In the reader's thread; None where the chunk is there already."""
+        if self._part(number).exists():
+            return None
         chunk = self.index[number]
         rows = self._read(chunk)
-        pieces = self._encode(rows.texts)
-        kept = kept_table(rows, chunk, self.plan)
-        if self.plan.encoder.chunk_tokens is not None:
-            kept = _of_pieces(kept, pieces, chunk.row)
-        with durable(part) as stream:
-            self.plan.output.write_part(stream, self._quantized(pieces.vectors), kept)
+        return _Prepared(rows.texts, kept_table(rows, chunk, self.plan))
 
     def _encode(self, texts: list[str]) -> Pieces:
         encoder = self.plan.encoder
@@ -126,6 +193,16 @@ class ChunkWorker:
             return encoder.encode_chunks(self._model, texts)
         vectors = encoder.encode(self._model, texts)
         return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
+
+    def _write(self, number: int, pieces: Pieces, kept: Any) -> None:
+        """In the writer's thread."""
+        if self.plan.encoder.chunk_tokens is not None:
+            kept = _of_pieces(kept, pieces, self.index[number].row)
+        with durable(self._part(number)) as stream:
+            self.plan.output.write_part(stream, self._quantized(pieces.vectors), kept)
+
+    def _part(self, number: int) -> Path:
+        return self.plan.workspace.parts / self.plan.output.part(number)
 
     def _read(self, chunk: Chunk) -> Rows:
         """The rows of a chunk, of the files that were checked and no others."""

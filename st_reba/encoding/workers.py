@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from operator import methodcaller
 from types import TracebackType
+from typing import Any
 
 from .work import ChunkWorker, Plan
 
@@ -47,26 +48,27 @@ class WorkerProcess:
             self._process.join()
         self.connection.close()
 
-    def begin(self, task: Callable[[ChunkWorker], None]) -> None:
+    def begin(self, task: Callable[[ChunkWorker], object]) -> None:
         """Give it something to do; it must be picklable."""
         try:
             self.connection.send(task)
         except OSError:
             raise self._gone() from None
 
-    def finish(self) -> None:
-        """Wait until that is done.
+    def finish(self) -> Any:
+        """Wait until that is done, for what it returned.
 
         Raises:
             ChildProcessError: If the process has died.
             Exception: What was raised there.
         """
         try:
-            error = self.connection.recv()
+            answer = self.connection.recv()
         except (EOFError, OSError):
             raise self._gone() from None
-        if error is not None:
-            raise error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _gone(self) -> ChildProcessError:
         self._process.join(_PATIENCE_S)
@@ -77,24 +79,31 @@ class WorkerProcess:
 
 
 def share(workers: Sequence[WorkerProcess], numbers: Sequence[int]) -> Iterator[int]:
-    """Each chunk by whichever worker is free; yields the number of each that is done."""
+    """Each chunk by whichever worker is free, which also knows the one after it; yields the number of each that is
+    done."""
     left = iter(numbers)
-    busy: dict[object, tuple[WorkerProcess, int]] = {}
+    coming = {worker: next(left, None) for worker in workers}
+    busy: dict[object, WorkerProcess] = {}
 
-    def next_for(worker: WorkerProcess) -> None:
-        number = next(left, None)
-        if number is not None:
-            worker.begin(methodcaller("encode", number))
-            busy[worker.connection] = worker, number
+    def go_on(worker: WorkerProcess) -> None:
+        number = coming[worker]
+        if number is None:
+            worker.begin(methodcaller("finish"))
+            del coming[worker]
+        else:
+            coming[worker] = next(left, None)
+            worker.begin(methodcaller("encode", number, coming[worker]))
+        busy[worker.connection] = worker
 
     for worker in workers:
-        next_for(worker)
+        go_on(worker)
     while busy:
-        for connection in wait([worker.connection for worker, _ in busy.values()]):
-            worker, number = busy.pop(connection)
-            worker.finish()
-            next_for(worker)
-            yield number
+        for connection in wait([worker.connection for worker in busy.values()]):
+            worker = busy.pop(connection)
+            done = worker.finish()
+            if worker in coming:
+                go_on(worker)
+            yield from done
 
 
 def _serve(plan: Plan, device: str, connection: Connection) -> None:
@@ -111,11 +120,10 @@ def _serve(plan: Plan, device: str, connection: Connection) -> None:
         try:
             if worker is None:
                 worker = ChunkWorker(plan, plan.encoder.load(device))
-            task(worker)
+            answer = task(worker)
         except Exception as error:
-            connection.send(_portable(error))
-        else:
-            connection.send(None)
+            answer = _portable(error)
+        connection.send(answer)
 
 
 def _end_with_parent() -> None:

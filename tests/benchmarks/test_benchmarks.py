@@ -11,11 +11,16 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import numpy as np  # noqa: E402
+
 import batches  # noqa: E402
 import blocks  # noqa: E402
+import corpus  # noqa: E402
 import cost  # noqa: E402
 import kernel  # noqa: E402
+import precision  # noqa: E402
 import records  # noqa: E402
+import targets  # noqa: E402
 from pivot import Store  # noqa: E402
 from st_reba.lm.attention.observers import fold_at_once  # noqa: E402
 
@@ -60,6 +65,60 @@ def test_batches_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     ]
     assert all(0 <= row["distance"] < 1e-5 for row in rows)
     assert all(row["date"] and row["machine"] and "torch" in row["versions"] for row in rows)
+
+
+WHERE = {"date": "2026-11-22", "machine": "a machine", "versions": "torch 2.13.0"}
+
+
+def test_targets_say_what_was_asked_and_seen(tmp_path: Path):
+    """The worst of a setting; nothing where nothing was measured."""
+    shared = {**WHERE, "quantity": "time", "unit": "plain", "precision": "float32", "model": "a Llama"}
+    rows = [
+        {**shared, "table": "short", "contender": "Echo", "tokens": 12, "value": 1.2},
+        {**shared, "table": "short", "contender": "ReBA", "tokens": 12, "value": 1.51},
+        {**shared, "table": "short", "contender": "ReBA", "tokens": 12, "value": 1.5, "model": "another"},
+        {**shared, "table": "limit", "contender": "products", "value": 0.7, "low": 0.65, "high": 0.8},
+        {**shared, "table": "precision", "contender": "Echo", "value": -0.3},
+    ]
+    records.append("cost", rows, tmp_path)
+    block = targets.Targets(
+        (
+            targets.Target("{contender}, {tokens} tokens", targets.measured("short", "time"), most=1.5),
+            targets.Target("{contender}", targets.measured("limit", "time"), least=0.7),
+            targets.Target("{contender}", targets.measured("precision", "time"), most=0.2, distance=True),
+            targets.Target("never", targets.measured("passes", "time"), most=1),
+        )
+    )
+    assert block.render(Store(tmp_path), tmp_path / "page.md").splitlines()[2:] == [
+        "| ReBA, 12 tokens | at most 1.5 | 1.51 | no | a Llama, float32, a machine |",
+        "| ReBA, 12 tokens | at most 1.5 | 1.50 | yes | another, float32, a machine |",
+        "| products | at least 0.7 | 0.70 (0.65 to 0.80) | yes | a Llama, float32, a machine |",
+        "| Echo | at most 0.2 | -0.30 | no | a Llama, float32, a machine |",
+    ]
+    assert targets.Targets(block.targets[3:]).render(Store(tmp_path), tmp_path / "page.md") == ""
+
+
+def test_precisions_become_rows(tmp_path: Path):
+    labels = np.arange(6.0)
+    swapped = np.array([0.0, 1, 2, 3, 5, 4])
+    found = {
+        ("float32", "Echo"): precision.Measured([2.0, 4.0], [labels[:3], labels[3:]]),
+        ("bfloat16", "Echo"): precision.Measured([1.0, 1.0], [labels[:3], swapped[3:]]),
+    }
+    rows = precision.rows(found, labels, tokens=60, how="6 pairs")
+    where = {**WHERE, "table": "precision", "model": "a Llama", "batch": 32}
+    records.append("cost", [{**row, **where} for row in rows], tmp_path)
+    shown = blocks.BLOCKS["speed-precision"].render(Store(tmp_path), tmp_path / "page.md").splitlines()
+    assert shown[-2] == "| Echo | float32 | 10 |  | 100.00 |  |"
+    assert shown[-1].startswith("| Echo | bfloat16 | 30 | 0.33 (0.25 to 0.50) | 94.29 | −5.71 [")
+
+
+def test_a_corpus_is_encoded_in_turn_with_a_bare_loop(tmp_path: Path):
+    corpus.main(["--texts", "70", "--results", str(tmp_path)])
+    rows = {(row["quantity"], row["contender"]): row for row in records.read("cost", tmp_path)}
+    own, bare = "`st-reba encode`, 70 texts", "bare loop over the model"
+    speeds = [rows["tokens of text/s", name]["value"] for name in (own, bare)]
+    assert rows["time", own]["value"] == pytest.approx(speeds[1] / speeds[0], rel=0.01)
 
 
 def test_a_kernel_becomes_rows(tmp_path: Path):

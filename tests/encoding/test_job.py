@@ -38,10 +38,10 @@ def encoder(model_directory):
 
 
 def interrupted(encoder, texts, out, **options):
-    """A run that is stopped after its fourth chunk of eight rows."""
+    """A run that is stopped after its third chunk of eight rows, when the fourth is being written."""
 
     def stop(stage, done, total):
-        if done == 32:
+        if done == 24:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -380,7 +380,7 @@ class TestRefusals:
 
 
 def test_rows_in_memory_do_not_grow_with_the_file(encoder, tmp_path, monkeypatch):
-    """Counted, not weighed: no more than a chunk is read before it is encoded and let go."""
+    """Counted, not weighed: the chunk that is encoded, and the next one."""
     path = tmp_path / "many.txt"
     path.write_text("a\n" * 1000)
     most, encoded = 0, 0
@@ -391,12 +391,14 @@ def test_rows_in_memory_do_not_grow_with_the_file(encoder, tmp_path, monkeypatch
     class Counting(Ones):
         def encode(self, model, texts):
             nonlocal most, encoded
-            most = max(most, sum(read) - encoded)
             encoded += len(texts)
-            return super().encode(model, texts)
+            vectors = super().encode(model, texts)
+            most = max(most, sum(read) - encoded)
+            return vectors
 
     encode_file(Counting(encoder.model), path, tmp_path / "a.npy", chunk_size=16)
-    assert (most, encoded) == (16, 1000)
+    assert encoded == 1000
+    assert most <= 16
 
 
 def contents(path: Path) -> list[bytes]:

@@ -86,6 +86,8 @@ def observable_attention(
     if observer is not None and not observer.wants(layer := _layer_index(module)):
         observer = None
     if observer is None and rerouting is None and not explicit and position_bias is None:
+        if masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]:
+            return _after_cache(query, key, value, attention_mask, dropout, scaling), None
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
@@ -137,6 +139,23 @@ def _unpacked(
     with entered(packed=None):
         output, _ = observable_attention(module, query, key, value, attention_mask, **rest)
     return packed.row(output), None
+
+
+def _after_cache(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
+) -> Tensor:
+    """(B, N, H, d) of a few queries, with a mask (B or 1, 1, N, M) that is one for all heads.
+
+    The heads that share a key-value head stand as further queries of it. transformers repeats keys and values for each
+    of them instead, where there is a mask: a copy of the whole cache in every layer of every pass.
+    """
+    groups, length = key.shape[1], query.shape[2]
+    heads = query.shape[1] // groups
+    folded = query.unflatten(1, (groups, heads)).flatten(2, 3)
+    output = nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=mask.repeat(1, 1, heads, 1), dropout_p=dropout, scale=scaling
+    )
+    return output.unflatten(2, (heads, length)).flatten(1, 2).transpose(1, 2).contiguous()
 
 
 def _in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

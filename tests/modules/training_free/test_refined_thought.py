@@ -44,6 +44,19 @@ def test_with_bidirectional_layers(architecture, count, shared, eager, token_ids
         assert relative_error(value, expected) < TOLERANCE, text
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+def test_no_pass_copies_the_cache(architecture, shared, monkeypatch):
+    """Keys and values are not repeated for the heads that share them."""
+    module = RefinedThoughtModule(shared(architecture), iterations=3)
+    assert module.model.config.num_key_value_heads < module.model.config.num_attention_heads
+
+    def repeated(states, times):
+        raise AssertionError("keys and values were repeated")
+
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", repeated)
+    assert np.isfinite(pipeline(module, "lasttoken").encode(TEXTS[:1])).all()
+
+
 def test_whole_passes_give_the_same(shared):
     module = RefinedThoughtModule(shared(), iterations=4)
     expected = pipeline(module, "lasttoken").encode(TEXTS)
