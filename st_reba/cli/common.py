@@ -221,7 +221,8 @@ def progress_bar(counted: ProgressColumn | None = None) -> Progress:
     # A task's or a model's name is no markup here either.
     what = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), what, BarColumn(), counted or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
-    return Progress(*columns, console=notes, transient=True)
+    # It is drawn anew in a thread that takes its time from what is measured.
+    return Progress(*columns, console=notes, transient=True, refresh_per_second=4)
 
 
 def marked(text: str, best: bool) -> Text:
