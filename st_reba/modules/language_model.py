@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ from .saving import note_requirement
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Model = TypeVar("_Model", bound="LanguageModel")
-
 #: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
@@ -36,11 +34,12 @@ _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 class Checked(Published):
     """Classes whose modules are checked when they are whole, and not before."""
 
-    # Typed by its class: pyright would take an Any for what is made, and look at no argument.
-    def __call__(cls: type[_Model], *args: Any, **kwargs: Any) -> _Model:  # type: ignore[misc]  # noqa: N805
-        module: _Model = type.__call__(cls, *args, **kwargs)
-        module.check()
-        return module
+    if not TYPE_CHECKING:
+        # To a type checker a class makes what its constructor says, which pyright would not look at beside this.
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - of a class
+            module = super().__call__(*args, **kwargs)
+            module.check()
+            return module
 
     @property
     def __signature__(cls) -> inspect.Signature:  # noqa: N805 - of a class
