@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-% coverage: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long test-lowest test-5.7 test-clients typed coverage lint tables docs real bench clean
+.PHONY: demo test test-long test-lowest test-5.7 test-clients test-triton typed coverage lint tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -57,6 +57,10 @@ test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/encoding -m ray
 	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
+
+# The kernel for GPUs, without one: its arithmetic in Triton's interpreter, and that it compiles. Linux only.
+test-triton: .venv-triton/.installed
+	ST_REBA_TESTS=long .venv-triton/bin/python -m pytest tests/lm/attention/test_triton_kernel.py -m "not ray"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -190,6 +190,25 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         rows=Each(("layer",), (("after layer", "{layer}"),), where={"layer": each_fifth}),
         columns=(Column("median, and quartiles", show="median", bold=False),),
     ),
+    "static": Table(
+        "static",
+        split=("model", "set"),
+        rows=Each(
+            ("recipe", "layer", "dimensions", "precision"),
+            (
+                ("recipe", "{recipe}"),
+                ("tokens read after layer", "{layer}"),
+                ("dimensions", "{dimensions}"),
+                ("precision", "{precision}"),
+            ),
+        ),
+        columns=(
+            Column("Spearman x 100"),
+            Column("texts a second of one thread", show="speed", bold=False),
+            Column("MiB of weights", show="size", bold=False),
+        ),
+        caption=("machine", "date"),
+    ),
     "precision": Table(
         "scores",
         where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},

@@ -393,6 +393,11 @@ def show_field(name: str, store: Store, record: Record, with_interval: bool) -> 
     return str(record[name] or ""), None
 
 
+def show_number(name: str, store: Store, record: Record, with_interval: bool) -> Shown:
+    value = record[name]
+    return ("", None) if value is None else (f"{value:,.0f}", float(value))
+
+
 SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "score": partial(show_fraction, "score", "low", "high"),
     "beyond overlap": partial(show_fraction, "beyond_overlap", "beyond_low", "beyond_high"),
@@ -401,6 +406,8 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "cost": show_cost,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
     "date": partial(show_field, "date"),
+    "speed": partial(show_number, "speed"),
+    "size": partial(show_number, "size"),
 }
 #: What the cells of a file show where columns come from it.
 SHOW_OF = {"scores": "score", "claims": "difference", "cost": "cost", "batches": "distance"}

@@ -43,6 +43,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "batch": int, "value": float, "low": float, "high": float, "how": str, "date": str, "machine": str,
         "versions": str,
     },
+    "static": {
+        "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
+        "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -55,9 +59,15 @@ KEYS: dict[str, tuple[str, ...]] = {
     "ablations": ("model", "precision", "set", "recipe", "change"),
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
+    "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "batches": ("module", "model", "precision"),
 }
-FRACTIONS = {"scores": ("score", "beyond_overlap"), "claims": ("difference",), "ablations": ("score", "difference")}
+FRACTIONS = {
+    "scores": ("score", "beyond_overlap"),
+    "claims": ("difference",),
+    "ablations": ("score", "difference"),
+    "static": ("score",),
+}
 ALLOWED = {"weights": ("trained", "random")}
 
 

@@ -17,6 +17,7 @@ from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
 from ..modules.after_pooling.standardization import Centering, Standardization
 from ..modules.after_pooling.whitening import WhiteningTransform
 from ..modules.changes import Prepend, Reroute, Steer
+from ..modules.late_interaction.token_projection import TokenProjection
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
 from ..modules.trained.twin_tower import TwinTower
@@ -60,6 +61,7 @@ __all__ = [
     "RefinedThoughtModule",
     "Standardization",
     "TokenPrependingModule",
+    "TokenProjection",
     "TwinTower",
     "ValueAggregationModule",
     "WhiteningTransform",

@@ -65,11 +65,40 @@ def build_command(
     document_prompt: Annotated[
         str | None, typer.Option(help="Retrieval: what stands before a text in encode_document.", show_default=False)
     ] = None,
+    multi_vector: Annotated[
+        bool,
+        typer.Option(
+            "--multi-vector",
+            help="Retrieval: a vector for each token, for search by late interaction (MaxSim); a MultiVectorEncoder.",
+        ),
+    ] = False,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            help="--multi-vector: project vectors to so many values, such as 128, by principal components of the "
+            "tokens of --fit-texts.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    skip_punctuation: Annotated[
+        bool | None,
+        typer.Option(
+            "--skip-punctuation/--keep-punctuation",
+            help="--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
+            show_default=False,
+        ),
+    ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     max_seq_length: LengthOption = None,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
+    if multi_vector and pooling is not None:
+        raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
+    for option, given in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
+        if given is not None and not multi_vector:
+            raise ValueError(f"{option} is for --multi-vector: give that, too, or leave it out.")
     if recipe and method:
         raise ValueError("--recipe and --method say the same thing: give one of them.")
     if method and method not in METHODS:

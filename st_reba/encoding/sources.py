@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
+from ..hub.checks import model_class
+
 _MODULES = "modules.json"
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
@@ -72,10 +74,15 @@ def check_saved(directory: Path) -> None:
     """See that a directory says how texts become vectors.
 
     Raises:
-        ValueError: If it is a bare language model, or no model.
+        ValueError: If it is a bare language model, or no model, or one that does not give a text one vector.
     """
     if not (directory / _MODULES).is_file():
         raise not_saved(str(directory), (directory / _CONFIG).is_file())
+    if (kind := model_class(directory)) != "SentenceTransformer":
+        raise ValueError(
+            f"{directory} is a {kind}, and `st-reba encode` writes one vector a text, of a SentenceTransformer. Load "
+            f'it with {kind}("{directory}") after import st_reba.'
+        )
 
 
 def saved_commit(model: str, revision: str | None) -> str:

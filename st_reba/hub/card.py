@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from huggingface_hub.repocard_data import eval_results_to_model_index
@@ -15,16 +15,26 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from ..version import __version__
+from . import compat
 from .compat import MODULES_HEAR_OF_THEIR_MODEL
 
 _PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
 # In an editable install the template lies where it is kept: beside the package.
 TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "MODEL_CARD.md"
 
-_ST_TEMPLATE = SentenceTransformerModelCardData().template_path
+# Of models that need nothing of ours.
+STATIC_TEMPLATE = Path(__file__).parents[1] / "assets" / "STATIC_CARD.md"
+
+if TYPE_CHECKING:
+    from sentence_transformers.base.model_card import BaseModelCardData as _AnyCardData
+else:
+    # What ours is mixed into is one already.
+    _AnyCardData = object
 
 # Seconds that a card waits for the Hub to say what a base model's licence is.
 _HUB_PATIENCE = 5
+# Characters of a line of a model's architecture.
+_LONGEST_LINE = 2000
 
 
 class MTEBResult(Protocol):
@@ -39,8 +49,13 @@ class MTEBResult(Protocol):
 
 
 @dataclass
-class STRebaCardData(SentenceTransformerModelCardData):
-    """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
+class _OurCardData(_AnyCardData):
+    """What our template asks for, beside what is in the card data of one of ST's families of models."""
+
+    #: The family's own template.
+    ST_TEMPLATE: ClassVar[Path]
+    #: Whether a text has several vectors.
+    MULTI_VECTOR: ClassVar[bool] = False
 
     mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
     comparison: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
@@ -61,7 +76,7 @@ class STRebaCardData(SentenceTransformerModelCardData):
         super().add_tags(tags)
         if "generated_from_trainer" in self.tags:
             # Then there is training to report, which ST's own card does.
-            self.template_path = _ST_TEMPLATE
+            self.template_path = self.ST_TEMPLATE
 
     def try_to_set_base_model(self) -> None:
         """Called by ST when it writes a card, which no error here keeps it from."""
@@ -69,7 +84,10 @@ class STRebaCardData(SentenceTransformerModelCardData):
         if self.model is None or not _is_ours(self.model):
             return
         module: Any = self.model[0]
-        name: str = module.model.config._name_or_path
+        self._take_over(module.model.config._name_or_path)
+
+    def _take_over(self, name: str) -> None:
+        """What is known of the model that this one was made of."""
         if self.base_model is None and _cached(name, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
             self.base_model = name
@@ -115,6 +133,10 @@ class STRebaCardData(SentenceTransformerModelCardData):
             "towers": hasattr(module, "towers"),
             "st_reba_version": __version__,
             "comparison": self.comparison,
+            "model_string": _shortened(metadata["model_string"]),
+            "model_class": type(self.model).__name__,
+            "multi_vector": self.MULTI_VECTOR,
+            "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 
     def _role_prompts(self) -> dict[str, str]:
@@ -134,17 +156,69 @@ class STRebaCardData(SentenceTransformerModelCardData):
         return formatted
 
 
+@dataclass
+class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
+    """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
+
+    ST_TEMPLATE = SentenceTransformerModelCardData().template_path
+
+
+@dataclass
+class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
+    """That of a static model which was made of a language model: it has no module of ours, and a template of its own.
+
+    Attributes:
+        origin: The language model's path or Hub id.
+        made: What the template says of how it was made.
+    """
+
+    ST_TEMPLATE = STRebaCardData.ST_TEMPLATE
+
+    origin: str = field(default="", init=False, repr=False)
+    made: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def try_to_set_base_model(self) -> None:
+        super().try_to_set_base_model()
+        self._take_over(self.origin)
+
+    def get_model_specific_metadata(self) -> dict[str, Any]:
+        return {
+            **super().get_model_specific_metadata(),
+            **self.made,
+            "base_name": _code(self.base_model or Path(self.origin).name),
+            "licence": _code(self.license or ""),
+            "st_reba_version": __version__,
+        }
+
+
+#: Ours, by the card data that ST gives a model of each family.
+_OURS: dict[type[Any], type[Any]] = {SentenceTransformerModelCardData: STRebaCardData}
+
+if compat.MULTI_VECTOR_IS_THERE:
+    from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCardData
+
+    @dataclass
+    class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
+        """The same for models that give a text several vectors."""
+
+        ST_TEMPLATE = MultiVectorEncoderModelCardData().template_path
+        MULTI_VECTOR = True
+
+    _OURS[MultiVectorEncoderModelCardData] = MultiVectorCardData
+
+
 def adopt(model: Any) -> None:
     """Give a complete model our card data, keeping all that is in the one it has."""
-    if type(model.model_card_data) is not SentenceTransformerModelCardData:
+    ours = _OURS.get(type(model.model_card_data))
+    if ours is None:
         return
-    card_data = STRebaCardData()
+    card_data = ours()
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
 
 
-def add_recipe(model: SentenceTransformer, name: str, key: str, says: str, citation: str) -> None:
+def add_recipe(model: Any, name: str, key: str, says: str, citation: str) -> None:
     """Put the recipe that a model was built by onto its card.
 
     Args:
@@ -157,6 +231,26 @@ def add_recipe(model: SentenceTransformer, name: str, key: str, says: str, citat
     adopt(model)
     data: Any = model.model_card_data
     data.recipe = {"name": name, "key": key, "says": says, "citation": citation}
+
+
+def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int, texts: int) -> None:
+    """Give a static model a card that says what it was made of.
+
+    Args:
+        model: ``StaticEmbedding`` and ``Normalize``.
+        made_of: The language model.
+        layer: After which of its layers tokens were read; 0: before the first.
+        depth: How many it has.
+        texts: How many texts it was fitted on.
+    """
+    data = StaticCardData()
+    data.register_model(model)
+    data.template_path = STATIC_TEMPLATE
+    data.generate_widget_examples = False
+    data.origin = made_of.config._name_or_path
+    data.made = {"layer": layer, "depth": depth, "fit_texts": texts}
+    data.add_tags(["st-reba", "static"])
+    model.model_card_data = data
 
 
 def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:
@@ -243,6 +337,12 @@ def _code(value: object) -> str:
     text = text.replace("|", "\\|")
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
+
+
+def _shortened(text: str) -> str:
+    """A text whose lines end somewhere: the tokens that a mask leaves out are thousands."""
+    lines = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in text.splitlines())
+    return "\n".join(lines)
 
 
 def _is_ours(model: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+_USUAL = "SentenceTransformer"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -45,6 +46,13 @@ def check_saved_model(root: Path) -> None:
     for path in files_of(root):
         if path.suffix == ".safetensors":
             _check_safetensors(path)
+
+
+def model_class(root: Path) -> str:
+    """Which of sentence-transformers' classes a saved model is loaded by; that of a model before 5 is not written."""
+    path = root / "config_sentence_transformers.json"
+    written = _json(root, path) if path.is_file() else {}
+    return str(written.get("model_type", _USUAL)) if isinstance(written, dict) else _USUAL
 
 
 def _check_backbone(folder: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, cast
 
@@ -29,6 +31,9 @@ FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
 
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
+
+#: Whether ST has models that give a text several vectors (6.0 and later).
+MULTI_VECTOR_IS_THERE = find_spec("sentence_transformers.multi_vector_encoder") is not None
 
 #: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
 ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
@@ -88,6 +93,20 @@ def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
         if known is not None:
             setattr(family, _MODULE_CLASSES, {**known, **classes})
             break
+
+
+def multi_vector() -> Any:
+    """ST's package of models that give a text several vectors.
+
+    Raises:
+        ImportError: If ST is too old to have it.
+    """
+    if not MULTI_VECTOR_IS_THERE:
+        raise ImportError(
+            "Several vectors a text are embedded by MultiVectorEncoder of sentence-transformers 6 or later, and "
+            f"{sentence_transformers.__version__} is installed: pip install --upgrade sentence-transformers."
+        )
+    return import_module("sentence_transformers.multi_vector_encoder")
 
 
 def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None:

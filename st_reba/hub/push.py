@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from .checks import check_repo_id, check_saved_model, files_of
+from .checks import check_repo_id, check_saved_model, files_of, model_class
 
 #: What the client raises where no answer came: of the HTTP library that its version uses.
 _NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -85,7 +85,7 @@ def _push(
     commit = api.create_commit(
         repo_id,
         operations=[_operation(root, path, repo_id) for path in files_of(root)],
-        commit_message=message or f"Add {repo_id.split('/')[1]}, a SentenceTransformer",
+        commit_message=message or f"Add {repo_id.split('/')[1]}, a {model_class(root)}",
         revision=revision,
         create_pr=create_pr,
     )

@@ -305,7 +305,8 @@ class CausalModule(LayoutReader):
             prompt: Literal text at the front of each layout: context, never repeated, never pooled. A prompt of the
                 text's own comes after it.
             processing_kwargs: ``{"text": {"max_length": n}}`` truncates to n tokens a copy for this call.
-            **kwargs: What ST passes to every module (such as ``task``) and this one does not use.
+            **kwargs: What ST passes to every module. Of it ``task``, ``"query"`` or ``"document"``, truncates to ST's
+                ``query_length`` or ``document_length``, where the module was given one.
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
@@ -317,6 +318,7 @@ class CausalModule(LayoutReader):
         if not inputs:
             return {}
         prompts, texts = self._split(inputs, prompt or "")
+        processing_kwargs = self._with_length_of(kwargs.get("task"), processing_kwargs)
         layout, *companions = self._lay_out_all(self._texts(texts), prompts, processing_kwargs)
         if not self._warned_empty and bool((layout.text_length == 0).any()):
             self._warned_empty = True
@@ -407,6 +409,14 @@ class CausalModule(LayoutReader):
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
         return row.extents
+
+    def _with_length_of(self, task: str | None, processing_kwargs: Any) -> Any:
+        """With the length that texts of a task have, if there is one (ST 6) and the call does not say another."""
+        length = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
+        if length is None:
+            return processing_kwargs
+        given = processing_kwargs or {}
+        return {**given, "text": {"max_length": length, **given.get("text", {})}}
 
     def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
         own: dict[str, Any] = dict(self.processing_kwargs)

@@ -120,3 +120,10 @@ def check_transformer_kwargs(kwargs: dict[str, Any]) -> None:
         raise ValueError(f'backend={backend!r}: st_reba reads hidden states and attention; use backend="torch".')
     if (task := kwargs.get("transformer_task", "feature-extraction")) != "feature-extraction":
         raise ValueError(f'transformer_task={task!r}: st_reba embeds text; use "feature-extraction".')
+    for name in ("query_length", "document_length"):
+        check_length(kwargs.get(name), name)
+    if kwargs.get("query_expansion") is not None:
+        raise ValueError(
+            "query_expansion: a causal language model was not trained to fill in masked tokens, so st_reba adds none "
+            "to a query. Leave it out."
+        )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -13,8 +14,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import batches  # noqa: E402
 import blocks  # noqa: E402
 import cost  # noqa: E402
+import kernel  # noqa: E402
 import records  # noqa: E402
 from pivot import Store  # noqa: E402
+from st_reba.lm.attention.observers import fold_at_once  # noqa: E402
 
 
 def test_costs_become_rows_that_tables_show(tmp_path: Path):
@@ -57,3 +60,26 @@ def test_batches_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     ]
     assert all(0 <= row["distance"] < 1e-5 for row in rows)
     assert all(row["date"] and row["machine"] and "torch" in row["versions"] for row in rows)
+
+
+def test_a_kernel_becomes_rows(tmp_path: Path):
+    """Torch's operations in the kernel's place, on a CPU."""
+    source = kernel.layer(4, 2, 8, 11, 2, "bfloat16", "cpu")
+    where = {"table": "kernel", "model": "4 heads x 8", "precision": "bfloat16", "date": "2026-11-22"}
+    for form in ("mean", "last"):
+        rows = kernel.rows_of(fold_at_once, source, 5, form, "cpu", 2, 1)
+        assert [(row["contender"], row["unit"]) for row in rows] == [
+            (f"Triton kernel, {form}", f"torch's operations, {form}"),
+            (f"Triton kernel, {form}", ""),
+            (f"torch's operations, {form}", ""),
+        ]
+        assert all(row["value"] > 0 and row["tokens"] == 5 and row["batch"] == 2 for row in rows)
+        records.append("cost", [{**row, **where} for row in rows], tmp_path)
+    assert len(records.read("cost", tmp_path)) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_no_kernel_to_measure(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        kernel.main([])
+    assert "PyTorch finds none here" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
+from st_reba.hub import compat
 
 from ..backbones import TEXTS
 from ..compare.mteb.demo import DemoSTS
@@ -513,6 +514,45 @@ class TestBuild:
         assert [path.name for path in out.parent.iterdir()] == ["model"]
 
     @pytest.mark.parametrize(
+        ("options", "dimension", "skips"),
+        [
+            (("--recipe", "echo-2"), 32, True),
+            (("--recipe", "reba-2@2", "--dimensions", 8, "--document-prompt", "text: "), 8, True),
+            (("--method", "classical", "--keep-punctuation"), 32, False),
+        ],
+    )
+    def test_a_vector_for_each_token(self, options, dimension, skips, backbone_path, tmp_path):
+        if not compat.MULTI_VECTOR_IS_THERE:
+            sentence = "Several vectors a text are embedded by MultiVectorEncoder of sentence-transformers 6 or later"
+            assert sentence in self.build(backbone_path, tmp_path / "m", "--multi-vector", *options, expect=1)
+            return
+        from sentence_transformers import MultiVectorEncoder
+
+        output = self.build(backbone_path, tmp_path / "m", "--multi-vector", *options)
+        assert ("Fitting the projection to 8 dimensions on" in output) == (dimension == 8)
+        assert f'import st_reba; MultiVectorEncoder("{tmp_path / "m"}")' in output
+        model = MultiVectorEncoder(str(tmp_path / "m"), device="cpu")
+        marks, word = model.encode_document(["?", "a"])
+        assert word.shape == (1, dimension)
+        assert len(marks) == (0 if skips else 1)
+        assert (model.prompts["document"] or "") == ("text: " if "--document-prompt" in options else "")
+        card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+        for expected in (
+            "gives each token of a text a vector, for search by late interaction (MaxSim), by **",
+            "from sentence_transformers import MultiVectorEncoder",
+            f"print(documents[0].shape)  # (tokens, {dimension})",
+            "| similarity | MaxSim |",
+            f"| dimensions | {dimension} |",
+            " --multi-vector`). ",
+        ):
+            assert expected in card, expected
+        assert ("A document's tokens that are nothing but punctuation have no vector." in card) == skips
+        assert "SentenceTransformer(" not in card.partition("## Method")[0]
+        (tmp_path / "texts.txt").write_text("a")
+        output = run("encode", tmp_path / "m", tmp_path / "texts.txt", "--out", tmp_path / "v.npy", expect=1)
+        assert "is a MultiVectorEncoder, and `st-reba encode` writes one vector a text" in output
+
+    @pytest.mark.parametrize(
         ("options", "message"),
         [
             (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
@@ -537,6 +577,26 @@ class TestBuild:
             (("--method", "echo", "--fit-texts", "texts.txt"), "--fit-texts is for what is fitted on texts, such as"),
             (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
             (("--method", "echo", "--chunk-length", 8), "Echo-2 has none"),
+            (("--multi-vector", "--pooling", "mean"), "so nothing is pooled: leave --pooling out"),
+            (("--dimensions", 8), "--dimensions is for --multi-vector: give that, too"),
+            (("--keep-punctuation",), "--skip-punctuation is for --multi-vector"),
+            *(
+                [
+                    (("--multi-vector", "--recipe", "classical+whitened"), "whitened stands around the pooling, and"),
+                    (("--multi-vector", "--recipe", "early-late"), "Give another recipe, such as echo-2"),
+                    (
+                        ("--multi-vector", "--recipe", "prompteol"),
+                        "PromptEOL does not read every token. Give one of cl",
+                    ),
+                    (("--multi-vector", "--fit-texts", "a.txt"), "--fit-texts is for what is fitted on texts"),
+                    (
+                        ("--multi-vector", "--recipe", "echo-2", "--dimensions", 33),
+                        "to keep, a whole number from 1 to 32",
+                    ),
+                ]
+                if compat.MULTI_VECTOR_IS_THERE
+                else []
+            ),
         ],
     )
     def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):

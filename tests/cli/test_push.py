@@ -89,6 +89,14 @@ def test_the_literal_line(directory, hub):
     assert hub["create_commit"][1]["revision"] is None
 
 
+def test_a_model_of_another_class(directory, hub):
+    """Is loaded by that."""
+    path = directory / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
+    assert 'import st_reba; MultiVectorEncoder("org/name")' in run(directory, "org/name")
+    assert hub["create_commit"][1]["commit_message"] == "Add name, a MultiVectorEncoder"
+
+
 def test_every_option(directory, hub):
     output = run(directory, "org/name", "--private", "--revision", "dev", "--create-pr", "--message", "better")
     assert "Proposed" in output

@@ -22,7 +22,7 @@ from .. import processes
 from ..backbones import TEXTS
 from ..conftest import pipeline
 
-COMMANDS = ("build", "compare", "encode", "layers", "push", "search", "train")
+COMMANDS = ("build", "compare", "encode", "export", "layers", "push", "search", "train")
 
 #: What takes from a tenth of a second to several seconds to import.
 SLOW = {
@@ -49,6 +49,7 @@ LINES = [
     (["build", "--model", "org/name", "--out", "out", "--method", "rabe"], "There is no --method rabe"),
     (["encode", "./no", "texts.txt", "--out", "out.npy"], "there is no such directory"),
     (["encode", "org/name", "texts.txt", "--out", "out.npy", "--workers", "2"], "--workers is for --engine ray"),
+    (["export", "--model", "org/name"], "What is exported is one of --static: give one of them"),
     (["train", "freeze", "--config", "no.yaml", "--out", "out"], "there is no such file"),
     (["push", "no", "org/name"], "there is no such directory"),
     (["push", "no", "name"], 'a repository is "org/name"'),

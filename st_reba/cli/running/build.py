@@ -15,7 +15,10 @@ from ...catalogue import POOLINGS, Recipe, Row, every_row, find, matching
 from ...data.demo import demo_sentences
 from ...data.tables import read_texts
 from ...files import whole_directory
+from ...hub import compat
 from ...hub.card import add_recipe
+from ...modules import CausalModule
+from ...modules.late_interaction import multi_vector_encoder
 from ...text.templates import PRESETS
 from ..build import layers_of
 from ..common import Dtype, PoolingMode, console
@@ -38,35 +41,60 @@ def run(
     fit_texts: str | None,
     query_prompt: str | None,
     document_prompt: str | None,
+    multi_vector: bool,
+    dimensions: int | None,
+    skip_punctuation: bool | None,
     normalize: bool,
     max_seq_length: int | None,
     dtype: Dtype,
 ) -> None:
-    """Write a ready SentenceTransformer directory."""
+    """Write a ready SentenceTransformer directory, or that of a MultiVectorEncoder."""
     chosen = find(recipe) if recipe else _of_method(method or DEFAULT)
     mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
     settings = _settings(
         chosen, repetitions=repetitions, layers=layers_of(layers), chunk_length=chunk_length, template=template
     )
-    _check_pooling(chosen, mode)
-    chosen = replace(chosen, fit_texts=tuple(_fit_texts(chosen, fit_texts)))
+    if multi_vector:
+        compat.multi_vector()
+        _check_tokens(chosen)
+    else:
+        _check_pooling(chosen, mode)
+    fitted = f"the projection to {dimensions} dimensions" if dimensions else ""
+    texts = tuple(_fit_texts(chosen, fit_texts, fitted or (f"what is {chosen.filtered}" if chosen.fitted else "")))
+    chosen = replace(chosen, fit_texts=texts)
+    prompts = prompts_of(query_prompt, document_prompt)
     with whole_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
         module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
-        parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
-        if chosen.filter is not None:
-            parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
-        built = SentenceTransformer(
-            modules=[*parts, Normalize()] if normalize else parts,
-            device="cpu",
-            prompts=prompts_of(query_prompt, document_prompt) or None,
-        )
+        if multi_vector:
+            built: Any = multi_vector_encoder(
+                module,
+                dimension=dimensions,
+                fit_texts=texts,
+                skip_punctuation=skip_punctuation is not False,
+                normalize=normalize,
+                prompts=prompts,
+            )
+        else:
+            built = _pooled(chosen, module, mode, normalize, prompts)
         row = matching(chosen.row.module, {**chosen.row.settings, **settings})
         if row is not None:
             named = replace(chosen, row=row)
             add_recipe(built, named.name, named.spec, named.says, row.citation)
         built.save_pretrained(str(scratch))
-    console.print(f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")', soft_wrap=True)
+    console.print(f'Wrote {out}. Load it with: import st_reba; {type(built).__name__}("{out}")', soft_wrap=True)
+
+
+def _pooled(
+    chosen: Recipe, module: CausalModule, mode: str, normalize: bool, prompts: dict[str, str]
+) -> SentenceTransformer:
+    """One vector a text."""
+    parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
+    if chosen.filter is not None:
+        parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
+    if normalize:
+        parts.append(Normalize())
+    return SentenceTransformer(modules=parts, device="cpu", prompts=prompts or None)
 
 
 def _of_method(method: str) -> Recipe:
@@ -106,9 +134,27 @@ def _check_pooling(chosen: Recipe, mode: str) -> None:
         raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
-def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
-    """What stands around the pooling is fitted on; nothing where nothing is."""
-    if not chosen.fitted:
+def _check_tokens(chosen: Recipe) -> None:
+    """Refuse a recipe that has no vector of its own for each token."""
+    if chosen.around is not None:
+        raise ValueError(
+            f"--multi-vector: {chosen.filtered} stands around the pooling, and nothing is pooled. Give "
+            f"{chosen.row.key if chosen.row.around is None else 'another recipe, such as echo-2'}."
+        )
+    if not chosen.row.words:
+        having = [row.key for row in every_row() if row.words]
+        raise ValueError(f"--multi-vector: {chosen.name} does not read every token. Give one of {', '.join(having)}.")
+
+
+def _fit_texts(chosen: Recipe, path: str | None, fitted: str) -> list[str]:
+    """What something is fitted on; nothing where nothing is.
+
+    Args:
+        chosen: The recipe.
+        path: The user's own texts.
+        fitted: What is fitted.
+    """
+    if not fitted:
         if path is not None:
             raise ValueError(
                 f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
@@ -117,5 +163,5 @@ def _fit_texts(chosen: Recipe, path: str | None) -> list[str]:
         return []
     texts = demo_sentences() if path is None else read_texts(path)
     hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
-    console.print(f"Fitting what is {chosen.filtered} on {len(texts)} texts{hint}.", soft_wrap=True)
+    console.print(f"Fitting {fitted} on {len(texts)} texts{hint}.", soft_wrap=True)
     return texts

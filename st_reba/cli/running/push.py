@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...hub.checks import model_class
 from ...hub.push import push
 from ..common import console
 
@@ -18,5 +19,5 @@ def run(
     console.print(f"{did} {directory} to {repo_id}{where}: {url}", soft_wrap=True)
     if not create_pr:
         branch = f', revision="{revision}"' if revision is not None else ""
-        line = f'import st_reba; SentenceTransformer("{repo_id}"{branch})'
+        line = f'import st_reba; {model_class(directory)}("{repo_id}"{branch})'
         console.print(f"Load it with: {line}", soft_wrap=True)

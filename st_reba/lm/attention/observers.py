@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..context import entered
+from .fused import fused_fold
 from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
 
 # Rows of keys go in blocks, because queries before the first key of a block are never asked for.
@@ -75,16 +76,19 @@ class RunningMaximum:
             source, keys = source.at_keys(self.keys.to(source.device)), slice(0, 1)
         else:
             keys = self.keys
+        in_order = keys is self.keys
         scratch = _SCRATCH_BYTES.get(source.device.type)
         if torch.is_grad_enabled():
             self._maximum = self._with_gradient(source, keys)
         elif scratch is not None and self._bytes_at_once(source, keys) > scratch:
             self._fold(source, keys, self._so_far(source, keys), scratch)
-        elif isinstance(self.keys, Tensor):
+        elif fused := fused_fold(source, in_order, fold_at_once):
+            fused(keys, self.queries, self._so_far(source, keys), in_order)
+        elif in_order:
+            fold_at_once(source, keys, self.queries, self._so_far(source, keys), in_order)
+        else:
             weights = source.of_all_heads(self.queries).log_weights(slice(None), keys, 0)
             self._of_layers.append(weights.amax(dim=(1, 4)))
-        else:
-            self._fold_at_once(source, keys, self._so_far(source, keys))
 
     def _bytes_at_once(self, source: WeightSource, keys: slice) -> int:
         """What all heads take at once: a copy of their queries, and four passes over their rectangles."""
@@ -120,24 +124,30 @@ class RunningMaximum:
                     source.log_weights(texts, head, part, queries, scratch)
                     torch.maximum(target, scratch, out=target)
 
-    def _fold_at_once(self, source: WeightSource, keys: slice, maximum: Tensor) -> None:
-        """The same for all heads at once: a few operations a block of keys, however many heads there are."""
-        heads = source.of_all_heads(self.queries)
-        of_a_key = 4 * source.heads * maximum.shape[2]
-        block = min(_KEY_BLOCK, keys.stop - keys.start, max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key)))
-        group = max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key * block))
-        for texts in _slices(0, source.batch, group):
-            for part in _slices(keys.start, keys.stop, block):
-                skipped = self._skipped(part)
-                target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-                torch.maximum(target, heads.log_weights(texts, part, skipped).amax(dim=(1, 4)), out=target)
-
     def _skipped(self, keys: slice) -> int:
-        """How many queries stand before all of these keys, and cannot see them.
+        """With a key a text there is nothing to skip."""
+        return _before(keys, self.queries) if isinstance(self.keys, slice) else 0
 
-        With a key a text there is nothing to skip.
-        """
-        return max(0, keys.start - self.queries.start) if isinstance(self.keys, slice) else 0
+
+def fold_at_once(source: WeightSource, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
+    """Take the maximum of all heads at once, in place: a few operations a block of keys, however many heads there are.
+
+    As :data:`~st_reba.lm.attention.fused.Fold` says.
+    """
+    heads = source.of_all_heads(queries)
+    of_a_key = 4 * source.heads * maximum.shape[2]
+    block = min(_KEY_BLOCK, keys.stop - keys.start, max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key)))
+    group = max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key * block))
+    for texts in _slices(0, source.batch, group):
+        for part in _slices(keys.start, keys.stop, block):
+            skipped = _before(part, queries) if in_order else 0
+            target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
+            torch.maximum(target, heads.log_weights(texts, part, skipped).amax(dim=(1, 4)), out=target)
+
+
+def _before(keys: slice, queries: slice) -> int:
+    """How many queries stand before all of these keys, and cannot see them."""
+    return max(0, keys.start - queries.start)
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:

@@ -83,6 +83,15 @@ def test_soft_caps_and_biases_add_no_loop(softcap, heads):
     assert len(names) <= 10, names
 
 
+def test_a_fused_kernel_is_launched_alone(monkeypatch):
+    """For the last token, its key is gathered before."""
+    runs = []
+    monkeypatch.setattr(observers, "fused_fold", lambda *args: lambda *args: runs.append(args))
+    assert launched(RunningMaximum(slice(3, 35), slice(3, LENGTH)), layer(torch.bfloat16)) == []
+    assert launched(RunningMaximum(torch.tensor([11, 5, 19]), slice(3, LENGTH)), layer(torch.bfloat16)) == ["gather"]
+    assert len(runs) == 4
+
+
 class NoWaiting(TorchDispatchMode):
     """Refuses what a host would have to wait for."""
 

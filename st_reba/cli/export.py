@@ -1,0 +1,59 @@
+"""``st-reba export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..files import check_free
+from .common import DeviceOption, Dtype, DtypeOption, ModelOption, check_model, command
+
+
+@command("export")
+def export_command(
+    model: ModelOption,
+    static: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory to write a static model to: a whitened, idf-weighted table of the vocabulary's vectors, as "
+            "sentence-transformers' StaticEmbedding. It must not exist yet, or be empty.",
+            show_default=False,
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="--static: after which layer each entry of the vocabulary is read, alone; 0: the input embeddings. "
+            "Default: a quarter of the layers.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            help="--static: keep so many values of a vector, by principal components. Default: the language model's.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    fit_texts: Annotated[
+        str | None,
+        typer.Option(
+            help="--static: plain texts, one a line or the column text of a table, some hundreds, that weights and "
+            "whitening are fitted on. Default: demo texts."
+        ),
+    ] = None,
+    dtype: DtypeOption = Dtype.auto,
+    device: DeviceOption = None,
+) -> None:
+    """Write a model in a form that runs elsewhere, without st_reba."""
+    kinds = {"--static": static}
+    given = {option: out for option, out in kinds.items() if out is not None}
+    if len(given) != 1:
+        raise ValueError(f"What is exported is one of {', '.join(kinds)}: give one of them, with a directory.")
+    for option, out in given.items():
+        check_free(out, option)
+    check_model(model)

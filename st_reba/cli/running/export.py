@@ -1,0 +1,61 @@
+"""What ``st-reba export`` does: a function for each kind of model that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...data.demo import demo_sentences
+from ...data.tables import read_texts
+from ...export import static_model
+from ...files import whole_directory
+from ...modules import CausalTransformer
+from ..common import Dtype, console, progress_bar
+from .models import load, placement
+
+
+def run(
+    *,
+    model: str,
+    static: Path | None,
+    layer: int | None,
+    dimensions: int | None,
+    fit_texts: str | None,
+    dtype: Dtype,
+    device: str | None,
+) -> None:
+    """Write the one kind that is asked for."""
+    if static is not None:
+        _static(model, static, layer, dimensions, fit_texts, *placement(device, dtype))
+
+
+def _static(
+    model: str,
+    out: Path,
+    layer: int | None,
+    dimensions: int | None,
+    fit_texts: str | None,
+    device: str,
+    dtype: Dtype,
+) -> None:
+    """A table of the vocabulary's vectors."""
+    texts = demo_sentences() if fit_texts is None else read_texts(fit_texts)
+    hint = ", sentences inside the package: give --fit-texts with some hundreds like your own"
+    console.print(
+        f"Fitting weights and whitening on {len(texts)} texts{hint if fit_texts is None else ''}.", soft_wrap=True
+    )
+    with whole_directory(out, "--static") as scratch:
+        module = load(CausalTransformer, model, None, dtype).to(device)
+        with progress_bar() as progress:
+            task = progress.add_task("Reading the vocabulary", total=None)
+            made = static_model(
+                module,
+                texts,
+                layer=layer,
+                dimension=dimensions,
+                on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+            )
+        made.save_pretrained(str(scratch))
+    console.print(
+        f'Wrote {out}. Load it with: SentenceTransformer("{out}"); it needs sentence-transformers alone.',
+        soft_wrap=True,
+    )

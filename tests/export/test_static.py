@@ -1,0 +1,187 @@
+"""A static model: what the bag of input embeddings behind weights and whitening gives, without a language model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding
+from transformers import AutoModel
+from typer.testing import CliRunner
+
+from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform, cli
+from st_reba.data.demo import demo_sentences
+from st_reba.export import static_model, usual_layer
+from st_reba.hub.checks import check_saved_model
+
+from ..backbones import TEXTS
+from ..conftest import relative_error
+
+#: Their means vary in all directions, so that the whitening has no rotation to choose.
+FIT = demo_sentences()[:80]
+NEW = [*TEXTS, "a dog and a cat, and 7 languages", "苹果手机", " two  blanks\n"]
+
+
+def bag(module) -> SentenceTransformer:
+    """The pipeline of which it is the table, one module after another."""
+    read = InputEmbeddings(module)
+    pooled = [read, IdfWeights.fit(read, FIT), Pooling(read.get_embedding_dimension(), "mean")]
+    whitening = WhiteningTransform.fit(SentenceTransformer(modules=pooled, device="cpu"), FIT)
+    return SentenceTransformer(modules=[*pooled, whitening, Normalize()], device="cpu")
+
+
+# Gemma's embeddings are scaled; GPT-2's tokens have positions.
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("llama", "bytes"), ("gemma3", "sentencepiece"), ("gpt2", "bert"), ("llama", "greedy")]
+)
+def test_it_is_the_bag_of_input_embeddings_behind_weights_and_whitening(architecture, kind, shared):
+    module = shared(architecture, kind)
+    static = static_model(module, FIT, layer=0)
+    found, expected = static.encode(NEW), bag(module).encode(NEW)
+    assert relative_error(found @ found.T, expected @ expected.T) < 1e-5
+    # Directions of nearly one variance turn by rounding.
+    assert relative_error(found, expected) < 1e-3
+    assert not static.encode("").any()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_after_a_layer_each_token_stands_alone(kind, backbone_path, shared):
+    """By transformers alone: the state of each token behind what the tokenizer puts first."""
+    module = shared("llama", kind)
+    backbone = AutoModel.from_pretrained(backbone_path("llama", kind), dtype=torch.float32).eval()
+    ids = [module.tokenizer(text, add_special_tokens=False)["input_ids"] for text in [*FIT, *NEW]]
+    front = module.tokenizer("a")["input_ids"][: 1 if kind == "sentencepiece" else 0]
+    with torch.inference_mode():
+        states = {
+            token: backbone(torch.tensor([[*front, token]]), output_hidden_states=True).hidden_states[2][0, -1].double()
+            for token in {token for own in ids for token in own}
+        }
+    read = InputEmbeddings(module)
+    idf = IdfWeights.fit(read, FIT).weights.double()
+    means = torch.stack(
+        [sum(idf[token] * states[token] for token in own) / idf[torch.tensor(own)].sum() for own in ids]
+    )
+    fitted, new = means[: len(FIT)], means[len(FIT) :]
+    centred = fitted - fitted.mean(dim=0)
+    values, directions = torch.linalg.eigh(centred.T @ centred / len(FIT))
+    whitened = (new - fitted.mean(dim=0)) @ directions / (values.clamp(min=0) + 0.1 * values.mean()).sqrt()
+    cosines = torch.nn.functional.normalize(whitened) @ torch.nn.functional.normalize(whitened).T
+    found = torch.from_numpy(static_model(module, FIT, layer=2).encode(NEW))
+    assert relative_error(found @ found.T, cosines.float()) < 1e-4
+
+
+def test_fewer_dimensions_are_those_in_which_texts_vary_most(shared):
+    """As the whitening's own, which stand in that order."""
+    module = shared()
+    few = static_model(module, FIT, layer=0, dimension=6)
+    whole = bag(module)
+    whole[3] = WhiteningTransform(whole[3].mean, whole[3].weight[:6])
+    expected = whole.encode(NEW)
+    found = few.encode(NEW)
+    assert found.shape == (len(NEW), 6)
+    assert relative_error(found @ found.T, expected @ expected.T) < 1e-4
+
+
+def test_texts_come_in_any_number_of_blocks(shared, monkeypatch):
+    whole = static_model(shared(), FIT, layer=1).encode(NEW)
+    monkeypatch.setattr("st_reba.export.static._BLOCK", 7)
+    done = []
+    blocks = static_model(shared(), iter(FIT), layer=1, on_progress=lambda *at: done.append(at)).encode(NEW)
+    assert relative_error(blocks @ blocks.T, whole @ whole.T) < 1e-5
+    assert done[-1] == (384, 384)
+    assert len(done) == -(-384 // 7)
+
+
+def test_the_usual_layer_is_a_quarter_of_the_way(shared):
+    assert usual_layer(shared()) == 1
+    assert (
+        relative_error(static_model(shared(), FIT).encode(NEW), static_model(shared(), FIT, layer=1).encode(NEW)) == 0
+    )
+
+
+def test_a_text_longer_than_the_language_model_takes_is_read_whole(backbone_path):
+    module = CausalTransformer(backbone_path(), max_seq_length=4)
+    module.tokenizer("to cut", truncation=True, max_length=4)
+    static = static_model(module, FIT, layer=0)
+    assert not np.allclose(static.encode("a dog " * 50 + "cat"), static.encode("a dog"), atol=1e-2)
+    assert len(static.tokenize(["a dog and a cat"])["input_ids"]) > 4
+
+
+def test_entries_beyond_the_embeddings_mean_nothing(backbone_path):
+    module = CausalTransformer(backbone_path())
+    module.tokenizer.add_tokens([f"<{number}>" for number in range(100)])
+    static = static_model(module, FIT, layer=0)
+    assert static.encode("<99>").tolist() == [0.0] * 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"layer": 4},
+            "layer=4: give 0 for the input embeddings, or the layer to read after, a whole number from 0 to 3",
+        ),
+        ({"layer": -1}, "layer=-1: give 0 for"),
+        ({"dimension": 33}, "dimension=33: give the directions to keep, a whole number from 1 to 32"),
+        ({"texts": "a b"}, "texts is one string"),
+        ({"texts": ["a"]}, "1 texts were given, and their embeddings do not differ"),
+        ({"texts": []}, "No texts with tokens were given"),
+    ],
+)
+def test_refusals(settings, message, shared):
+    with pytest.raises(ValueError, match=message):
+        static_model(shared(), **{"texts": FIT, **settings})
+
+
+def test_a_slow_tokenizer(backbone_path, monkeypatch):
+    module = CausalTransformer(backbone_path())
+    monkeypatch.setattr(type(module.tokenizer), "is_fast", False)
+    with pytest.raises(ValueError, match="is a slow tokenizer, and .* StaticEmbedding takes fast ones"):
+        static_model(module, FIT)
+
+
+class TestCommand:
+    def run(self, *arguments, expect=0):
+        result = CliRunner().invoke(cli.app, ["export", *map(str, arguments)], env={"COLUMNS": "120"})
+        assert result.exit_code == expect, result.output
+        return re.sub(r"\s+", " ", result.output)
+
+    def test_a_ready_directory(self, backbone_path, tmp_path):
+        (tmp_path / "texts.txt").write_text("\n".join(FIT), encoding="utf-8")
+        out = tmp_path / "static"
+        options = ("--model", backbone_path(), "--fit-texts", tmp_path / "texts.txt", "--device", "cpu")
+        output = self.run(*options, "--static", out, "--dimensions", 8)
+        assert f'on {len(FIT)} texts. Wrote {out}. Load it with: SentenceTransformer("{out}"); it needs' in output
+        types = [entry["type"] for entry in json.loads((out / "modules.json").read_text())]
+        assert not [name for name in types if not name.startswith("sentence_transformers.")]
+        assert "requirements" not in json.loads((out / "config_sentence_transformers.json").read_text())
+        check_saved_model(out)
+        loaded = SentenceTransformer(str(out), device="cpu")
+        assert isinstance(loaded[0], StaticEmbedding)
+        expected = static_model(CausalTransformer(backbone_path()), FIT, dimension=8)
+        assert relative_error(loaded.encode(NEW), expected.encode(NEW)) < 1e-5
+        card = (out / "README.md").read_text(encoding="utf-8")
+        for said in (
+            "**a table of token vectors**",
+            "print(embeddings.shape)  # (2, 8)",
+            "the state of token $t$ after layer 1 of the 3 of the language model",
+            f"over {len(FIT)} plain texts",
+            "its inverse document frequency",
+        ):
+            assert said in card, said
+        assert not any(unfilled in card for unfilled in ("{{", "{%", "Undefined", str(tmp_path), "import st_reba"))
+        assert "exists and is not an empty directory: choose another --static" in self.run(
+            *options, "--static", out, expect=1
+        )
+
+    def test_something_must_be_asked_for(self, backbone_path):
+        assert "What is exported is one of --static: give" in self.run("--model", backbone_path(), expect=1)
+
+    def test_a_refusal_leaves_nothing(self, backbone_path, tmp_path):
+        output = self.run("--model", backbone_path(), "--static", tmp_path / "out", "--layer", 9, expect=1)
+        assert "layer=9: give 0 for the input embeddings" in output
+        assert not list(tmp_path.iterdir())
