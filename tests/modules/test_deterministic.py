@@ -66,8 +66,7 @@ def test_every_batch_gives_the_same_bits(recipe, dtype, backbones):
     torch.testing.assert_close(embedded(usual, TEXTS, 4).float(), alone.float(), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", [WhiteningTransform, PartwiseWhitening])
+@pytest.mark.parametrize(("kind", "dtype"), paired([WhiteningTransform, PartwiseWhitening], ["bfloat16", "float32"]))
 def test_what_stands_behind_keeps_to_it(kind, dtype, backbones):
     module = CausalTransformer(backbones[dtype], deterministic=True)
     texts = [f"{word} and {other}" for word in "abcdef" for other in "ghijkl"]

@@ -244,10 +244,12 @@ def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
 @pytest.mark.parametrize("kind", ["classes", "triplets", "retrieval"])
 def test_other_tasks(kind, backbone, pairs):
     """Chosen on one half, shown on the other; a score is what the ready model gets there."""
+    retrieval = read_data(demo_retrieval("en"))
+    documents = {key: retrieval.documents[key] for keys in retrieval.relevant.values() for key in keys}
     data = {
         "classes": Pairs(pairs.first, pairs.second, [float(score > 2) for score in pairs.scores]),
         "triplets": Triplets(pairs.first, pairs.second, pairs.second[::-1]),
-        "retrieval": dataclasses.replace(read_data(demo_retrieval("en")), prompts={"query": "query: "}),
+        "retrieval": dataclasses.replace(retrieval, documents=documents, prompts={"query": "query: "}),
     }[kind]
     every = [candidate for candidate in few() if candidate.row.name == "Classical" and not candidate.filter]
     found = search(backbone, data, every=every)
