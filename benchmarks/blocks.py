@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing
-from picture import Panel, Picture, Series
+from picture import ByCost, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
 
@@ -35,6 +35,10 @@ def is_layer(value: Value) -> bool:
 def each_fifth(value: Value) -> bool:
     """A layer in five."""
     return isinstance(value, int) and value % 5 == 0
+
+
+def of_test_queries(value: Value) -> bool:
+    return str(value).endswith(" test")
 
 
 def is_control(value: Value) -> bool:
@@ -131,7 +135,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
     "recipes-stsb-zh": all_recipes({**SPEARMAN, "set": CHINESE}),
     "layers-stsb-en": best_layers(ENGLISH),
     "layers-stsb-zh": best_layers(CHINESE),
-    "layers-picture": Picture(
+    "layers-picture": ByLayer(
         "layers.svg",
         panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, ENGLISH), Panel(GEMMA, CHINESE)),
         series=(
@@ -142,6 +146,29 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         ),
         level=Series(BAG, {"recipe": BAG, "layer": None}),
     ),
+    "cost-picture": ByCost(
+        "cost.svg",
+        Panel(SMOLLM2, ENGLISH),
+        recipes=(
+            Named("Classical", "mean"),
+            Named("Classical", "last"),
+            Named("KV re-routing", "mean"),
+            Named("Echo-2", "mean"),
+            Named("ReBA-2", "mean"),
+            Named("PromptEOL", "last"),
+            Named("Value aggregation", "last"),
+            Named("Pretended CoT", "last"),
+            Named("CK", "mean"),
+            Named("MetaEOL", "mean"),
+            Named("Early and late", "mean", filter=PARTWISE),
+        ),
+        levels=(
+            Series("bag of input embeddings", {"model": SMOLLM2, "recipe": BAG, "filter": ""}),
+            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
+        ),
+        unit="Classical, mean",
+    ),
+    "cost-recipes": costs("recipes", ("time",), RATIO, LENGTHS_BY_BATCH),
     "word-sense": Table(
         "scores",
         where={"metric": WORDS, "filter": ""},
@@ -189,6 +216,19 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         split=("model", "set"),
         rows=Each(("layer",), (("after layer", "{layer}"),), where={"layer": each_fifth}),
         columns=(Column("median, and quartiles", show="median", bold=False),),
+    ),
+    "retrieval": Table(
+        "retrieval",
+        where={"set": of_test_queries},
+        split=("set", "model"),
+        rows=Each(("recipe", "pooling", "filter")),
+        columns=(
+            Column("nDCG@10", {"metric": "nDCG@10"}),
+            Column("recall@100", {"metric": "recall@100"}),
+            Column("processor seconds for 1,000", {"metric": "nDCG@10"}, show="seconds", bold=False),
+        ),
+        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+        references=True,
     ),
     "static": Table(
         "static",

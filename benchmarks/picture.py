@@ -1,18 +1,20 @@
-"""The score by layer, as a picture, drawn anew when what it shows has changed."""
+"""Scores as pictures, by layer and by cost, each drawn anew when what it shows has changed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pivot import Conditions, Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#2a6fbb", "#94b8e0", "#d9661f", "#3c8d40", "#8a5fb0", "#b0892a")
 GREY, INK = "#9a9a9a", "#1f2328"
@@ -53,15 +55,14 @@ Points = list[tuple[int, float, float | None, float | None]]
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """What there is to draw: a title, lines and a level for each panel."""
+class Drawing(ABC):
+    """What there is to draw."""
 
-    panels: dict[str, tuple[dict[str, Points], float | None]]
-    level_title: str
+    title = ""
 
     def digest(self) -> str:
         """Of what is drawn and of the code that draws it."""
-        said = json.dumps([self.panels, self.level_title], sort_keys=True) + Path(__file__).read_text(encoding="utf-8")
+        said = json.dumps(list(asdict(self).values()), sort_keys=True) + Path(__file__).read_text(encoding="utf-8")
         return hashlib.sha256(said.encode()).hexdigest()
 
     def stands_in(self, path: Path) -> bool:
@@ -70,25 +71,41 @@ class Drawing:
 
     def write(self, path: Path) -> None:
         from matplotlib import rc_context
+
+        with rc_context(STYLE):
+            figure = self.figure()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            about = {"Date": None, "Creator": None, "Title": self.title, "Description": f"sha256:{self.digest()}"}
+            figure.savefig(path, format="svg", metadata=about)
+
+    @abstractmethod
+    def figure(self) -> Figure:
+        """All of it."""
+
+
+@dataclass(frozen=True)
+class Lines(Drawing):
+    """Score by layer: lines and a level for each panel."""
+
+    panels: dict[str, tuple[dict[str, Points], float | None]]
+    level_title: str
+    title = "Score by layer"
+
+    def figure(self) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        with rc_context(STYLE):
-            figure = Figure(figsize=(3.6 * len(self.panels), 3.6), layout="constrained")
-            axes = figure.subplots(1, len(self.panels), sharey=True, squeeze=False)[0]
-            for axis, (title, (lines, level)) in zip(axes, self.panels.items(), strict=True):
-                axis.set_title(title)
-                axis.set_xlabel("layer")
-                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-                self._draw(axis, lines, level)
-            axes[0].set_ylabel("Spearman x 100")
-            handles = {
-                line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label()[0] != "_"
-            }
-            figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, frameon=False)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            about = {"Date": None, "Creator": None, "Title": "Score by layer", "Description": f"sha256:{self.digest()}"}
-            figure.savefig(path, format="svg", metadata=about)
+        figure = Figure(figsize=(3.6 * len(self.panels), 3.6), layout="constrained")
+        axes = figure.subplots(1, len(self.panels), sharey=True, squeeze=False)[0]
+        for axis, (title, (lines, level)) in zip(axes, self.panels.items(), strict=True):
+            axis.set_title(title)
+            axis.set_xlabel("layer")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            self._draw(axis, lines, level)
+        axes[0].set_ylabel("Spearman x 100")
+        handles = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label()[0] != "_"}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, frameon=False)
+        return figure
 
     def _draw(self, axis: Axes, lines: dict[str, Points], level: float | None) -> None:
         for colour, (title, points) in zip(COLOURS, lines.items(), strict=False):
@@ -103,12 +120,89 @@ class Drawing:
             axis.axhline(100 * level, color=GREY, linestyle="--", linewidth=1.2, label=self.level_title)
 
 
+class Point(NamedTuple):
+    """A recipe: its cost and score, and where its name stands beside it, in points to the right and up."""
+
+    name: str
+    cost: float
+    score: float
+    low: float
+    high: float
+    right: float
+    up: float
+
+
 @dataclass(frozen=True)
-class Picture:
+class Points2D(Drawing):
+    """Score against cost: a point a recipe, and levels that have no such cost."""
+
+    points: list[Point]
+    levels: dict[str, float]
+    unit: str
+    title = "Score against cost"
+
+    def figure(self) -> Figure:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
+
+        figure = Figure(figsize=(7.6, 3.9), layout="constrained")
+        axis = figure.subplots()
+        for point in self.points:
+            score, low, high = (100 * value for value in point[2:5])
+            axis.errorbar(
+                point.cost, score, [[score - low], [high - score]], fmt="o", color=COLOURS[0], ecolor=COLOURS[1],
+                elinewidth=1.2, markersize=5,
+            )  # fmt: skip
+            axis.annotate(
+                point.name, (point.cost, score), (point.right, point.up), textcoords="offset points", va="center",
+                ha="left" if point.right >= 0 else "right",
+            )  # fmt: skip
+        for colour, (name, level) in zip((GREY, COLOURS[2]), self.levels.items(), strict=False):
+            axis.axhline(100 * level, color=colour, linestyle="--", linewidth=1.2)
+            axis.annotate(
+                name, (1, 100 * level), (-2, 5), xycoords=("axes fraction", "data"), textcoords="offset points",
+                ha="right", color=colour,
+            )  # fmt: skip
+        axis.set_xscale("log", base=2)
+        most = max(point.cost for point in self.points)
+        ticks = [tick for tick in (0.5, 1, 2, 4, 8, 16, 32) if tick <= 1.2 * most]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(f"time, {self.unit} = 1")
+        axis.set_ylabel("Spearman x 100")
+        return figure
+
+
+class Picture(ABC):
+    """A file beside the results that it shows, and the line that shows it on a page."""
+
+    name: str
+
+    @abstractmethod
+    def drawing(self, store: Store) -> Drawing | None:
+        """What the results have; None if that is nothing."""
+
+    @abstractmethod
+    def alt(self, drawing: Any) -> str:
+        """What it shows, in words."""
+
+    def path(self, store: Store) -> Path:
+        return store.directory / self.name
+
+    def render(self, store: Store, page: Path) -> str:
+        """The image, as this page refers to it."""
+        drawing = self.drawing(store)
+        if drawing is None:
+            return ""
+        return f"![{self.alt(drawing)}]({Path(os.path.relpath(self.path(store), page.parent)).as_posix()})"
+
+
+@dataclass(frozen=True)
+class ByLayer(Picture):
     """Score by layer: a panel a model and set, a line a recipe, and a level that takes no layer.
 
     Attributes:
-        name: Of the SVG file, which lies beside the results that it shows.
+        name: Of the SVG file.
         panels: From left to right; those of which nothing was measured are left out.
     """
 
@@ -118,11 +212,10 @@ class Picture:
     level: Series
     where: Conditions = field(default_factory=lambda: {"weights": "trained", "metric": "Spearman", "filter": ""})
 
-    def path(self, store: Store) -> Path:
-        return store.directory / self.name
+    def alt(self, drawing: Lines) -> str:
+        return f"Spearman correlation by layer: {'; '.join(drawing.panels)}"
 
-    def drawing(self, store: Store) -> Drawing | None:
-        """What the results have; None if that is nothing."""
+    def drawing(self, store: Store) -> Lines | None:
         panels: dict[str, Any] = {}
         for panel in self.panels:
             common = {**self.where, "model": panel.model, "set": panel.set}
@@ -132,7 +225,7 @@ class Picture:
             level = store.find("scores", {**common, **self.level.where})
             if any(lines.values()):
                 panels[f"{panel.model}, {panel.set}"] = (lines, None if level is None else level["score"])
-        return Drawing(panels, self.level.title) if panels else None
+        return Lines(panels, self.level.title) if panels else None
 
     @staticmethod
     def _points(store: Store, conditions: Conditions) -> Points:
@@ -141,10 +234,61 @@ class Picture:
         points: Any = ((record["layer"], record["score"], record["low"], record["high"]) for record in scored)
         return sorted(points)
 
-    def render(self, store: Store, page: Path) -> str:
-        """The image, as this page refers to it."""
-        drawing = self.drawing(store)
-        if drawing is None:
-            return ""
-        alt = f"Spearman correlation by layer: {'; '.join(drawing.panels)}"
-        return f"![{alt}]({Path(os.path.relpath(self.path(store), page.parent)).as_posix()})"
+
+@dataclass(frozen=True)
+class Named:
+    """A recipe in a picture: its rows of scores.csv, and where its name stands, in points to the right and up."""
+
+    recipe: str
+    pooling: str
+    right: float = 7
+    up: float = 0
+    filter: str = ""
+
+
+@dataclass(frozen=True)
+class ByCost(Picture):
+    """Score against cost of recipes at their own ends, on one model and set.
+
+    Attributes:
+        name: Of the SVG file.
+        panel: Which model and set.
+        recipes: In what order they are drawn; those of which nothing was measured are left out.
+        levels: What is drawn as a line, from rows of scores.csv.
+        unit: The recipe whose time is 1.
+    """
+
+    name: str
+    panel: Panel
+    recipes: tuple[Named, ...]
+    levels: tuple[Series, ...]
+    unit: str
+
+    def alt(self, drawing: Points2D) -> str:
+        said = "; ".join(f"{point.name} {100 * point.score:.1f} at {point.cost:.1f}" for point in drawing.points)
+        return f"Spearman correlation x 100 on {self.panel.set} against time, {self.panel.model}: {said}"
+
+    def drawing(self, store: Store) -> Points2D | None:
+        timed = store.select("cost", {"table": "recipes", "model": self.panel.model, "unit": self.unit})
+        times = {record["contender"]: record["value"] for record in timed}
+        # Of the unit itself nothing is noted.
+        times[self.unit] = 1.0
+        common: Conditions = {"set": self.panel.set, "metric": "Spearman", "weights": "trained", "layer": None}
+        own = {**common, "model": self.panel.model}
+        own["precision"] = store.precision("scores", own)
+        names = [named.recipe for named in self.recipes]
+        points = []
+        for named in self.recipes:
+            where = {"recipe": named.recipe, "pooling": named.pooling, "filter": named.filter}
+            found = store.find("scores", {**own, **where})
+            cost: Any = times.get(f"{named.recipe}, {named.pooling}")
+            if found is not None and cost is not None:
+                bounds: Any = [found[name] for name in ("score", "low", "high")]
+                name = named.recipe if names.count(named.recipe) == 1 else f"{named.recipe}, {named.pooling}"
+                points.append(Point(name, cost, *bounds, named.right, named.up))
+        levels: Any = {
+            series.title: found["score"]
+            for series in self.levels
+            if (found := store.find("scores", {**common, **series.where})) is not None
+        }
+        return Points2D(points, levels, self.unit) if len(points) > 1 else None

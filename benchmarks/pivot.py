@@ -341,7 +341,10 @@ class Table:
         return "; ".join(said)
 
 
-CAPTIONS = {"batch": "batches of {}", "tokens": "texts of {} tokens"}
+CAPTIONS = {
+    "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
+    "queries": "{} queries", "documents": "{} documents",
+}  # fmt: skip
 
 
 def records_of(row: Iterable[Cell]) -> list[Record]:
@@ -406,6 +409,7 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "cost": show_cost,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
     "date": partial(show_field, "date"),
+    "seconds": partial(show_number, "seconds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
 }

@@ -43,6 +43,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "batch": int, "value": float, "low": float, "high": float, "how": str, "date": str, "machine": str,
         "versions": str,
     },
+    "retrieval": {
+        "model": str, "precision": str, "set": str, "metric": str, "recipe": str, "pooling": str, "filter": str,
+        "score": float, "low": float, "high": float, "seconds": float, "max_tokens": int, "queries": int,
+        "documents": int, "date": str, "machine": str, "versions": str,
+    },
     "static": {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
@@ -59,6 +64,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "ablations": ("model", "precision", "set", "recipe", "change"),
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
+    "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "batches": ("module", "model", "precision"),
 }
@@ -66,6 +72,7 @@ FRACTIONS = {
     "scores": ("score", "beyond_overlap"),
     "claims": ("difference",),
     "ablations": ("score", "difference"),
+    "retrieval": ("score",),
     "static": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}

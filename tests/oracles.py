@@ -361,6 +361,38 @@ def shortened(model, layers):
     return model
 
 
+#: What reads the state before the feed-forward part of a layer; where both parts read the layer's input, none does.
+_BEFORE_MLP = {
+    "gemma2_softcap": "pre_feedforward_layernorm", "gemma3": "pre_feedforward_layernorm", "gpt2": "ln_2",
+    "gpt_neo": "ln_2", "gpt_neox": None, "gpt_j": None,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def before_mlp(model, architecture):
+    """FreeRet: the last layer gives the residual stream before its feed-forward part, in this block."""
+    layer = model.get_submodule(layer_name(architecture, model.config.num_hidden_layers - 1))
+    reader = _BEFORE_MLP.get(architecture, "post_attention_layernorm")
+    seen = []
+    if reader is None:
+        hooks = [layer.mlp.register_forward_hook(lambda module, args, output: seen.append(output))]
+    else:
+        part = layer.get_submodule(reader)
+        hooks = [part.register_forward_pre_hook(lambda module, args: seen.append(args[0]))]
+
+    def instead(module, args, output):
+        states = output[0] if isinstance(output, tuple) else output
+        before = (states - seen.pop()) if reader is None else seen.pop().view_as(states)
+        return (before, *output[1:]) if isinstance(output, tuple) else before
+
+    hooks.append(layer.register_forward_hook(instead))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False):
     """ReBA in chunks: e_1 .. e_n (n, D). The whole text once, for what a token sees behind itself in its chunk; and
     each chunk k times on its own, for what its tokens see in the later copies."""

@@ -16,7 +16,7 @@ from ..modules.after_pooling.idf_weights import IdfWeights
 from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
 from ..modules.after_pooling.standardization import Centering, Standardization
 from ..modules.after_pooling.whitening import WhiteningTransform
-from ..modules.changes import Prepend, Reroute, Steer
+from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..modules.late_interaction.token_projection import TokenProjection
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
@@ -31,8 +31,10 @@ from ..modules.training_free.echo_layers import EchoLayersModule
 from ..modules.training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from ..modules.training_free.kv_rerouting import KVReroutingModule
 from ..modules.training_free.meta_eol import MetaEOLModule
+from ..modules.training_free.promptreps import PromptRepsModule
 from ..modules.training_free.reba import ReBAModule
 from ..modules.training_free.refined_thought import RefinedThoughtModule
+from ..modules.training_free.reranking import RerankModule
 from ..modules.training_free.token_prepending import TokenPrependingModule
 from ..modules.training_free.value_aggregation import ValueAggregationModule
 from ..text.templates import PRESETS
@@ -57,8 +59,10 @@ __all__ = [
     "LayerwiseAutoencoder",
     "MetaEOLModule",
     "PartwiseWhitening",
+    "PromptRepsModule",
     "ReBAModule",
     "RefinedThoughtModule",
+    "RerankModule",
     "Standardization",
     "TokenPrependingModule",
     "TokenProjection",
@@ -114,6 +118,13 @@ CHANGES = {
             page="changes",
             paper=ContrastivePromptingModule.citation,
             poolings=("last",),
+        ),
+        Changed(
+            "before-mlp",
+            "read before the last layer's feed-forward part, which is not run",
+            {"readout": "before_mlp"},
+            page="before-mlp",
+            paper=BeforeFeedForward.citation,
         ),
     )
 }
@@ -209,8 +220,7 @@ _TURNED, _TURNED_ECHO, _TURNED_REBA = (
     replace(CHANGES["bidirectional"].row(row), compared="all") for row in (FIRST[0], *repeated(2))
 )
 
-#: All the others.
-OTHERS = (
+_OTHERS = (
     replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
     _TURNED_ECHO,
     Row(
@@ -274,6 +284,16 @@ OTHERS = (
         searched=True,
         paper=_ZHANG,
         **_AT_ITS_END,
+    ),
+    Row(
+        "promptreps",
+        "PromptReps",
+        CausalTransformer,
+        "the last token of a prompt that asks for the one word by which to find the text",
+        settings={"template": "promptreps"},
+        paper=PromptRepsModule.citation,
+        poolings=("last",),
+        page="promptreps",
     ),
     Row(
         "metaeol",
@@ -392,6 +412,16 @@ OTHERS = (
         )
         for copies in (1, 2)
     ),
+)
+
+_KEYED = {row.key: row for row in _OTHERS}
+_BEFORE_MLP = CHANGES["before-mlp"]
+
+#: All the others.
+OTHERS = (
+    *_OTHERS,
+    replace(_BEFORE_MLP.row(_KEYED["prompteol"]), compared="all"),
+    _BEFORE_MLP.row(_KEYED["early-late"]),
 )
 
 #: The control that looks at no context.

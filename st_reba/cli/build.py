@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,28 @@ def build_command(
             "pooling is fitted on, such as the whitening behind early-late. Default: demo texts."
         ),
     ] = None,
+    sparse: Annotated[
+        bool,
+        typer.Option(
+            "--sparse",
+            help="A SparseEncoder in place of a SentenceTransformer: what weights the head gives the words of a text "
+            "at the end of the recipe's prompt. Recipe by default: promptreps.",
+        ),
+    ] = False,
+    expansion: Annotated[
+        int | None, typer.Option(help="With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="With --sparse: how many of the text's own, at most. Default: 128.", min=1)
+    ] = None,
+    rerank: Annotated[
+        bool,
+        typer.Option(
+            "--rerank",
+            help="A CrossEncoder, which ranks documents by a two-way choice of the language model; --template then has "
+            "{query} and {document}.",
+        ),
+    ] = False,
     query_prompt: Annotated[
         str | None, typer.Option(help="Retrieval: what stands before a text in encode_query.", show_default=False)
     ] = None,
@@ -94,10 +117,27 @@ def build_command(
     dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
+    if rerank:
+        given: dict[str, object] = {
+            "--recipe": recipe,
+            "--method": method,
+            "--pooling": pooling,
+            "--sparse": sparse or None,
+            "--multi-vector": multi_vector or None,
+        }
+        given |= {"--repetitions": repetitions, "--layers": layers, "--chunk-length": chunk_length}
+        given |= {"--fit-texts": fit_texts, "--query-prompt": query_prompt, "--document-prompt": document_prompt}
+        _refuse("--rerank reads a query and a document together", given)
+    if sparse:
+        given = {"--pooling": pooling, "--repetitions": repetitions, "--layers": layers}
+        given |= {"--chunk-length": chunk_length, "--fit-texts": fit_texts, "--multi-vector": multi_vector or None}
+        _refuse("--sparse reads the end of a prompt", given)
+    else:
+        _refuse("without --sparse no token of the vocabulary is weighed", {"--expansion": expansion, "--top-k": top_k})
     if multi_vector and pooling is not None:
         raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
-    for option, given in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
-        if given is not None and not multi_vector:
+    for option, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
+        if value is not None and not multi_vector:
             raise ValueError(f"{option} is for --multi-vector: give that, too, or leave it out.")
     if recipe and method:
         raise ValueError("--recipe and --method say the same thing: give one of them.")
@@ -111,6 +151,12 @@ def build_command(
         raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
     check_free(out, "--out")
     check_model(model)
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    """Refuse options that mean nothing beside others."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"{', '.join(given)}: {why}; leave it out.")
 
 
 def layers_of(layers: str | None) -> str | list[int] | None:

@@ -40,14 +40,18 @@ _FOUND = 100
 _RANKED = 10
 
 
-class Similarity(Protocol):
+class Ranker(Protocol):
+    """What finds documents for queries."""
+
+    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+        """For each query the most similar documents, at most so many, the best first: their indices and scores."""
+
+
+class Similarity(Ranker, Protocol):
     """How alike texts are, to something that compares them."""
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
         """Of each text with the one in its place among the others, (B,)."""
-
-    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
-        """For each query the most similar documents, at most so many: their indices and scores."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +295,7 @@ class RetrievalTask(Task):
             ("document", list(dict.fromkeys(self.data.documents.values()))),
         ]
 
-    def measure(self, similarity: Similarity) -> Measured:
+    def measure(self, similarity: Ranker) -> Measured:
         names = list(self.data.documents)
         found = similarity.nearest(list(self.data.queries.values()), list(self.data.documents.values()), _FOUND)
         evaluator = self.evaluator()

@@ -95,6 +95,22 @@ def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
             break
 
 
+def logit_score() -> Any:
+    """ST's module that makes a score of the logits of two answers (5.4 and later).
+
+    Raises:
+        ImportError: If ST has none.
+    """
+    try:
+        from sentence_transformers.cross_encoder.modules import LogitScore
+    except ImportError as error:
+        raise ImportError(
+            "A language model ranks documents through LogitScore, a module of sentence-transformers 5.4 or later, and "
+            f"{sentence_transformers.__version__} has none: pip install --upgrade sentence-transformers."
+        ) from error
+    return LogitScore
+
+
 def multi_vector() -> Any:
     """ST's package of models that give a text several vectors.
 

@@ -23,7 +23,7 @@ from .build import Build
 from .context import entered
 from .dry_run import TOKENS, close, dry_run, gives_the_same, output_on
 from .prefixes import Prefixes
-from .sketch import Sketch, output_projections
+from .sketch import Sketch, output_projections, states_of
 
 _Value = TypeVar("_Value")
 
@@ -175,7 +175,7 @@ class Anatomy:
         def alone(path: str) -> bool:
             given, gave = self.sketch.parts[layer][path]
             part = self.model.get_submodule(path)
-            return gives_the_same(self.model, lambda: (part(given), gave))
+            return gives_the_same(self.model, lambda: (states_of(part(given)), gave))
 
         return self._once(f"position-wise {layer}", lambda: tuple(filter(alone, self.sketch.parts[layer])))
 

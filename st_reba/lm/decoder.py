@@ -246,6 +246,49 @@ class PositionWise:
         return hooked(dict.fromkeys(self.modules, Hook(before, after)))
 
 
+class FeedForward:
+    """The feed-forward part of a model's last layer, to be left out for a while.
+
+    The layer then gives what its attention has added to, in most architectures the residual stream between the two
+    parts; where both read the layer's input side by side, that input with what attention adds.
+
+    Args:
+        model: The language model.
+
+    Raises:
+        ValueError: If no part of its last layer looks at one position at a time.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        anatomy, last = Anatomy(model), len(inspect(model).layers) - 1
+        paths = anatomy.position_wise(last) if last >= 0 else ()
+        if not paths:
+            raise ValueError(
+                f"The feed-forward part of the last layer of {type(model).__name__} was not found as a part of its "
+                'own, so the state before it cannot be read. Use readout="layer".'
+            )
+        self._places = Places(model, {number: model.get_submodule(path) for number, path in enumerate(paths)})
+
+    def left_out(self, model: nn.Module) -> dict[nn.Module, Hook]:
+        """What leaves it out of the model, or of a copy of it: it adds zeros, and is run for one token alone."""
+        return {self._places.at(model, number): _adding_nothing() for number in self._places.paths}
+
+
+def _adding_nothing() -> Hook:
+    """A part that gives zeros, whatever it is given."""
+    given: list[Tensor] = []
+
+    def before(states: Tensor) -> Tensor:
+        given.append(states)
+        # Not none: experts and kernels need not take it.
+        return states[:1, :1]
+
+    def after(states: Tensor) -> Tensor:
+        return states.new_zeros(*given.pop().shape[:-1], states.shape[-1])
+
+    return Hook(before, after)
+
+
 def layer_places(model: PreTrainedModel) -> Places:
     """The layers of a model, by their indices, to be hooked.
 

@@ -152,8 +152,10 @@ def _parts(
         call = calls.get(part)
         if call is None or not any(weight.dim() > 1 for weight in part.parameters()):
             continue
-        if all(isinstance(states, Tensor) and states.dim() == 3 for states in (call.given, call.gave)):
-            found[paths[part]] = call.given[:1, 1:2].clone(), call.gave[:1, 1:2].clone()
+        # Experts also give which of them were chosen.
+        given, gave = call.given, states_of(call.gave)
+        if all(isinstance(states, Tensor) and states.dim() == 3 for states in (given, gave)):
+            found[paths[part]] = given[:1, 1:2].clone(), gave[:1, 1:2].clone()
     return found
 
 

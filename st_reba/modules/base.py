@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -63,6 +63,9 @@ class CausalModule(LayoutReader):
             residual stream, transformers' ``hidden_states[output_layer]``, of which only those of the very last layer
             come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
             projection, is left out with it. None: True.
+        readout: ``"layer"``: what is read is what the layer at which the model ends gives. ``"before_mlp"``: the
+            residual stream before that layer's feed-forward part, which is then not run (Zhu et al., FreeRet,
+            arXiv:2509.24621); through the final norm, unless ``final_norm`` is False.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
             :func:`st_reba.text.templates.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
@@ -89,6 +92,7 @@ class CausalModule(LayoutReader):
         "bidirectional_layers",
         "output_layer",
         "final_norm",
+        "readout",
         "normalize_text",
         "tokenization",
         "deterministic",
@@ -128,6 +132,7 @@ class CausalModule(LayoutReader):
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
         final_norm: bool | None = None,
+        readout: Literal["layer", "before_mlp"] = "layer",
         normalize_text: bool | None = None,
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
@@ -143,6 +148,8 @@ class CausalModule(LayoutReader):
             raise ValueError(f'pool_over={pool_over!r}: use "text", "all" or "whole".')
         if not isinstance(final_norm, bool):
             raise ValueError(f"final_norm={final_norm!r}: use True or False.")
+        if readout not in ("layer", "before_mlp"):
+            raise ValueError(f'readout={readout!r}: use "layer" or "before_mlp".')
         if not isinstance(normalize_text, bool):
             raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
         if not isinstance(deterministic, bool):
@@ -155,6 +162,7 @@ class CausalModule(LayoutReader):
             output_layer=output_layer,
             usual_output_layer=preset.output_layer,
             final_norm=final_norm,
+            readout=readout,
             unfit_changes=unfit_changes,
             transformer_kwargs=transformer_kwargs,
         )

@@ -18,7 +18,7 @@ from ..lm.hooks import Places, until_halted
 from ..lm.run import Effect, run
 from ..lm.states import StatesAt
 from ..text.layout import Layout
-from .changes import AttendBothWays, Change, EarlyExit, Fitted, combined, from_settings
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checks import check_inside, check_length, check_transformer_kwargs
 from .loaded_weights import CheckedTransformer
 from .published import Published
@@ -61,6 +61,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         output_layer: After which layer to stop; as :class:`EarlyExit`. None: ``usual_output_layer``.
         usual_output_layer: The same where neither this nor ``changes`` says; below a model's first layer, that one.
         final_norm: Whether the states that are read go through the model's final norm.
+        readout: ``"before_mlp"`` as :class:`BeforeFeedForward`; ``"layer"``: what the last layer gives.
         unfit_changes: Why the method does not go together with a change, in a sentence; None where it does.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -73,7 +74,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     SHARE: ClassVar[float | None] = None
 
     #: The changes that settings of the class' own name, under which they are saved.
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, EarlyExit)
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, BeforeFeedForward, EarlyExit)
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         output_layer: int | None,
         usual_output_layer: int | None,
         final_norm: bool,
+        readout: str,
         unfit_changes: Callable[[Change], str | None],
         transformer_kwargs: dict[str, Any],
     ) -> None:
@@ -93,6 +95,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
                 "0 or more."
             )
         named: list[Change] = [AttendBothWays(bidirectional_layers)] if bidirectional_layers else []
+        if readout == "before_mlp":
+            named.append(BeforeFeedForward())
         if output_layer is not None:
             named.append(EarlyExit(output_layer))
         wanted = combined(type(self).__name__, named, changes, unfit_changes)
@@ -132,6 +136,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         #: What is changed while it reads, what the class' own settings say included.
         self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
         self._fitted = nn.ModuleList(change.fitted(self.model) for change in self.changes)
+        self.readout = "layer"
+        if any(isinstance(change, BeforeFeedForward) for change in self.changes):
+            self.readout = "before_mlp"
         self.bidirectional_layers = sum(
             change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
         )
@@ -237,7 +244,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             change=[effect for effect in (*effects, *change) if effect],
             observe=observe,
             read=read,
-            last_layer=self._last_layer_parts,
+            # What is not run at all need not be spared.
+            last_layer=self._last_layer_parts if self.readout == "layer" else None,
             reader=self._reader,
         )
 
@@ -293,6 +301,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         # Padding is not a setting here, so it is not saved as one.
         unsaved = ("unpad_inputs", "changes")
         config = {key: value for key, value in super().get_config_dict().items() if key not in unsaved}
+        if config.get("readout") == "layer":
+            del config["readout"]
         # What settings of the class' own say is among the changes, and not saved twice.
         others = [change.settings() for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
         return {**config, "changes": others} if others else config

@@ -63,6 +63,25 @@ def head_blocks(
     return _checkpoint_blocks(path, **hub_kwargs)
 
 
+def check_plain(config: Any) -> None:
+    """Refuse an architecture whose head is more than a matrix.
+
+    Raises:
+        ValueError: If it has a bias, or the architecture has no language model.
+    """
+    with torch.device("meta"):
+        try:
+            head: Any = AutoModelForCausalLM.from_config(config).get_output_embeddings()
+        except ValueError:
+            head = None
+    if head is None or getattr(head, "bias", None) is not None:
+        why = "its head adds a bias" if head is not None else "it has no language model's head"
+        raise ValueError(
+            f"{type(config).__name__}: {why}, and a head is read as a matrix. Use another model, such as Llama, Qwen "
+            "or Gemma."
+        )
+
+
 def _loaded_head(model: PreTrainedModel) -> Tensor | None:
     """The head, where it is in memory."""
     head = model.get_output_embeddings()

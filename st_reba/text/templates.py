@@ -63,6 +63,7 @@ class Preset:
         output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`.
         final_norm: Whether through the model's final norm.
         contrast: How :class:`st_reba.modules.ContrastivePromptingModule` steers it.
+        prompts: What its authors put before a ``"query"`` and before a ``"document"``.
     """
 
     template: str
@@ -72,6 +73,7 @@ class Preset:
     output_layer: int | None = None
     final_norm: bool | None = None
     contrast: Contrast | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
 
     def reading(self) -> dict[str, Any]:
         """How it is read, as arguments of a module; without those of which nothing is said."""
@@ -80,7 +82,7 @@ class Preset:
 
 
 #: The arguments of a module that a preset has a word in.
-READING = tuple(field.name for field in fields(Preset) if field.name not in ("template", "contrast"))
+READING = tuple(field.name for field in fields(Preset) if field.name not in ("template", "contrast", "prompts"))
 
 
 def _read_at_its_end(template: str, contrast: Contrast | None = None) -> Preset:
@@ -101,6 +103,11 @@ def _last_but_one(template: str) -> Preset:
     )
 
 
+def _one_word_to_find(template: str, query: str, document: str) -> Preset:
+    """By Zhuang et al., whose word is looked for among those of other texts."""
+    return Preset(template, pool_over="all", rows="last", prompts=(("query", query), ("document", document)))
+
+
 def _to_its_end(template: str) -> Preset:
     """Asks for one word, too, but its authors pool more than the last token."""
     return Preset(template, pool_over="all")
@@ -118,6 +125,9 @@ USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 #: - ``pretended-cot``, ``knowledge``, ``promptsth``, ``promptsum``: Zhang et al., "Simple Techniques for Enhancing
 #:   Sentence Embeddings in Generative Language Models" (2024), as released, blanks before the commas included. The
 #:   first two, which they use without training, they read after the last layer but one, without the final norm.
+#: - ``promptreps``: Zhuang et al., "PromptReps: Prompting Large Language Models to Generate Dense and Sparse
+#:   Representations for Zero-Shot Document Retrieval" (EMNLP 2024), "it" in place of "the passage" and "the query":
+#:   which of the two it is, says the prompt that ``encode_query`` and ``encode_document`` put before it.
 #: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
 #: - ``...-zh``: our Chinese counterparts, read like what they stand for.
 #:
@@ -143,6 +153,15 @@ PRESETS = {
     ),
     "promptsth-zh": _read_at_its_end("这句话：“{text}”表达了某种意思"),
     "promptsum-zh": _read_at_its_end("这句话：“{text}”可以概括为"),
+    "promptreps": _one_word_to_find(
+        '"{text}". Use one most important word to represent it in a retrieval task. Make sure your word is in '
+        'lowercase. The word is: "',
+        query="Query: ",
+        document="Passage: ",
+    ),
+    "promptreps-zh": _one_word_to_find(
+        "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
+    ),
     "compress": _to_its_end("Context: {text} Compress the Context in one word:"),
     "compress-query": _to_its_end("Query: {text} Compress the Query in one word:"),
     "compress-zh": _to_its_end("上下文：{text} 用一个词来压缩上下文："),

@@ -102,12 +102,12 @@ def test_what_runs_takes_what_is_asked_for(command):
 
 
 def test_every_method_is_a_recipe():
-    """And every public module that reads a language model is had by some method."""
+    """And every public module that reads a language model is had by some method, or by --sparse and --rerank."""
     rows = {row.key: row for row in every_row()}
     assert DEFAULT in METHODS
     offered = {rows[key].module.__name__ for key in METHODS.values()}
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
-    assert readers - offered == {"InputEmbeddings", "LayerStates"}
+    assert readers - offered == {"InputEmbeddings", "LayerStates", "PromptRepsModule", "RerankModule"}
 
 
 def test_the_package_in_the_commands_process(script, tmp_path):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
@@ -17,14 +17,20 @@ from ...data.tables import read_texts
 from ...files import whole_directory
 from ...hub import compat
 from ...hub.card import add_recipe
-from ...modules import CausalModule
+from ...modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from ...modules.late_interaction import multi_vector_encoder
-from ...text.templates import PRESETS
+from ...modules.training_free.reranking import cross_encoder
+from ...text.templates import PRESETS, preset
 from ..build import layers_of
 from ..common import Dtype, PoolingMode, console
 from ..data import prompts_of
 from ..methods import DEFAULT, METHODS
 from .models import load
+
+#: The recipe whose prompt is read where nothing else is asked for with ``--sparse``.
+SPARSE = "promptreps"
+
+Module = TypeVar("Module", bound=CausalModule)
 
 
 def run(
@@ -39,6 +45,10 @@ def run(
     chunk_length: int | None,
     template: str | None,
     fit_texts: str | None,
+    sparse: bool,
+    expansion: int | None,
+    top_k: int | None,
+    rerank: bool,
     query_prompt: str | None,
     document_prompt: str | None,
     multi_vector: bool,
@@ -48,7 +58,23 @@ def run(
     max_seq_length: int | None,
     dtype: Dtype,
 ) -> None:
-    """Write a ready SentenceTransformer directory, or that of a MultiVectorEncoder."""
+    """Write a ready directory of a SentenceTransformer, or of another family of models."""
+    if rerank:
+        settings = {} if template is None else {"template": template}
+        _write(out, lambda: cross_encoder(_loaded(RerankModule, model, max_seq_length, dtype, settings), device="cpu"))
+        return
+    if sparse:
+        settings = _sparse_settings(recipe, method, template, expansion=expansion, top_k=top_k)
+        prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(settings)
+        _write(
+            out,
+            lambda: SparseEncoder(
+                modules=[_loaded(PromptRepsModule, model, max_seq_length, dtype, settings)],
+                device="cpu",
+                prompts=prompts,
+            ),
+        )
+        return
     chosen = find(recipe) if recipe else _of_method(method or DEFAULT)
     mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
     settings = _settings(
@@ -62,9 +88,9 @@ def run(
     fitted = f"the projection to {dimensions} dimensions" if dimensions else ""
     texts = tuple(_fit_texts(chosen, fit_texts, fitted or (f"what is {chosen.filtered}" if chosen.fitted else "")))
     chosen = replace(chosen, fit_texts=texts)
-    prompts = prompts_of(query_prompt, document_prompt)
     with whole_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
+        prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(arguments)
         module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
         if multi_vector:
             built: Any = multi_vector_encoder(
@@ -95,6 +121,48 @@ def _pooled(
     if normalize:
         parts.append(Normalize())
     return SentenceTransformer(modules=parts, device="cpu", prompts=prompts or None)
+
+
+def _write(out: Path, make: Callable[[], SparseEncoder | CrossEncoder]) -> None:
+    """Write a model of another family than SentenceTransformer."""
+    with whole_directory(out) as scratch:
+        built = make()
+        built.save_pretrained(str(scratch))
+    family = type(built).__name__
+    console.print(
+        f'Wrote {out}. Load it with: import st_reba; from sentence_transformers import {family}; {family}("{out}")',
+        soft_wrap=True,
+    )
+
+
+def _loaded(
+    kind: type[Module], model: str, max_seq_length: int | None, dtype: Dtype, settings: Mapping[str, Any]
+) -> Module:
+    loaded = load(kind, model, max_seq_length, dtype, **settings)
+    assert isinstance(loaded, kind)
+    return loaded
+
+
+def _sparse_settings(recipe: str | None, method: str | None, template: str | None, **given: Any) -> dict[str, Any]:
+    """What a recipe says of its prompt, and what the user says besides.
+
+    Raises:
+        ValueError: If the recipe is not read at the end of a prompt, as it is.
+    """
+    chosen = find(recipe or (METHODS[method] if method else SPARSE))
+    row = chosen.row
+    if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.around or chosen.layer is not None:
+        raise ValueError(
+            f"--sparse with {chosen.spec}: the head is asked at the end of a prompt, behind the last layer. Give a "
+            f"prompt's recipe, such as {SPARSE} or prompteol."
+        )
+    settings = {**row.settings, **({} if template is None else {"template": template})}
+    return {**settings, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _own_prompts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the authors of a template put before queries and documents, where they put something."""
+    return dict(preset(settings.get("template", "")).prompts)
 
 
 def _of_method(method: str) -> Recipe:

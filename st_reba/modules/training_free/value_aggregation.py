@@ -14,6 +14,7 @@ from ...lm.states import StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver
+from ..changes import BeforeFeedForward, Change
 from ..checks import check_layers, resolve_layers
 from ..readout import Reading, last_position
 from .causal import check_one_copy
@@ -69,7 +70,12 @@ class ValueAggregationModule(CausalModule):
         checked_layers = check_layers(layers)
         parsed = check_one_copy(Template.parse(template), type(self))
         super().__init__(
-            model_name_or_path, template=parsed, preset=preset(template), pool_over=pool_over, **transformer_kwargs
+            model_name_or_path,
+            template=parsed,
+            preset=preset(template),
+            pool_over=pool_over,
+            unfit_changes=_unfit,
+            **transformer_kwargs,
         )
         self.template = str(parsed)
         self.layers = checked_layers
@@ -89,3 +95,12 @@ class ValueAggregationModule(CausalModule):
         states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None])
         return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)
+
+
+def _unfit(change: Change) -> str | None:
+    if isinstance(change, BeforeFeedForward):
+        return (
+            f"ValueAggregationModule with {change}: it reads what attention gives, which no feed-forward part changes. "
+            "Leave the change out."
+        )
+    return None

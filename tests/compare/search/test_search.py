@@ -106,7 +106,7 @@ def test_candidates_are_all_combinations_and_all_different():
     )
     # The two that end with the last but one have no other reading of it.
     assert len(every) == (plain * 8 - 2 + under_a_change) * (1 + len(FILTERS))
-    assert len(every) < 1_000
+    assert len(every) < 1_100
     at_the_end = {one.row.name for one in every if not one.row.unchanged}
     at_the_end -= {one.row.name for one in every if one.layer == 31}
     assert at_the_end == {"Pretended CoT", "Knowledge"}
@@ -115,8 +115,9 @@ def test_candidates_are_all_combinations_and_all_different():
 def test_a_changed_recipe_is_read_at_its_end_and_can_be_built():
     """Under its own name: a bidirectional last layer under last pooling is what it is without."""
     found = {candidate.recipe([]).key: candidate for candidate in changed() if not candidate.filter}
-    echo = {f"Echo-2, {change}, {pooling}" for change in ("re-routed", "prepended") for pooling in ("mean", "last")}
-    prompted = {f"Pretended CoT, {change}, last" for change in ("re-routed", "prepended", "steered")}
+    anywhere = ("re-routed", "prepended", "before-mlp")
+    echo = {f"Echo-2, {change}, {pooling}" for change in anywhere for pooling in ("mean", "last")}
+    prompted = {f"Pretended CoT, {change}, last" for change in (*anywhere, "steered")}
     assert found.keys() == {*echo, *prompted, "Echo-2, bidirectional, mean", "Echo-2, steered, last"}
     assert {candidate.layer for candidate in found.values()} == {None}
 

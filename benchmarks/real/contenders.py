@@ -1,0 +1,285 @@
+"""What finds documents: how each contender embeds texts, what is kept of that, and how it ranks."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, vstack
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from st_reba.catalogue import POOLINGS, Row, find
+from st_reba.data.demo import demo_sentences
+from st_reba.evaluation.rankings import Hits
+from st_reba.export import static_model
+from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
+from st_reba.modules.after_pooling.choices import PARTWISE, Filter
+from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
+from st_reba.text.templates import preset
+
+Array = NDArray[np.float32]
+#: What is kept of some texts, by the names of the arrays in a file.
+Kept = Mapping[str, NDArray[Any]]
+#: Documents that filters are fitted on, without any label.
+FIT_DOCUMENTS = 400
+
+
+@dataclass(frozen=True)
+class Contender(ABC):
+    """One way to find documents.
+
+    Attributes:
+        name: As tables call it.
+        pooling: ``"mean"``, ``"last"``, or empty.
+        make: From a loaded backbone and a language to the model that embeds.
+    """
+
+    name: str
+    pooling: str
+    make: Callable[[CausalModule, str], Any]
+
+    @property
+    def directory(self) -> str:
+        return ", ".join(filter(None, (self.name, self.pooling)))
+
+    @abstractmethod
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        """What is kept of some texts; ``role`` is ``"query"`` or ``"document"``."""
+
+    @abstractmethod
+    def joined(self, blocks: Sequence[Kept]) -> Any:
+        """All texts, of what was kept of them block by block."""
+
+    @abstractmethod
+    def in_order(self, whole: Any, order: NDArray[np.int64]) -> Kept:
+        """What is kept of texts in another order."""
+
+    @abstractmethod
+    def rank(self, queries: Any, documents: Any, count: int) -> dict[str, list[Hits]]:
+        """For each query the best documents, behind each filter."""
+
+
+@dataclass(frozen=True)
+class Dense(Contender):
+    """One vector a text, and their cosines.
+
+    Attributes:
+        filters: What else stands behind the pooling, fitted on documents.
+        shares: Of the parts of a vector.
+    """
+
+    filters: tuple[str, ...] = ("", "centred", "whitened")
+    shares: tuple[float, ...] = field(default=(1.0,))
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(list(texts), batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
+        return {"vectors": vectors.float().cpu().numpy()}
+
+    def joined(self, blocks: Sequence[Kept]) -> Array:
+        return np.concatenate([block["vectors"] for block in blocks])
+
+    def in_order(self, whole: Array, order: NDArray[np.int64]) -> Kept:
+        return {"vectors": whole[order]}
+
+    def rank(self, queries: Array, documents: Array, count: int) -> dict[str, list[Hits]]:
+        moments = Moments(documents.shape[1])
+        chosen = np.random.default_rng(0).permutation(len(documents))[:FIT_DOCUMENTS]
+        moments.add(torch.from_numpy(documents[chosen]))
+        found = {}
+        for name in self.filters:
+            module = Filter(name).from_moments(moments, self.shares) if name else None
+            sides = [_unit(each if module is None else _mapped(module, each)) for each in (queries, documents)]
+            found[name] = best(sides[0] @ sides[1].T, count)
+        return found
+
+
+@dataclass(frozen=True)
+class Sparse(Contender):
+    """One weight a token of the vocabulary, nearly all 0, and their products."""
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_sparse_tensor=False)
+        return _sparse(csr_matrix(vectors.float().cpu().numpy()))
+
+    def joined(self, blocks: Sequence[Kept]) -> csr_matrix:
+        parts = [csr_matrix((each["data"], each["indices"], each["indptr"]), tuple(each["shape"])) for each in blocks]
+        return vstack(parts).tocsr()
+
+    def in_order(self, whole: csr_matrix, order: NDArray[np.int64]) -> Kept:
+        return _sparse(whole[order])
+
+    def rank(self, queries: csr_matrix, documents: csr_matrix, count: int) -> dict[str, list[Hits]]:
+        return {"": best((queries @ documents.T).toarray(), count)}
+
+
+@dataclass(frozen=True)
+class Tokens(Contender):
+    """A vector for each token, and the sum of each query token's best match (MaxSim)."""
+
+    def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
+        encode = model.encode_query if role == "query" else model.encode_document
+        found = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_tensor=True)
+        return _tokens([each.float().cpu().numpy() for each in found])
+
+    def joined(self, blocks: Sequence[Kept]) -> list[Array]:
+        return [own for block in blocks for own in np.split(block["vectors"], np.cumsum(block["lengths"])[:-1])]
+
+    def in_order(self, whole: list[Array], order: NDArray[np.int64]) -> Kept:
+        return _tokens([whole[index] for index in order])
+
+    def rank(self, queries: list[Array], documents: list[Array], count: int) -> dict[str, list[Hits]]:
+        # A document without tokens matches nothing: beside all others it has one vector of zeros.
+        held = [own if len(own) else np.zeros((1, documents[0].shape[1]), dtype=np.float16) for own in documents]
+        vectors = np.concatenate(held).astype(np.float32)
+        starts = np.cumsum([0, *map(len, held[:-1])])
+        scores = [
+            np.maximum.reduceat(own.astype(np.float32) @ vectors.T, starts, axis=1).sum(axis=0) for own in queries
+        ]
+        return {"": best(np.stack(scores), count)}
+
+
+def best(scores: NDArray[Any], count: int) -> list[Hits]:
+    """Of (Q, N) scores the highest of each row, of equals those that stand first."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return [[(int(index), float(own[index])) for index in indices] for own, indices in zip(scores, order, strict=True)]
+
+
+def words(text: str, language: str) -> list[str]:
+    """What BM25 counts: words; of Chinese, characters and pairs of neighbours."""
+    if language == "en":
+        return re.findall(r"\w+", text.lower())
+    runs = re.findall(r"\w+", text.lower())
+    return [run[index : index + size] for run in runs for size in (1, 2) for index in range(len(run) - size + 1)]
+
+
+def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count: int) -> list[Hits]:
+    """By the library bm25s, with k1 = 1.2 and b = 0.75, over whole documents."""
+    from bm25s import BM25
+
+    index = BM25(k1=1.2, b=0.75)
+    index.index([words(text, language) for text in documents], show_progress=False)
+    asked = [words(text, language) for text in queries]
+    scores = np.stack([index.get_scores(own) if own else np.zeros(len(documents)) for own in asked])
+    return best(scores, count)
+
+
+def recipe(key: str, pooling: str = "", *, name: str = "", settings: Mapping[str, Any] | None = None) -> Dense:
+    """A row of the catalogue, its prompt in the language of the texts.
+
+    Args:
+        key: Its key.
+        pooling: Under which; the row's own if empty.
+        name: As tables call it, where that is not the row's name.
+        settings: More of the module's arguments.
+    """
+    row: Row = find(key).row
+    pooling = pooling or row.poolings[0]
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        arguments = {**row.arguments(pooling), **(settings or {})}
+        if language == "zh" and (row.around is not None or "template" in arguments):
+            arguments["template"] = f"{arguments.get('template', 'prompteol')}-zh"
+        module = row.module(backbone, **arguments)
+        pooled = Pooling(module.get_embedding_dimension(), POOLINGS[pooling])
+        return SentenceTransformer(modules=[module, pooled], device=str(module.model.device))
+
+    filters = ("", "centred", PARTWISE if row.around is not None else "whitened")
+    return Dense(name or row.name, pooling, make, filters, row.module.SHARES)
+
+
+def promptreps() -> Dense:
+    """The dense half of PromptReps, with what stands before queries and documents."""
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        template = _word_prompt(language)
+        module = CausalTransformer(backbone, template=template)
+        pooled = Pooling(module.get_embedding_dimension(), "lasttoken")
+        return SentenceTransformer(modules=[module, pooled], device="cpu", prompts=dict(preset(template).prompts))
+
+    return Dense("PromptReps", "last", make)
+
+
+def sparse(expansion: int) -> Sparse:
+    """PromptReps' weights of words, with so many tokens that are not the text's own."""
+
+    def make(backbone: CausalModule, language: str) -> SparseEncoder:
+        template = _word_prompt(language)
+        module = PromptRepsModule(backbone, template=template, expansion=expansion)
+        return SparseEncoder(modules=[module], device="cpu", prompts=dict(preset(template).prompts))
+
+    return Sparse(f"PromptReps, sparse{f', expansion {expansion}' if expansion else ''}", "", make)
+
+
+def late_interaction(key: str) -> Tokens:
+    """A row of the catalogue as a model of token vectors, projected by what the package's own sentences have."""
+    row: Row = find(key).row
+
+    def make(backbone: CausalModule, language: str) -> Any:
+        module = row.module(backbone, **row.arguments("mean"))
+        return multi_vector_encoder(module, dimension=DIMENSION, fit_texts=demo_sentences(language))
+
+    return Tokens(f"{row.name}, late interaction", "", make)
+
+
+def static() -> Dense:
+    """The table of the vocabulary's vectors, at the usual layer."""
+
+    def make(backbone: CausalModule, language: str) -> SentenceTransformer:
+        return static_model(backbone, demo_sentences(language))
+
+    return Dense("Static", "", make, ("",))
+
+
+def _word_prompt(language: str) -> str:
+    return "promptreps-zh" if language == "zh" else "promptreps"
+
+
+#: By what directories of kept vectors are called.
+CONTENDERS: dict[str, Contender] = {
+    each.directory: each
+    for each in (
+        recipe("classical", "mean"),
+        recipe("prompteol"),
+        sparse(0),
+        recipe("early-late"),
+        recipe("prompteol-before-mlp"),
+        recipe("early-late-before-mlp"),
+        promptreps(),
+        recipe("echo-2", "mean"),
+        recipe("reba-2", "mean"),
+        sparse(16),
+        late_interaction("classical"),
+        late_interaction("echo-2"),
+        static(),
+    )
+}
+
+
+def _sparse(rows: csr_matrix) -> Kept:
+    return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "shape": np.array(rows.shape)}
+
+
+def _tokens(texts: Sequence[Array]) -> Kept:
+    lengths = np.array([len(own) for own in texts])
+    return {"vectors": np.concatenate(texts).astype(np.float16), "lengths": lengths}
+
+
+def _unit(vectors: Array) -> Array:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(norms == 0, 1, norms)).astype(np.float32)
+
+
+@torch.inference_mode()
+def _mapped(module: torch.nn.Module, vectors: Array) -> Array:
+    mapped: Array = module({"sentence_embedding": torch.from_numpy(vectors)})["sentence_embedding"].numpy()
+    return mapped

@@ -1,0 +1,65 @@
+"""``st-reba build`` for other families of models than SentenceTransformer."""
+
+from __future__ import annotations
+
+import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+
+from st_reba.data.demo import DEMO_MODEL
+
+from .test_commands import run
+
+TEXTS = ["A dog chases a cat.", "It rains in the mountains."]
+
+
+def build(out, *options, expect=0):
+    return run("build", "--model", DEMO_MODEL, "--out", out, "--dtype", "float32", *options, expect=expect)
+
+
+def test_sparse(tmp_path):
+    output = build(tmp_path / "m", "--sparse", "--recipe", "promptreps", "--expansion", 2, "--top-k", 50)
+    assert "from sentence_transformers import SparseEncoder; SparseEncoder(" in output
+    model = SparseEncoder(str(tmp_path / "m"), device="cpu")
+    assert {name: model.prompts[name] for name in ("query", "document")} == {
+        "query": "Query: ", "document": "Passage: ",
+    }  # fmt: skip
+    assert (model[0].expansion, model[0].top_k) == (2, 50)
+    assert model.encode_query(TEXTS).shape == (2, model.get_embedding_dimension())
+
+
+def test_the_dense_half_has_the_same_prompts(tmp_path):
+    build(tmp_path / "m", "--recipe", "promptreps")
+    assert SentenceTransformer(str(tmp_path / "m"), device="cpu").prompts["query"] == "Query: "
+
+
+def test_of_another_prompt(tmp_path):
+    build(tmp_path / "m", "--sparse", "--recipe", "prompteol", "--query-prompt", "find ")
+    model = SparseEncoder(str(tmp_path / "m"), device="cpu")
+    assert model[0].template.startswith("This sentence")
+    assert model[0].normalize_text
+    assert model.prompts["query"] == "find "
+
+
+def test_rerank(tmp_path):
+    output = build(tmp_path / "m", "--rerank", "--max-seq-length", 32)
+    assert "from sentence_transformers import CrossEncoder; CrossEncoder(" in output
+    model = CrossEncoder(str(tmp_path / "m"), device="cpu")
+    assert model[0].max_seq_length == 32
+    assert len(model.rank("what chases a cat", TEXTS)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--rerank", "--sparse"), "--sparse: --rerank reads a query and a document together; leave it out."),
+        (("--rerank", "--recipe", "reba-2"), "--recipe: --rerank reads a query and a document together"),
+        (("--sparse", "--pooling", "mean"), "--pooling: --sparse reads the end of a prompt"),
+        (("--sparse", "--recipe", "reba-2"), "--sparse with reba-2: the head is asked at the end of a prompt"),
+        (("--sparse", "--recipe", "prompteol@2"), "--sparse with prompteol@2: the head is asked"),
+        (("--expansion", 3), "--expansion: without --sparse no token of the vocabulary is weighed"),
+        (("--rerank", "--template", "{text}"), "one {query}, behind it one {document}"),
+    ],
+)
+def test_what_means_nothing_is_refused(options, message, tmp_path):
+    assert message in build(tmp_path / "m", *options, expect=1)
+    assert not (tmp_path / "m").exists()

@@ -1,0 +1,134 @@
+"""Rankings: by any of sentence-transformers' models, fused, reranked, and scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SparseEncoder
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusionEvaluator
+
+from st_reba import CausalTransformer
+from st_reba.data.tables import Retrieval
+from st_reba.evaluation.rankings import ByModel, Fusion, Reranking, fused, reranked, scored
+
+from ..backbones import TEXTS
+from ..conftest import examples, pipeline
+
+DATA = Retrieval(
+    {"q": "a dog chased a cat", "r": "语言"},
+    {str(number): text for number, text in enumerate(TEXTS)},
+    {"q": ("2",), "r": ("0", "1")},
+)
+QUERIES, DOCUMENTS = list(DATA.queries.values()), list(DATA.documents.values())
+
+
+class Fixed:
+    """Rankings by hand: for each query the documents' indices."""
+
+    def __init__(self, *rankings):
+        self.rankings = rankings
+        self.asked = []
+
+    def nearest(self, queries, documents, count):
+        self.asked.append(count)
+        return [[(index, 1 / (rank + 1)) for rank, index in enumerate(own[:count])] for own in self.rankings]
+
+
+class Judge:
+    """A cross-encoder that likes long documents."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def predict(self, pairs, **kwargs):
+        self.pairs += pairs
+        return np.array([len(document) for _, document in pairs])
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
+def test_fusion_is_that_of_sentence_transformers(first, second, positive):
+    """What ST's evaluator scores is the order that is found here."""
+    dense, sparse = [f"d{number}" for number in first], [f"d{number}" for number in second]
+    sample = {"query_id": "q", "query": "q", "positive": [f"d{positive - 1}"]}
+    evaluator = ReciprocalRankFusionEvaluator(
+        [{**sample, "documents": dense}], [{**sample, "documents": sparse}], at_k=10, write_csv=False
+    )
+    order = [index for index, _ in fused([[(number, 0.0) for number in own] for own in (first, second)])]
+    rank = order.index(positive - 1) + 1
+    assert evaluator()["mrr@10"] == pytest.approx(1 / rank)
+
+
+def test_fusion_counts_ranks_and_not_scores():
+    found = fused([[(4, 9.0), (2, 8.0)], [(2, 0.1), (7, 0.05)]], constant=1)
+    assert [index for index, _ in found] == [2, 4, 7]
+    assert [score for _, score in found] == pytest.approx([1 / 3 + 1 / 2, 1 / 2, 1 / 3])
+    with pytest.raises(ValueError, match="constant=0: give 1 or more; 60 is usual"):
+        fused([], constant=0)
+
+
+def test_several_rankers_as_one():
+    first, second = Fixed([0, 1, 2], [2, 1]), Fixed([1, 3], [2, 0])
+    found = Fusion([first, second], depth=2).nearest(QUERIES, DOCUMENTS, 3)
+    # Of the first, the third document does not count.
+    assert [[index for index, _ in hits] for hits in found] == [[1, 0, 3], [2, 1, 0]]
+    assert first.asked == [3]
+
+
+def test_the_first_are_put_in_another_order():
+    judge = Judge()
+    found = Reranking(Fixed([3, 0, 2, 1], [1, 4]), judge, depth=2).nearest(QUERIES, DOCUMENTS, 4)
+    assert [[index for index, _ in hits] for hits in found] == [[0, 3, 2, 1], [4, 1]]
+    assert judge.pairs == [(QUERIES[0], DOCUMENTS[3]), (QUERIES[0], DOCUMENTS[0]), (QUERIES[1], DOCUMENTS[1]),
+                           (QUERIES[1], DOCUMENTS[4])]  # fmt: skip
+    assert all(hits == sorted(hits, key=lambda hit: -hit[1]) for hits in found)
+    # Of equals that which was found first.
+    assert [index for index, _ in reranked([(5, 1.0), (6, 0.5)], [2.0, 2.0])] == [5, 6]
+
+
+def test_a_model_ranks_by_its_own_similarity_and_embeds_documents_once(shared):
+    model = pipeline(shared())
+    calls = []
+    encode = model.encode_document
+    model.encode_document = lambda texts, **kwargs: calls.append(texts) or encode(texts, **kwargs)
+    ranker = ByModel(model)
+    found = [ranker.nearest(QUERIES, DOCUMENTS, 3) for _ in range(2)]
+    assert len(calls) == 1
+    assert found[0] == found[1]
+    similarities = model.similarity(model.encode_query(QUERIES), model.encode_document(DOCUMENTS))
+    for hits, own in zip(found[0], similarities, strict=True):
+        assert [index for index, _ in hits] == own.argsort(descending=True)[:3].tolist()
+
+
+def test_scores_are_those_of_sentence_transformers(shared):
+    model = pipeline(shared())
+    ranker = ByModel(model)
+    found = scored(DATA, {"dense": ranker, "twice": Fusion([ranker, ranker])})
+    evaluator = InformationRetrievalEvaluator(
+        DATA.queries, DATA.documents, {query: set(own) for query, own in DATA.relevant.items()}, ndcg_at_k=[10],
+        precision_recall_at_k=[100], write_csv=False,
+    )  # fmt: skip
+    wanted = evaluator(model)
+    for own in found.values():
+        assert own.ndcg.value == pytest.approx(wanted["cosine_ndcg@10"])
+        assert own.recall.value == pytest.approx(wanted["cosine_recall@100"])
+        assert own.ndcg.low <= own.ndcg.value <= own.ndcg.high
+
+
+def test_sparse_vectors_too(shared):
+    class Tokens(CausalTransformer):
+        """Which tokens a text has."""
+
+        def forward(self, features, **kwargs):
+            ids = features["input_ids"]
+            weights = torch.zeros(len(ids), 384).scatter_(1, ids, features["attention_mask"].float())
+            return {**features, "sentence_embedding": weights}
+
+    model = SparseEncoder(modules=[Tokens(shared())], device="cpu")
+    [own, _] = ByModel(model).nearest(QUERIES, DOCUMENTS, 5)
+    dense = [model.encode(texts).to_dense() for texts in (QUERIES, DOCUMENTS)]
+    assert [score for _, score in own] == sorted((dense[0] @ dense[1].T)[0].tolist(), reverse=True)
