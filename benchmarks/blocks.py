@@ -344,6 +344,7 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
             *(Column(titles, {"set": titles}) for titles in TITLES),
         ),
     ),
+    "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",
@@ -383,6 +384,13 @@ BLOCKS: dict[str, Table | Picture | Listing] = {
         split=("model",),
         rows=Each(("module",)),
         columns=Each(("precision",)),
+        caption=("date", "machine", "versions"),
+    ),
+    "serving": Table(
+        "serving",
+        split=("model",),
+        rows=Each(("clients",)),
+        columns=Each(("quantity",)),
         caption=("date", "machine", "versions"),
     ),
 }

@@ -408,10 +408,11 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "median": partial(show_fraction, "median", "low", "high"),
     "cost": show_cost,
     "distance": lambda store, record, _: (f"{record['distance']:.1e}", None),
+    "value": lambda store, record, _: (f"{record['value']:,.4g}", None),
     "date": partial(show_field, "date"),
     "seconds": partial(show_number, "seconds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
 }
 #: What the cells of a file show where columns come from it.
-SHOW_OF = {"scores": "score", "claims": "difference", "cost": "cost", "batches": "distance"}
+SHOW_OF = {"scores": "score", "claims": "difference", "cost": "cost", "batches": "distance", "serving": "value"}

@@ -6,10 +6,10 @@
     python benchmarks/plain.py --table limit                       # what is left between a pass and its matrix products
 
 "plain": texts of mixed lengths, log-uniform from 5 to 400 tokens, go through ``SentenceTransformer.encode`` as a user
-calls it. Contenders take turns on each part of the texts, each with weights of its own; what is compared is the time of
-the processor, because machines are shared. "limit": one batch of equal lengths beside the products of its tokens with
-the weights of every linear layer, and nothing else; the rest is told apart by torch's profiler. Rows are added to
-results/cost.csv; ``make tables`` shows them.
+calls it. Contenders take turns on parts of the texts, in the batches that ``encode`` makes of all of them, each with
+weights of its own; what is compared is the time of the processor, because machines are shared. "limit": one batch of
+equal lengths beside the products of its tokens with the weights of every linear layer, and nothing else; the rest is
+told apart by torch's profiler. Rows are added to results/cost.csv; ``make tables`` shows them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from st_reba.modules import CausalModule
 PLAIN = "sentence-transformers, mean"
 LIMIT = "its matrix products alone"
 SHORTEST, LONGEST = 5, 400
+BATCH = 32
 
 Run = Callable[[Sequence[str]], object]
 Make = Callable[[str, str], Transformer]
@@ -136,6 +137,16 @@ def rounds(contenders: Mapping[str, Run], parts: Sequence[Sequence[str]]) -> dic
     return spent
 
 
+def dealt(texts: Sequence[str], batch: int, parts: int) -> list[list[str]]:
+    """Texts in parts of whole batches, those that ``encode`` makes of all of them: nobody pads more for taking turns.
+
+    It sorts them by their characters, and each part again as it stands.
+    """
+    ordered = sorted(texts, key=len, reverse=True)
+    batches = [ordered[first : first + batch] for first in range(0, len(ordered), batch)]
+    return [[text for own in batches[part::parts] for text in own] for part in range(min(parts, len(batches)))]
+
+
 def encoding(model: SentenceTransformer, batch: int) -> Run:
     return lambda texts: model.encode(list(texts), batch_size=batch, show_progress_bar=False)
 
@@ -155,12 +166,12 @@ def ratio_rows(spent: Mapping[str, list[float]], unit: str, how: str) -> list[di
 
 def beside_plain(path: str, options: argparse.Namespace) -> list[dict[str, Value]]:
     texts = Texts(path).mixed(options.texts)
-    parts = [texts[first :: options.rounds] for first in range(options.rounds)]
-    contenders = {name: encoding(load(name, path, options.dtype), 32) for name in CONTENDERS}
+    parts = dealt(texts, BATCH, options.rounds)
+    contenders = {name: encoding(load(name, path, options.dtype), BATCH) for name in CONTENDERS}
     for run in contenders.values():
         run(texts[:8])
-    how = f"{options.texts} texts of {SHORTEST} to {LONGEST} tokens, times of the processor, {options.rounds} parts"
-    return [{**row, "batch": 32} for row in ratio_rows(rounds(contenders, parts), PLAIN, how)]
+    how = f"{options.texts} texts of {SHORTEST} to {LONGEST} tokens, times of the processor, {len(parts)} parts"
+    return [{**row, "batch": BATCH} for row in ratio_rows(rounds(contenders, parts), PLAIN, how)]
 
 
 def short(path: str, options: argparse.Namespace) -> list[dict[str, Value]]:

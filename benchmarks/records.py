@@ -48,6 +48,9 @@ COLUMNS: dict[str, dict[str, type]] = {
         "score": float, "low": float, "high": float, "seconds": float, "max_tokens": int, "queries": int,
         "documents": int, "date": str, "machine": str, "versions": str,
     },
+    "serving": {
+        "model": str, "clients": int, "quantity": str, "value": float, "date": str, "machine": str, "versions": str,
+    },
     "static": {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
@@ -67,6 +70,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "batches": ("module", "model", "precision"),
+    "serving": ("model", "clients", "quantity"),
 }
 FRACTIONS = {
     "scores": ("score", "beyond_overlap"),

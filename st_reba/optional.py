@@ -70,3 +70,9 @@ def require_report() -> None:
 def require_mteb() -> Any:
     """``mteb``."""
     return require("mteb", "mteb", "A task of the Massive Text Embedding Benchmark")
+
+
+def require_serving() -> None:
+    """What a server is made of: ``fastapi``, ``uvicorn`` and ``prometheus_client``."""
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        require(name, "serve", "Serving")

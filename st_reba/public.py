@@ -4,6 +4,7 @@ from .catalogue import PUBLIC_MODULES, Row, register, rows
 from .catalogue.rows import *  # noqa: F403
 from .lm.attention import function
 from .modules import registry
+from .readers.chunks import DocumentChunks, encode_chunks
 from .readers.words import encode_words
 from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
@@ -11,5 +12,15 @@ from .version import __version__
 function.register()
 registry.register(*PUBLIC_MODULES)
 
-__all__ = ["META_TASKS", "TEMPLATES", "Row", "__version__", "encode_words", "in_context", "register"]
+__all__ = [
+    "META_TASKS",
+    "TEMPLATES",
+    "DocumentChunks",
+    "Row",
+    "__version__",
+    "encode_chunks",
+    "encode_words",
+    "in_context",
+    "register",
+]
 __all__ += rows.__all__

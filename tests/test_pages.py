@@ -19,6 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 #: Headings of a page, each with what its section needs besides a language model.
 SECTIONS = [
     ("retrieval.md", "Late interaction: a vector for each token", compat.MULTI_VECTOR_IS_THERE),
+    ("retrieval.md", "Late chunking: chunks that know their document", True),
+    ("engines.md", "What an engine can carry", True),
     ("retrieval.md", "A static model: no language model at all", True),
 ]
 
@@ -45,7 +47,8 @@ def test_a_section_runs_as_it_stands(page, heading, can, roomy_path, tmp_path, m
             for line in code.replace("\\\n", " ").splitlines():
                 command, *words = shlex.split(line)
                 assert command == "st-reba"
-                words[words.index("--model") + 1] = roomy_path
+                if "--model" in words and not Path(words[words.index("--model") + 1]).is_dir():
+                    words[words.index("--model") + 1] = roomy_path
                 # The tiny model's vectors have 32 values.
                 words = ["8" if word in ("128", "256") else word for word in words]
                 result = CliRunner().invoke(cli.app, words)

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
-from . import build, compare, encode, export, layers, push, search, train
+from . import build, compare, encode, export, layers, push, search, serve, train, verify
 from .common import app, console
 
-__all__ = ["app", "build", "compare", "encode", "export", "layers", "push", "search", "train"]
+__all__ = ["app", "build", "compare", "encode", "export", "layers", "push", "search", "serve", "train", "verify"]
 
 
 @app.callback(invoke_without_command=True)

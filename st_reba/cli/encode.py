@@ -54,6 +54,11 @@ def encode_command(
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = False,
     prompt_name: Annotated[str | None, typer.Option(help="One of the model's prompts, by name.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A prompt in full.")] = None,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(help="One vector for each chunk of so many tokens, read in its text. To Parquet.", min=1),
+    ] = None,
+    chunk_overlap: Annotated[int, typer.Option(help="Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
     chunk_size: Annotated[int, typer.Option(help="Texts that are sorted by length and kept as one.", min=1)] = 2048,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,

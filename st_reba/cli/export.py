@@ -22,6 +22,17 @@ def export_command(
             show_default=False,
         ),
     ] = None,
+    plain: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory to write a saved model of st_reba's to, given by --model, as a plain sentence-transformers "
+            "directory that inference engines serve. It must not exist yet, or be empty.",
+            show_default=False,
+        ),
+    ] = None,
+    pieces: Annotated[
+        bool, typer.Option(help="--plain: tokenise a template and its text apart, as engines do.")
+    ] = False,
     layer: Annotated[
         int | None,
         typer.Option(
@@ -50,10 +61,12 @@ def export_command(
     device: DeviceOption = None,
 ) -> None:
     """Write a model in a form that runs elsewhere, without st_reba."""
-    kinds = {"--static": static}
+    kinds = {"--static": static, "--plain": plain}
     given = {option: out for option, out in kinds.items() if out is not None}
     if len(given) != 1:
         raise ValueError(f"What is exported is one of {', '.join(kinds)}: give one of them, with a directory.")
+    if pieces and plain is None:
+        raise ValueError("--pieces says how --plain tokenises: give both, or neither.")
     for option, out in given.items():
         check_free(out, option)
     check_model(model)

@@ -13,12 +13,28 @@ from sentence_transformers import SentenceTransformer
 from .. import public as public
 from ..data.kept import check_characters
 from ..lm.gguf_names import is_gguf
+from ..readers.chunks import check_chunk_tokens, encode_chunks
 from .sources import Sources, check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: Those that need to know each dimension's range.
 SCALED: tuple[Precision, ...] = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Vectors of the chunks of texts.
+
+    Attributes:
+        vectors: (chunks, values).
+        texts: (chunks,), which of the texts each is cut from.
+        spans: (chunks, 2), its characters there: the first, and one past the last.
+    """
+
+    vectors: np.ndarray
+    texts: np.ndarray
+    spans: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,9 @@ class Encoder:
         prompt: A prompt in full; not beside ``prompt_name``.
         truncate_dim: Keep this many of a vector's first values; the model's own setting if None.
         normalize: Scale vectors to length 1, after truncation.
+        chunk_tokens: A vector for each chunk of so many tokens, which knows its text: see
+            :func:`~st_reba.encode_chunks`. None: one for each text.
+        chunk_overlap: How many tokens a chunk shares with the next one.
 
     Raises:
         ValueError: If a setting cannot hold.
@@ -48,8 +67,14 @@ class Encoder:
     prompt: str | None = None
     truncate_dim: int | None = None
     normalize: bool = False
+    chunk_tokens: int | None = None
+    chunk_overlap: int = 0
 
     def __post_init__(self) -> None:
+        if self.chunk_tokens is not None:
+            check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
+        elif self.chunk_overlap:
+            raise ValueError(f"chunk_overlap={self.chunk_overlap}: it is between chunks; give chunk_tokens, too.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: give a whole number from 1.")
         if self.truncate_dim is not None and self.truncate_dim < 1:
@@ -111,6 +136,32 @@ class Encoder:
             normalize_embeddings=self.normalize,
             truncate_dim=self.truncate_dim,
         )
+        return self._checked(vectors)
+
+    def encode_chunks(self, model: SentenceTransformer, texts: list[str]) -> Pieces:
+        """The chunks of all texts, in their order.
+
+        Raises:
+            ValueError: If the model has no vectors of tokens, or those of chunks are shorter than ``truncate_dim``.
+        """
+        found = encode_chunks(
+            model,
+            texts,
+            chunk_tokens=self.chunk_tokens,
+            overlap=self.chunk_overlap,
+            prompt_name=self.prompt_name,
+            prompt=self.prompt,
+            batch_size=self.batch_size,
+            normalize_embeddings=self.normalize,
+            truncate_dim=self.truncate_dim,
+        )
+        return Pieces(
+            self._checked(np.concatenate([each.vectors for each in found])),
+            np.repeat(np.arange(len(found)), [len(each.spans) for each in found]),
+            np.array([span for each in found for span in each.spans], dtype=np.int64).reshape(-1, 2),
+        )
+
+    def _checked(self, vectors: np.ndarray) -> np.ndarray:
         if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
             raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
         return vectors

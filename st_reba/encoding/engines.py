@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from operator import methodcaller
 from typing import Protocol
 
@@ -48,7 +47,7 @@ class LocalEngine:
 
     def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
         if len(self.devices) == 1:
-            worker = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(self.devices[0])))
+            worker = ChunkWorker(plan, plan.encoder.load(self.devices[0]))
             if plan.needs_ranges:
                 worker.calibrate()
             for number in todo:

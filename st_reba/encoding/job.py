@@ -21,7 +21,7 @@ from ..version import __version__
 from .digests import Digests, Stamp
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
-from .outputs import EMBEDDING, NpyOutput, Output, check_schema, output_for
+from .outputs import DOCUMENT, EMBEDDING, END, START, NpyOutput, Output, check_schema, output_for
 from .target import Target
 from .work import Plan
 from .workspace import Settings, Workspace
@@ -47,11 +47,13 @@ class Encoded:
 
     Attributes:
         rows: Vectors in the output.
-        resumed: How many of them were there from an interrupted run.
+        texts: Those of the input; as many, unless they were cut into chunks.
+        resumed: How many of them were encoded by an interrupted run.
         ranges: Where the ranges of int8 and uint8 lie: ``(2, values)``, what queries need to be quantised alike.
     """
 
     rows: int
+    texts: int
     resumed: int
     ranges: Path | None
 
@@ -107,7 +109,7 @@ def encode_file(
     here = files_here(texts, ALL)
     source = None if here is None else open_texts(here, column, keep)
     output = output_for(out)
-    _check_kept(keep, output)
+    _check_kept(keep, output, encoder.chunk_tokens is not None)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
     workspace = Workspace.beside(out)
     encoder = encoder.pinned()
@@ -175,11 +177,12 @@ def encode_file(
         if sidecar is not None:
             _write_ranges(workspace.ranges.read_bytes(), targets[sidecar])
         parts = [workspace.parts / output.part(number) for number in range(len(index))]
-        output.assemble(parts, index.rows, out, targets[out].take)
+        rows = output.rows(parts)
+        output.assemble(parts, rows, out, targets[out].take)
     workspace.remove()
     for path, target in targets.items():
         target.check("vectors" if path == out else "ranges")
-    return Encoded(index.rows, resumed, sidecar)
+    return Encoded(rows, index.rows, resumed, sidecar)
 
 
 def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -> int:
@@ -248,7 +251,13 @@ def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | N
             raise ValueError(f"{name}={value}: give a whole number from 1.")
 
 
-def _check_kept(keep: Sequence[str], output: Output) -> None:
+def _check_kept(keep: Sequence[str], output: Output, chunked: bool) -> None:
+    if chunked and isinstance(output, NpyOutput):
+        raise ValueError(
+            "An .npy holds vectors alone, and not where a chunk lies: give an --out that ends in .parquet."
+        )
+    if taken := [name for name in (DOCUMENT, START, END) if chunked and name in keep]:
+        raise ValueError(f"keep {', '.join(taken)}: a chunk's own columns have that name. Rename the column.")
     if keep and isinstance(output, NpyOutput):
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
     if EMBEDDING in keep or len(set(keep)) < len(keep):

@@ -20,6 +20,8 @@ Move = Callable[[Path, Path], None]
 
 #: The column of the vectors in Parquet.
 EMBEDDING = "embedding"
+#: Those of a chunk: its text's row in the input, from 0, and its characters there, the first and one past the last.
+DOCUMENT, START, END = "document", "start", "end"
 
 _PART = re.compile(r"part-(\d{8,})\.(npy|parquet)")
 
@@ -47,6 +49,10 @@ class Output(ABC):
     def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
         """Make the whole of all parts, in their order, and ``move`` it to ``target``. Only that may use parts up."""
 
+    def rows(self, parts: Sequence[Path]) -> int:
+        """How many vectors the parts hold."""
+        raise NotImplementedError
+
     def check_target(self, target: Path) -> None:
         """Refuse to replace what is no output of this kind.
 
@@ -64,6 +70,9 @@ class NpyOutput(Output):
 
     def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
         np.save(stream, vectors)
+
+    def rows(self, parts: Sequence[Path]) -> int:
+        return sum(len(np.load(path, mmap_mode="r")) for path in parts)
 
     def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
         first = np.load(parts[0], mmap_mode="r")
@@ -91,6 +100,10 @@ class ParquetOutput(Output):
         column = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
         table = arrow.table({EMBEDDING: column}) if kept is None else kept.append_column(EMBEDDING, column)
         parquet.write_table(table, stream, **_layout(table.schema, len(vectors)))
+
+    def rows(self, parts: Sequence[Path]) -> int:
+        _, parquet = require_pyarrow("Parquet")
+        return sum(parquet.read_metadata(path).num_rows for path in parts)
 
     def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
         _, parquet = require_pyarrow("Parquet")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def _calibrate(plan: Plan, device: str) -> str:
 
 
 def _worker(plan: Plan, device: str) -> ChunkWorker:
-    return ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(device)))
+    return ChunkWorker(plan, plan.encoder.load(device))
 
 
 def _refusal(work: Callable[[], None]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
 from ..data.sources import File
@@ -15,12 +15,9 @@ from ..data.streams import Chunk, Index, Rows, Texts, open_texts
 from ..files import durable
 from ..optional import require_pyarrow
 from .digests import Stamp
-from .encoder import SCALED, Encoder, Precision
-from .outputs import Output
+from .encoder import SCALED, Encoder, Pieces, Precision
+from .outputs import DOCUMENT, END, START, Output
 from .workspace import Workspace
-
-#: ``(texts) -> (len(texts), values)``.
-Encode = Callable[[list[str]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,19 @@ class ChunkWorker:
 
     Args:
         plan: The job.
-        encode: The loaded model.
+        model: The loaded model.
 
     Raises:
         ValueError: If the model's files are not those that the run began with.
     """
 
-    def __init__(self, plan: Plan, encode: Encode) -> None:
+    def __init__(self, plan: Plan, model: SentenceTransformer) -> None:
         for stamp in plan.model:
             stamp.check()
         self.plan = plan
         self.texts = plan.open()
         self.index = Index.load(plan.workspace.index)
-        self._encode = encode
+        self._model = model
 
     @cached_property
     def _ranges(self) -> np.ndarray | None:
@@ -94,11 +91,14 @@ class ChunkWorker:
         left = min(self.plan.calibration_rows, self.index.rows)
         for number in range(len(self.index)):
             batch = self._read(self.index[number]).texts[:left]
-            vectors = np.asarray(self._encode(batch), dtype=np.float32)
-            low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
+            vectors = np.asarray(self._encode(batch).vectors, dtype=np.float32)
+            if len(vectors):
+                low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
             left -= len(batch)
             if not left:
                 break
+        if np.ndim(low) == 0:
+            raise ValueError("The texts that the ranges are taken from have no chunks: give --ranges.")
         with durable(self.plan.workspace.ranges) as stream:
             np.save(stream, np.stack([low, high]).astype(np.float32))
 
@@ -113,10 +113,19 @@ class ChunkWorker:
             return
         chunk = self.index[number]
         rows = self._read(chunk)
-        vectors = self._quantized(self._encode(rows.texts))
+        pieces = self._encode(rows.texts)
         kept = kept_table(rows, chunk, self.plan)
+        if self.plan.encoder.chunk_tokens is not None:
+            kept = _of_pieces(kept, pieces, chunk.row)
         with durable(part) as stream:
-            self.plan.output.write_part(stream, vectors, kept)
+            self.plan.output.write_part(stream, self._quantized(pieces.vectors), kept)
+
+    def _encode(self, texts: list[str]) -> Pieces:
+        encoder = self.plan.encoder
+        if encoder.chunk_tokens is not None:
+            return encoder.encode_chunks(self._model, texts)
+        vectors = encoder.encode(self._model, texts)
+        return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
 
     def _read(self, chunk: Chunk) -> Rows:
         """The rows of a chunk, of the files that were checked and no others."""
@@ -149,3 +158,14 @@ def kept_table(rows: Rows, chunk: Chunk, plan: Plan) -> Any:
     except arrow.ArrowException as error:
         where = f"{plan.files[chunk.pieces[0].file].name}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
         raise ValueError(f"{where}: a kept column is of another type than when it was checked ({error}).") from None
+
+
+def _of_pieces(kept: Any, pieces: Pieces, first: int) -> Any:
+    """A row a chunk: its text's number in the whole input and what is kept of it, and the chunk's characters."""
+    arrow, _ = require_pyarrow("Chunks")
+    table = arrow.table({DOCUMENT: first + pieces.texts}) if kept is None else kept.take(pieces.texts)
+    if kept is not None:
+        table = table.append_column(DOCUMENT, arrow.array(first + pieces.texts))
+    return table.append_column(START, arrow.array(pieces.spans[:, 0])).append_column(
+        END, arrow.array(pieces.spans[:, 1])
+    )

@@ -8,7 +8,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from operator import methodcaller
 from types import TracebackType
@@ -111,7 +110,7 @@ def _serve(plan: Plan, device: str, connection: Connection) -> None:
             return
         try:
             if worker is None:
-                worker = ChunkWorker(plan, partial(plan.encoder.encode, plan.encoder.load(device)))
+                worker = ChunkWorker(plan, plan.encoder.load(device))
             task(worker)
         except Exception as error:
             connection.send(_portable(error))

@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..text.layout import sent
 from .anatomy import Anatomy, stops_after
 from .backbone import depth
 from .hooks import Hook, Places, hooked, listen
@@ -232,16 +233,20 @@ class PositionWise:
         listen(self.modules)
 
     def at(self, read: Tensor) -> contextlib.AbstractContextManager[None]:
-        """Compute them at these positions alone, (B, N) booleans, in this block; elsewhere their output is zero."""
-        # Counted here, before the pass: within it, the host would wait for all that an accelerator has still to do.
+        """Compute them at these positions alone, in this block; elsewhere their output is zero.
+
+        Args:
+            read: (B, N), boolean, in the host's memory.
+        """
+        # Counted in the host's memory: it would wait for all that an accelerator has still to do.
         places = read.nonzero(as_tuple=True)
 
         def before(states: Tensor) -> Tensor:
-            return states[tuple(place.to(states.device) for place in places)][None]
+            return states[tuple(sent(place, states.device) for place in places)][None]
 
         def after(states: Tensor) -> Tensor:
             whole = states.new_zeros(*read.shape, states.shape[-1])
-            return whole.index_put(tuple(place.to(states.device) for place in places), states[0])
+            return whole.index_put(tuple(sent(place, states.device) for place in places), states[0])
 
         return hooked(dict.fromkeys(self.modules, Hook(before, after)))
 

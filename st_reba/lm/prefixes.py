@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..text.layout import Layout
+from ..text.layout import Layout, sent
 from . import backbone
 
 
@@ -19,7 +19,7 @@ class Prefixes:
     """Keys and values of P prefixes, as a causal model computed them: they do not depend on what follows.
 
     Attributes:
-        lengths: (P,) tokens of each prefix.
+        lengths: (P,) tokens of each prefix, in the host's memory.
         keys: For each layer, (P, G, N, d); what stands behind a prefix means nothing.
         values: Likewise.
     """
@@ -43,17 +43,18 @@ class Prefixes:
             None where nothing stands before any text, or there is no text.
         """
         # An empty text does not say where it stands, and nothing is read of it.
-        real = (layout.text_length > 0).unflatten(0, (-1, count))[:, 0]
+        host = layout.on_host
+        real = (host.text_length > 0).unflatten(0, (-1, count))[:, 0]
         if not real.any():
             return None
-        starts = layout.text_starts.unflatten(0, (-1, count))[real]
-        ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
+        starts = host.text_starts.unflatten(0, (-1, count))[real]
+        ids = host.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
         alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
         lengths = torch.minimum(alike, starts.amin(dim=0))
         longest = int(lengths.max())
         if longest == 0:
             return None
-        return cls.computed(model, ids[0, :, :longest], lengths, **kwargs)
+        return cls.computed(model, sent(ids[0, :, :longest], layout.input_ids.device), lengths, **kwargs)
 
     @classmethod
     def computed(cls, model: PreTrainedModel, input_ids: Tensor, lengths: Tensor, **kwargs: Any) -> Prefixes:
@@ -73,20 +74,22 @@ class Prefixes:
 
     def rest_of(self, layout: Layout) -> Layout:
         """The same rows without their prefixes, at the front again."""
-        start = self.lengths.repeat(len(layout.input_ids) // len(self.lengths))
-        lengths = (layout.attention_mask.sum(dim=1) - start).clamp(min=0)
-        place = torch.arange(max(1, int(lengths.max())), device=start.device)
+        host = layout.on_host
+        start = self.lengths.repeat(len(host.input_ids) // len(self.lengths))
+        lengths = (host.attention_mask.sum(dim=1) - start).clamp(min=0)
+        place = torch.arange(max(1, int(lengths.max())))
         mask = place < lengths[:, None]
-        taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)
-        ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
-        return replace(layout, input_ids=ids * mask, attention_mask=mask.long(), copy_index=copy_index)
+        taken = (start[:, None] + place).clamp(max=host.input_ids.shape[1] - 1)
+        ids, copy_index = (part.gather(1, taken) for part in (host.input_ids, host.copy_index))
+        rest = Layout(ids * mask, mask.long(), copy_index, beside=layout.beside)
+        return rest.placed(layout.input_ids.device)
 
     def cache(self, prefixes: Tensor) -> Cache:
         """For a pass over B rows, behind these prefixes, (B,)."""
         return Cache(
             layers=[
                 # Each layer may lie on a device of its own.
-                _Prefix(keys[prefixes.to(keys.device)], values[prefixes.to(values.device)])
+                _Prefix(keys[sent(prefixes, keys.device)], values[sent(prefixes, values.device)])
                 for keys, values in zip(self.keys, self.values, strict=True)
             ]
         )

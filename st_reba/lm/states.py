@@ -8,18 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..text.layout import sent
 from .hooks import Halt, Hook, listen
 
 
 def at(states: Tensor, position: Tensor) -> Tensor:
     """(B, D): of (B, N, D), the state at one position a row, (B,)."""
-    position = position.to(states.device)
+    position = sent(position, states.device)
     return states[torch.arange(len(states), device=states.device), position]
 
 
 def put(states: Tensor, position: Tensor, values: Tensor) -> Tensor:
     """(B, N, D): the same with ``values`` (B, D) at one position a row, (B,)."""
-    position = position.to(states.device)
+    position = sent(position, states.device)
     return states.index_put((torch.arange(len(states), device=states.device), position), values.to(states))
 
 

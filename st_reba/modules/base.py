@@ -5,10 +5,11 @@ Longer than other files, because the settings of all modules are checked and exp
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -22,11 +23,15 @@ from ..text.layout import Layout
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
-from ..text.tokens import traits
+from ..text.tokens import tokenized, traits
 from .changes import Change
 from .checks import NO_LIMIT as _NO_LIMIT
 from .checks import check_length, chosen
 from .reader import LayoutReader
+from .readout import Reading
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class _Builders(NamedTuple):
@@ -103,6 +108,8 @@ class CausalModule(LayoutReader):
     POOL_OVER: ClassVar[PoolOver] = "text"
     #: The same of ``final_norm``.
     FINAL_NORM: ClassVar[bool] = True
+    #: Whether a text has one vector, or one for each prompt, and none for each of its tokens.
+    ONE_VECTOR: ClassVar[bool] = False
     #: Whether every layer is read, so that it means nothing at which one a prompt's authors read it.
     EVERY_LAYER: ClassVar[bool] = False
 
@@ -318,7 +325,8 @@ class CausalModule(LayoutReader):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
-            and those of the changes' companions, ``input_ids_of_steer`` and so on.
+            and those of the changes' companions, ``input_ids_of_steer`` and so on. Where the model is on an
+            accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text.
@@ -335,10 +343,19 @@ class CausalModule(LayoutReader):
                 "This is said once.",
                 stacklevel=2,
             )
-        features = layout.features()
+        features = self._kept_at_home(layout).features()
         for key, companion in zip(self._companions, companions, strict=True):
-            features |= companion.features(key)
+            features |= self._kept_at_home(companion).features(key)
         return features
+
+    def _kept_at_home(self, layout: Layout) -> Layout:
+        """A layout that the host can still look at when its tensors have been moved to an accelerator.
+
+        In training, losses of ST join features and cut them apart, which they do to tensors alone.
+        """
+        if self.training or backbone.device(self.model).type == "cpu":
+            return layout
+        return replace(layout, at_home=layout)
 
     def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
         """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
@@ -412,11 +429,59 @@ class CausalModule(LayoutReader):
             positions=self._positions(),
             prompt=prompt,
         )
-        if row.extents is None:
+        return self._located(row.extents)
+
+    def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
+
+        Raises:
+            ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
+        """
+        found = []
+        for text, tokens in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
+            inside = [(first, min(last, len(text))) for first, last in self._located(tokens.extents)]
+            found.append([extent for extent in inside if extent[0] < extent[1]])
+        return found
+
+    def _located(self, extents: list[tuple[int, int]] | None) -> list[tuple[int, int]]:
+        if extents is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
-        return row.extents
+        return extents
+
+    # Chunks of a text, of which :func:`st_reba.encode_chunks` makes vectors
+
+    @property
+    def unfit_for_chunks(self) -> str | None:
+        """Why chunks of a text have no vectors in one pass over it, in a sentence without subject; None: they have."""
+        instead = "Encode each chunk as a text of its own, or use another recipe."
+        if self.ONE_VECTOR:
+            return f"gives a text as a whole its vector, and its tokens none: a chunk has none either. {instead}"
+        if self.pool_over == "whole":
+            return f'has pool_over="whole", the prompt read with the text: use pool_over="text". {instead}'
+        if self.pool_over == "all" and self._template.literals[-1]:
+            return (
+                f"is read to the end of its prompt, {self._template.literals[-1]!r}, behind the text, where no chunk "
+                f'stands: use pool_over="text" with rows="all". {instead}'
+            )
+        return None
+
+    def handing_on_all(self) -> Self:
+        """The same module on the same weights, which hands on every token that ``pool_over`` names."""
+        twin = copy.copy(self)
+        twin.rows = "all"
+        return twin
+
+    def leading_handed_on(self, layout: Layout) -> torch.Tensor:
+        """(B,): how many tokens :meth:`forward` hands on before those of the text."""
+        if self.pool_over == "text" or self.copies > 1:
+            return torch.zeros_like(layout.text_length)
+        return (layout.text_starts == self._leading()).long() * self._leading()
+
+    def read_chunk(self, tokens: Reading) -> Reading:
+        """What is pooled of chunks, from what :meth:`handing_on_all` gives of their tokens."""
+        return tokens
 
     def _with_length_of(self, task: str | None, processing_kwargs: Any) -> Any:
         """With the length that texts of a task have, if there is one (ST 6) and the call does not say another."""

@@ -104,7 +104,7 @@ def check_repetitions(repetitions: int, least: int) -> None:
         )
 
 
-def check_inside(subfolder: str) -> None:
+def check_inside(subfolder: str) -> str:
     """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
     path = PureWindowsPath(subfolder)
     if path.anchor or ".." in path.parts:
@@ -112,6 +112,7 @@ def check_inside(subfolder: str) -> None:
             f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
             'without "..", or "" for the model\'s own directory.'
         )
+    return subfolder
 
 
 def check_transformer_kwargs(kwargs: dict[str, Any]) -> None:

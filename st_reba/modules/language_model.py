@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -12,9 +13,13 @@ from torch import Tensor, nn
 
 from ..hub import compat
 from ..lm import backbone, decoder, gguf
+from ..lm.anatomy import Anatomy
 from ..lm.attention import routes
+from ..lm.attention.function import NAME
 from ..lm.attention.observers import Observer
+from ..lm.dry_run import set_attention
 from ..lm.hooks import Places, until_halted
+from ..lm.packed import Packed
 from ..lm.run import Effect, run
 from ..lm.states import StatesAt
 from ..text.layout import Layout
@@ -22,7 +27,7 @@ from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitte
 from .checks import check_inside, check_length, check_transformer_kwargs
 from .loaded_weights import CheckedTransformer
 from .published import Published
-from .saving import note_requirement
+from .saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,6 +78,10 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     #: The share of the layers that is run where nothing says after which to stop; None: all of them.
     SHARE: ClassVar[float | None] = None
 
+    _is_whole = False
+    # Until it is whole, its batches are padded.
+    _packs = False
+
     #: The changes that settings of the class' own name, under which they are saved.
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, BeforeFeedForward, EarlyExit)
 
@@ -105,8 +114,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self._share(model_name_or_path, transformer_kwargs)
         else:
             path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
-            # Batches are padded, always: a layout is not a sequence that a packed kernel would know where to cut.
-            initialise(self, path, {**transformer_kwargs, "unpad_inputs": False})
+            if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+                path = backbone_of(path)
+            initialise(self, path, transformer_kwargs)
         compat.check_placement(self.model)
         # It may have to be told not to hand out its hidden states: see backbone.without_hidden_states.
         compat.pass_on(self, "output_hidden_states", "output_attentions")
@@ -145,6 +155,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
     def check(self) -> None:
         """Called when the module is whole: refuse what its settings come to only together."""
+        self._is_whole = True
+        self._choose_packing()
 
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
@@ -152,6 +164,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         nn.Module.__init__(self)
         own = set(self.__dict__)
         self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
+        self._is_whole = False
+        self._asked_to_unpad = other.unpad_inputs
+        self._st_unpads = bool(getattr(other, "_st_unpads", other.can_flatten_inputs))
         # What is set here, and by what follows, is not the other's to bear.
         self.model = decoder.view(other.model)
 
@@ -184,6 +199,49 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self._places = decoder.layer_places(self.model)
         return self._places
 
+    # Padding
+
+    @property
+    def unpad_inputs(self) -> bool | None:
+        """Whether the texts of a batch run one behind the other, with no padding; the embeddings are the same.
+
+        None: where ST's ``Transformer`` does so, under flash attention. True: under any attention; what attends then
+        sees them padded all the same, alone. False: never. What a change does to states is done to padded ones, always.
+        """
+        return self._asked_to_unpad
+
+    @unpad_inputs.setter
+    def unpad_inputs(self, value: bool | None) -> None:
+        if value not in (None, True, False):
+            raise ValueError(f"unpad_inputs={value!r}: use True, False or None.")
+        self._asked_to_unpad = value
+        # ST finds out whether it would, and does not know of our attention.
+        cast(Any, Transformer.unpad_inputs).fset(self, None if value is True else value)
+        self._st_unpads = bool(self.can_flatten_inputs)
+        if self._is_whole:
+            self._choose_packing()
+
+    def _choose_packing(self) -> None:
+        wanted = self._st_unpads or self.unpad_inputs is True
+        if self.unpad_inputs is True and not self._st_unpads and Anatomy(self.model).calls_our_attention:
+            set_attention(self.model, NAME)
+        self._packs = wanted and Anatomy(self.model).reads_packed
+        if self.unpad_inputs is True and not self._packs:
+            warnings.warn(
+                f"unpad_inputs=True: {type(self.model).__name__} does not read texts in one row as it reads each "
+                "alone, so batches are padded.",
+                stacklevel=3,
+            )
+        # ST's encode then mixes long texts and short ones, which costs nothing where nothing pads.
+        self.can_flatten_inputs = self._packs and self._st_unpads and self._route is None
+
+    def _packed(self, layout: Layout) -> Packed | None:
+        """The texts in one row, where that is wanted and spares anything."""
+        if not self._packs or backbone.is_checkpointing(self.model):
+            return None
+        real = layout.on_host.attention_mask.bool()
+        return Packed(real) if bool(real.any()) and not bool(real.all()) else None
+
     # A pass
 
     def read_companion(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
@@ -207,7 +265,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right.
+        No mask is needed where attention is causal, since rows are padded on the right, or not at all.
 
         Args:
             layout: B texts.
@@ -226,6 +284,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         """
 
         def forward() -> Tensor:
+            if packed is not None:
+                for_kernel = self.model.config._attn_implementation != NAME
+                return self._forward(packed.inputs(layout.input_ids, for_kernel=for_kernel), **kwargs)
             return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
@@ -236,16 +297,21 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             for change, fitted in zip(self.changes, self._fitted, strict=True)
             if change.companion is None or not is_companion
         ]
+        changes = [effect for effect in (*effects, *change) if effect]
         hands_out_maps = self._route is not None and not self._route.through_function
+        # What looks at states, or changes them, knows them by their places in a batch.
+        as_a_batch = changes or inputs is not None or kwargs or isinstance(observe, StatesAt) or hands_out_maps
+        packed = None if as_a_batch else self._packed(layout)
         return run(
             self.model,
             forward,
             show_maps=show_maps if hands_out_maps else None,
-            change=[effect for effect in (*effects, *change) if effect],
+            change=changes,
             observe=observe,
             read=read,
             # What is not run at all need not be spared.
             last_layer=self._last_layer_parts if self.readout == "layer" else None,
+            packed=packed,
             reader=self._reader,
         )
 
@@ -268,7 +334,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
         Args:
             model_name_or_path: A directory or a Hub id.
-            subfolder: Where in it the module lies: ``path`` in its modules.json.
+            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
             *args: As for ST's ``Transformer.load``.
             **kwargs: As for ST's ``Transformer.load``.
 
@@ -276,7 +342,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, a change is none that is registered, or weights are missing.
         """
-        check_inside(subfolder)
+        if not check_inside(subfolder):
+            model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
         where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
         for fitted in module._fitted:
@@ -298,9 +365,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         return config
 
     def get_config_dict(self) -> dict[str, Any]:
-        # Padding is not a setting here, so it is not saved as one.
-        unsaved = ("unpad_inputs", "changes")
-        config = {key: value for key, value in super().get_config_dict().items() if key not in unsaved}
+        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
         if config.get("readout") == "layer":
             del config["readout"]
         # What settings of the class' own say is among the changes, and not saved twice.

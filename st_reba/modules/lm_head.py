@@ -18,6 +18,7 @@ from transformers.utils.import_utils import check_torch_load_is_safe
 
 from ..lm import gguf
 from .saved_settings import check_model
+from .saving import backbone_of
 
 #: Rows of the head (tokens of the vocabulary) in a block.
 BLOCK = 4096
@@ -98,7 +99,7 @@ def _is_tied(config: Any) -> bool:
 
 def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
     asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
-    path, _ = gguf.as_directory(path, {"model_kwargs": asked})
+    path = backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0])
     check_model(path, None, asked)
     names = _names(AutoConfig.from_pretrained(path, **asked))
     file = _file(path, names, **hub_kwargs)

@@ -64,6 +64,17 @@ class CheckedTransformer(ReportingTransformer):
         if self.lacking:
             self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
 
+    @property
+    def save_in_root(self) -> bool:  # type: ignore[override]
+        """Whether ST saves the backbone in the model's root, not in a directory of the module's own.
+
+        In the root, a program that reads ``config.json`` and ``1_Pooling`` there and nothing else, as inference engines
+        do, would serve the bare backbone under the recipe's name. Only what transformers finds nowhere else stays: an
+        adapter, which has no ``config.json``, and a backbone with code of its own, which nothing runs unasked. Version
+        0.1 saved all in the root; that loads as ever.
+        """
+        return hasattr(self.model, "peft_config") or bool(getattr(self.model.config, "auto_map", None))
+
     def check_weights(self, needless: Iterable[str] = ()) -> None:
         """Refuse a backbone that has weights which its checkpoint has not.
 

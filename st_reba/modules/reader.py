@@ -170,7 +170,7 @@ class LayoutReader(LanguageModel):
 
     def _read_tokens(self, layout: Layout, first_copy: int, last_copy: int, **kwargs: Any) -> Reading:
         """The last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self._select(layout, first_copy, last_copy)
+        selected = self._select(layout.on_host, first_copy, last_copy)
         if self.rows == "last":
             selected = last_of(selected)
         states = self.run(layout, read=selected, **kwargs)

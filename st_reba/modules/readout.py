@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..text.layout import sent
+
 #: A feature that is handed on where each text is to be computed alone, behind the language model, too.
 ONE_BY_ONE = "one_by_one"
 
@@ -57,17 +59,17 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
     Args:
         states: (B, N, D).
         ids: (B, N).
-        selected: (B, N), boolean.
+        selected: (B, N), boolean, in the host's memory: how many there are is asked.
 
     Returns:
         A reading of n tokens; n is at least 1.
     """
     counts = selected.sum(dim=1)
     length = max(1, int(counts.max()))
-    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
-    mask = torch.arange(length, device=states.device) < counts[:, None]
+    order = sent((~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length], states.device)
+    mask = sent(torch.arange(length, device=counts.device) < counts[:, None], states.device)
     states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-    return Reading(states, mask, ids.gather(1, order))
+    return Reading(states, mask, ids.gather(1, order.to(ids.device)))
 
 
 def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:

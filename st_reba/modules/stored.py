@@ -32,7 +32,7 @@ class StoredModule(Module, metaclass=Published):
         """Save settings and weights, and note in the pipeline's configuration that st_reba is needed to load it."""
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
-        note_requirement(Path(output_path).parent)
+        note_requirement(Path(output_path))
 
     @classmethod
     def load(

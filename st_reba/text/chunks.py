@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .layout import NOT_TEXT, Layout
+from .layout import NOT_TEXT, Layout, sent
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Chunks:
 def chunk_sizes(layout: Layout, length: int) -> Tensor:
     """(B, count): tokens in each chunk of each text, at most ``length``; 0 behind its end. There is at least one."""
     tokens = layout.text_length
-    count = max(1, -(-int(tokens.max()) // length))
+    count = -(-layout.longest_text // length)
     first = torch.arange(count, device=tokens.device) * length
     return (tokens[:, None] - first).clamp(0, length)
 
@@ -45,19 +45,20 @@ def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = 
     Returns:
         The chunks. A text without tokens has one, without tokens.
     """
-    start, sizes = layout.text_start, chunk_sizes(layout, length)
-    number = torch.arange(sizes.shape[1], device=sizes.device)
-    last = (layout.text_length[:, None] - 1).clamp(min=0) // length
+    host, device = layout.on_host, layout.input_ids.device
+    start, sizes = host.text_start, chunk_sizes(host, length)
+    number = torch.arange(sizes.shape[1])
+    last = (host.text_length[:, None] - 1).clamp(min=0) // length
     text, number = (number == last if last_only else number <= last).nonzero(as_tuple=True)
     order = sizes[text, number].argsort(descending=True, stable=True)
     text, number = text[order], number[order]
     size = sizes[text, number][:, None]
-    position = torch.arange(max(1, start + copies * int(size.max())), device=sizes.device)[None]
+    position = torch.arange(max(1, start + copies * int(size.max())))[None]
     offset = position - start
     real = offset < copies * size
     # A row without tokens would divide by zero; nothing of it is real.
     in_chunk, copy = offset % size.clamp(min=1), offset // size.clamp(min=1)
     source = torch.where(offset < 0, position, start + number[:, None] * length + in_chunk)
-    ids = layout.input_ids[text[:, None], source.clamp(max=layout.input_ids.shape[1] - 1)]
+    ids = host.input_ids[text[:, None], source.clamp(max=host.input_ids.shape[1] - 1)]
     repeated = Layout(ids.where(real, 0), real.long(), copy.where(real & (offset >= 0), NOT_TEXT))
-    return Chunks(repeated, text, number)
+    return Chunks(repeated.placed(device), sent(text, device), sent(number, device))

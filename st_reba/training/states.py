@@ -182,7 +182,9 @@ def _hash(text: str) -> bytes:
 
 def _key(module: LayerStates) -> str:
     """Tells this model with these settings from any other: how it lays a text out goes in with what it is."""
-    layout: dict[str, Any] = {name: part.tolist() for name, part in module.preprocess(["a"]).items()}
+    features = module.preprocess(["a"])
+    # What the host keeps beside them says the same once more.
+    layout = {name: part.tolist() for name, part in features.items() if isinstance(part, Tensor)}
     settings = [
         _FORMAT,
         fingerprint(module),

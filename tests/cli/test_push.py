@@ -16,6 +16,9 @@ from ..conftest import pipeline
 
 runner = CliRunner()
 
+#: Where the backbone lies.
+OWN = "0_CausalTransformer"
+
 
 def run(*arguments, expect: int = 0) -> str:
     result = runner.invoke(cli.app, ["push", *map(str, arguments)], env={"COLUMNS": "300"})
@@ -83,7 +86,7 @@ def test_the_literal_line(directory, hub):
     contents = sent(hub)
     files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert set(contents) == files - {".git/config", ".env"}
-    assert contents["model.safetensors"] == (directory / "model.safetensors").read_bytes()
+    assert contents[f"{OWN}/model.safetensors"] == (directory / OWN / "model.safetensors").read_bytes()
     assert 'SentenceTransformer("org/name")' in contents["README.md"].decode()
     assert hub["create_repo"] == ("org/name", {"private": None, "exist_ok": True})
     assert hub["create_commit"][1]["revision"] is None
@@ -130,8 +133,8 @@ def spoiled(directory, how):
         (("modules.json", b'[{"type": "a", "path": "../.."}]'), 'the path "../.." leads out of the directory.'),
         (("config_sentence_transformers.json", None), "has no config_sentence_transformers.json"),
         (("1_Pooling", None), "1_Pooling is missing: the model is not complete."),
-        (("model.safetensors", None), "has no weights (model.safetensors, "),
-        (("model.safetensors", b"\x08\0\0\0"), "model.safetensors is damaged or cut short"),
+        ((f"{OWN}/model.safetensors", None), "has no weights (model.safetensors, "),
+        ((f"{OWN}/model.safetensors", b"\x08\0\0\0"), "model.safetensors is damaged or cut short"),
     ],
 )
 def test_what_is_no_model_is_refused_before_any_call(how, message, directory, hub):
@@ -141,8 +144,9 @@ def test_what_is_no_model_is_refused_before_any_call(how, message, directory, hu
 
 
 def test_a_shard_that_is_missing(directory, hub):
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    (directory / OWN / "model.safetensors").unlink()
+    index = {"weight_map": {"w": "model-1.safetensors"}}
+    (directory / OWN / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-1.safetensors is missing, which model.safetensors.index.json names." in run(
         directory, "org/name", expect=1
     )

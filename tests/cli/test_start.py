@@ -22,12 +22,13 @@ from .. import processes
 from ..backbones import TEXTS
 from ..conftest import pipeline
 
-COMMANDS = ("build", "compare", "encode", "export", "layers", "push", "search", "train")
+COMMANDS = ("build", "compare", "encode", "export", "layers", "push", "search", "serve", "train", "verify")
 
 #: What takes from a tenth of a second to several seconds to import.
 SLOW = {
-    "accelerate", "datasets", "huggingface_hub", "jinja2", "matplotlib", "mteb", "numpy", "pandas", "peft", "pyarrow",
-    "scipy", "sentence_transformers", "sklearn", "tokenizers", "torch", "transformers",
+    "accelerate", "datasets", "fastapi", "huggingface_hub", "jinja2", "matplotlib", "mteb", "numpy", "pandas", "peft",
+    "prometheus_client", "pyarrow",
+    "scipy", "sentence_transformers", "sklearn", "tokenizers", "torch", "transformers", "uvicorn",
 }  # fmt: skip
 
 #: Command lines, and what each says.
@@ -52,6 +53,9 @@ LINES = [
     (["export", "--model", "org/name"], "What is exported is one of --static: give one of them"),
     (["train", "freeze", "--config", "no.yaml", "--out", "out"], "there is no such file"),
     (["push", "no", "org/name"], "there is no such directory"),
+    (["serve"], "There is no model to serve"),
+    (["serve", "./no"], "there is no such directory"),
+    (["verify", "localhost", "--model", "org/name"], "is no URL"),
     (["push", "no", "name"], 'a repository is "org/name"'),
 ]
 

@@ -103,7 +103,7 @@ def look_around(repo_id: str) -> dict[str, Any]:
         "files after deletion": api.list_repo_files(repo_id, revision="scratch/pad"),
         "folders": [entry.path for entry in api.list_repo_tree(repo_id) if not hasattr(entry, "size")],
         "references": sorted(ref.ref for ref in [*refs.branches, *refs.tags, *(refs.pull_requests or ())]),
-        "bytes 8 to 12": HfFileSystem().cat_file(f"{repo_id}/model.safetensors", start=8, end=12).decode(),
+        "bytes 8 to 12": HfFileSystem().cat_file(f"{repo_id}/0_ReBAModule/model.safetensors", start=8, end=12).decode(),
     }
 
 

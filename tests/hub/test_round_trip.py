@@ -117,11 +117,14 @@ def hostile(hub, pushed):
     def module(index: int, **changes):
         return lambda modules: [{**one, **changes} if one["idx"] == index else one for one in modules]
 
-    settings = "sentence_bert_config.json"
+    settings = "0_ReBAModule/sentence_bert_config.json"
     return {
         "repetitions": put("repetitions", settings, lambda config: {**config, "repetitions": 10**9}),
         "template": put(
-            "template", settings, lambda config: {**config, "template": "{text}{text.__class__}"}, "refs/pr/1"
+            "template",
+            "0_EchoModule/sentence_bert_config.json",
+            lambda config: {**config, "template": "{text}{text.__class__}"},
+            "refs/pr/1",
         ),
         "climbing": put("climbing", "modules.json", module(0, path="../../x")),
         "climbing pooling": put("climbing-pooling", "modules.json", module(1, path="1_Pooling/../../../x")),
@@ -210,7 +213,7 @@ class TestPush:
     def test_a_new_repository(self, pushed, hub):
         assert pushed["new"]["url"].startswith(f"{hub.endpoint}/{REPO}/commit/")
         files = hub.storage.repositories[REPO].files("v1")
-        assert files["model.safetensors"].lfs
+        assert files["0_ReBAModule/model.safetensors"].lfs
         assert not files["modules.json"].lfs
 
     def test_it_is_not_overwritten_unasked(self, pushed):
@@ -219,7 +222,7 @@ class TestPush:
 
     def test_to_a_branch(self, pushed, hub):
         repository = hub.storage.repositories[REPO]
-        config = json.loads(repository.files("three-copies")["sentence_bert_config.json"].content)
+        config = json.loads(repository.files("three-copies")["0_ReBAModule/sentence_bert_config.json"].content)
         assert config["repetitions"] == 3
         assert repository.resolve("main") == repository.resolve("v1")
         assert "**ReBA-3**" in repository.files("three-copies")["README.md"].content.decode()
@@ -305,10 +308,12 @@ class TestPushCommand:
         directory = workplace / "built" / name
         there = hub.storage.repositories[BUILT].files(revision)
         local = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
-        assert set(there) - {".gitattributes"} == set(local)
+        # Nothing is deleted: where the model before was of another class, its backbone stays beside this one's.
+        before = {path for path in there if path.startswith("0_ReBAModule/")}
+        assert set(there) - {".gitattributes"} - before == set(local) - before
         for path in set(local) - {"README.md"}:
             assert there[path].content == local[path].read_bytes(), path
-        assert there["model.safetensors"].lfs
+        assert all(there[path].lfs for path in local if path.endswith("model.safetensors"))
         assert f'SentenceTransformer("{BUILT}")' in there["README.md"].content.decode()
 
     def test_a_push_is_one_commit(self, pushed, hub):

@@ -312,7 +312,9 @@ class TestAdapter:
 
         model.save_pretrained(str(tmp_path))
         assert (tmp_path / "adapter_model.safetensors").is_file()
-        assert not list(tmp_path.glob("model*.safetensors"))
+        assert not list(tmp_path.rglob("model*.safetensors"))
+        # Nothing that could be taken for a whole model.
+        assert not (tmp_path / "config.json").exists()
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
 

@@ -136,10 +136,10 @@ def test_every_module_takes_a_file(files, cache):
 def test_what_is_saved_is_an_ordinary_directory(files, cache, tmp_path):
     model = pipeline(ReBAModule(str(files()), repetitions=2))
     model.save_pretrained(str(tmp_path / "saved"))
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    config = json.loads((tmp_path / "saved" / "0_ReBAModule" / "config.json").read_text())
     assert "quantization_config" not in config
     assert not list((tmp_path / "saved").rglob("*.gguf"))
-    assert "gguf_file" not in (tmp_path / "saved" / "sentence_bert_config.json").read_text()
+    assert "gguf_file" not in (tmp_path / "saved" / "0_ReBAModule" / "sentence_bert_config.json").read_text()
     loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
     assert "`tiny`" in (tmp_path / "saved" / "README.md").read_text()

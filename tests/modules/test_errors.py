@@ -127,7 +127,7 @@ def test_settings_are_checked_before_anything_is_loaded():
 )
 def test_hostile_configurations_are_refused_on_loading(change, message, shared, tmp_path):
     pipeline(ReBAModule(shared())).save_pretrained(str(tmp_path))
-    path = tmp_path / "sentence_bert_config.json"
+    path = tmp_path / "0_ReBAModule" / "sentence_bert_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
         SentenceTransformer(str(tmp_path), device="cpu")
@@ -198,7 +198,7 @@ class TestWrongLengths:
 
     def test_saved(self, length, backbone_path, tmp_path):
         pipeline(CausalTransformer(backbone_path())).save_pretrained(str(tmp_path))
-        path = tmp_path / "sentence_bert_config.json"
+        path = tmp_path / "0_CausalTransformer" / "sentence_bert_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "max_seq_length": length}))
         with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
             SentenceTransformer(str(tmp_path), device="cpu")

@@ -43,6 +43,8 @@ def run(
     normalize: bool,
     prompt_name: str | None,
     prompt: str | None,
+    chunk_tokens: int | None,
+    chunk_overlap: int,
     batch_size: int,
     chunk_size: int,
     revision: str | None,
@@ -65,6 +67,8 @@ def run(
             prompt=prompt,
             truncate_dim=truncate_dim,
             normalize=normalize,
+            chunk_tokens=chunk_tokens,
+            chunk_overlap=chunk_overlap,
         )
         with _terminable(), _Shown() as shown:
             try:
@@ -87,7 +91,11 @@ def run(
                 console.print(f"Stopped. The same command goes on from {out}.partial.", soft_wrap=True)
                 number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
                 raise typer.Exit(128 + number) from None
-    found = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""
+    resumed = f"{made.resumed:,} of them from an interrupted run"
+    if chunk_tokens is None:
+        found = f", {resumed}" if made.resumed else ""
+    else:
+        found = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if made.resumed else "")
     beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
     console.print(f"Wrote {made.rows:,} vectors to {out}{found}.{beside}", soft_wrap=True)
 

@@ -6,17 +6,20 @@ from pathlib import Path
 
 from ...data.demo import demo_sentences
 from ...data.tables import read_texts
-from ...export import static_model
+from ...encoding import Encoder
+from ...export import save_plain, static_model
 from ...files import whole_directory
 from ...modules import CausalTransformer
 from ..common import Dtype, console, progress_bar
-from .models import load, placement
+from .models import load, placement, usable
 
 
 def run(
     *,
     model: str,
     static: Path | None,
+    plain: Path | None,
+    pieces: bool,
     layer: int | None,
     dimensions: int | None,
     fit_texts: str | None,
@@ -26,6 +29,8 @@ def run(
     """Write the one kind that is asked for."""
     if static is not None:
         _static(model, static, layer, dimensions, fit_texts, *placement(device, dtype))
+    if plain is not None:
+        _plain(model, plain, pieces, device)
 
 
 def _static(
@@ -57,5 +62,20 @@ def _static(
         made.save_pretrained(str(scratch))
     console.print(
         f'Wrote {out}. Load it with: SentenceTransformer("{out}"); it needs sentence-transformers alone.',
+        soft_wrap=True,
+    )
+
+
+def _plain(model: str, out: Path, pieces: bool, device: str | None) -> None:
+    """The same vectors for inference engines."""
+    with usable(model, device):
+        # In the precision of its weights, which is what is written.
+        loaded = Encoder(model).pinned().load(device or "cpu")
+    with whole_directory(out, "--plain") as scratch:
+        save_plain(loaded, scratch, pieces=pieces)
+    console.print(
+        f"Wrote {out}, which gives the same vectors. Serve it with any engine that has "
+        f'{type(loaded[0].model).__name__}, or load it with: SentenceTransformer("{out}"); it needs '
+        "sentence-transformers alone.",
         soft_wrap=True,
     )

@@ -1,15 +1,18 @@
 """Scaled dot-product attention that also returns its log-sum-exp.
 
-PyTorch's fused kernels compute the log-sum-exp of every query and the public function drops it. The operators below it,
-which return it, are private: this is the only file that names them. One is used only after it has agreed with the plain
-computation on a small problem of the same kind (device, dtype, head size, grouping); otherwise, and where none exists,
-the plain computation is used.
+PyTorch's fused kernels compute the log-sum-exp of every query, and ``scaled_dot_product_attention`` drops it. Two
+public functions return it. ``varlen_attn`` runs on CUDA alone. ``flex_attention`` is fused only where it is compiled;
+else it forms all scores, as the plain computation does, so it is not used. Then there are the operators below the
+first, which are private: this is the only file that names them. A kernel is used only after it has agreed with the
+plain computation on a small problem of the same kind (device, dtype, head size, grouping), public ones first; where
+none does, the plain computation is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -98,6 +101,27 @@ def _cpu_flash(
     )
 
 
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The public one: the texts of a batch, all of one length, stand one behind the other."""
+    if bias is not None:
+        raise NotImplementedError("varlen_attn takes no bias")
+    from torch.nn.attention import varlen
+
+    batch, heads, length, _ = query.shape
+    ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
+    query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    found = varlen.varlen_attn(
+        query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
+        window_size=(-1, 0 if causal else -1), enable_gqa=key.shape[1] < heads,
+    )  # fmt: skip
+    output, lse = cast("tuple[Tensor, Tensor]", found)
+    # It is said to have the tokens first; the operator below it has the heads first.
+    lse = lse if lse.shape[0] == heads else lse.mT
+    return output.unflatten(0, (batch, length)).transpose(1, 2), lse.unflatten(1, (batch, length)).transpose(0, 1)
+
+
 def _cuda_flash(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -107,21 +131,23 @@ def _cuda_flash(
     return output, lse[..., : query.shape[2]]
 
 
-_CANDIDATES: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
+#: By device, those to be tried, the first first.
+_CANDIDATES: dict[str, tuple[Kernel, ...]] = {"cpu": (_cpu_flash,), "cuda": (_varlen, _cuda_flash)}
 
 
 @cache
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
-    """The fused kernel for such inputs if it exists and proves itself here, else :func:`plain_attention`.
+    """The first kernel for such inputs that exists and proves itself here, else :func:`plain_attention`.
 
     The answer is kept, so the dry run depends on nothing but these arguments: not on autocast, which would round the
     reference, nor on torch's default dtype.
     """
-    candidate = _CANDIDATES.get(device_type)
-    if candidate is None:
-        return plain_attention
     with without_autocast(torch.device(device_type)):
-        return candidate if _agrees(candidate, device_type, dtype, head_size, groups, with_bias) else plain_attention
+        candidates = _CANDIDATES.get(device_type, ())
+        agreeing = (
+            kernel for kernel in candidates if _agrees(kernel, device_type, dtype, head_size, groups, with_bias)
+        )
+        return next(agreeing, plain_attention)
 
 
 def _agrees(
@@ -146,7 +172,7 @@ def _agrees(
     )
     try:
         output, lse = candidate(query, key, value, bias, bias is None, scale)
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
         return False
     tolerance = 8 * torch.finfo(dtype).eps
     return (

@@ -32,15 +32,16 @@ class BothWays:
     Attributes:
         layers: Their indices.
         real: (B, N), which tokens are not padding: no real token attends to padding.
+        padded: Whether there is padding; None: asked of ``real``, before the pass, for which a host may have to wait.
     """
 
     layers: Collection[int]
     real: Tensor
-    #: Whether there is padding: asked here, before the pass, because within it the host would have to wait.
-    padded: bool = field(init=False)
+    padded: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "padded", not bool(self.real.all()))
+        if self.padded is None:
+            object.__setattr__(self, "padded", not bool(self.real.all()))
 
     def applies(self, layer: int) -> bool:
         return layer in self.layers

@@ -95,12 +95,12 @@ class QueryKeySource:
     def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
         key = widened(self.key[texts, head // (self.heads // self.key.shape[1]), keys])
         query = widened(self.query[texts, head, queries])
-        negative_lse = -self.log_sum_exp[texts, head, None, queries]
+        lse = self.log_sum_exp[texts, head, None, queries]
         if self.softcap is None:
-            result = torch.baddbmm(negative_lse, key, query.mT, alpha=self.scale, out=out)
+            result = torch.baddbmm(lse, key, query.mT, beta=-1, alpha=self.scale, out=out)
         else:
             scores = torch.bmm(key, query.mT, out=out) * (self.scale / self.softcap)
-            result = torch.add(negative_lse, scores.tanh(), alpha=self.softcap, out=out)
+            result = torch.add(-lse, scores.tanh(), alpha=self.softcap, out=out)
         if self.bias is None:
             return result
         bias = self.bias[texts if self.bias.shape[0] > 1 else slice(None), head if self.bias.shape[1] > 1 else 0]

@@ -44,4 +44,5 @@ class _Turned(Fitted):
         self.layers = layers
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool()))
+        padded = not bool(layout.on_host.attention_mask.all())
+        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool(), padded))

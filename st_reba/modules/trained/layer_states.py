@@ -39,6 +39,7 @@ class LayerStates(CausalTransformer):
     """
 
     EVERY_LAYER: ClassVar[bool] = True
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Layer states"
     equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
     citation = (
@@ -71,5 +72,6 @@ class LayerStates(CausalTransformer):
         states = self.run(layout, observe=tokens, **kwargs)
         layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
         layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
-        reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
+        read = self._select(layout.on_host, 0, 0)
+        reading = compact(states, layout.input_ids, last_of(read) if self.rows == "last" else read)
         return reading._replace(extra={"layer_states": layers})

@@ -26,7 +26,7 @@ from ..language_model import initialise
 from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
 from ..published import Published
 from ..saved_settings import check_model
-from ..saving import note_requirement
+from ..saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,6 +92,8 @@ class TwinTower(CheckedTransformer, metaclass=Published):
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
+        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+            model_name_or_path = backbone_of(model_name_or_path)
         first = _Place(model_name_or_path, transformer_kwargs)
         second = first.of_second(second_model_name_or_path, second_subfolder)
         config = first.config()
@@ -195,7 +197,8 @@ class TwinTower(CheckedTransformer, metaclass=Published):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, or weights are missing.
         """
-        check_inside(subfolder)
+        if not check_inside(subfolder):
+            model_name_or_path = backbone_of(model_name_or_path)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -30,6 +30,7 @@ class AttentionPoolingModule(CausalTransformer):
     """
 
     READS_HIDDEN_STATES = False
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
 

@@ -130,6 +130,13 @@ class EarlyLateModule(CausalModule):
             "with twice the dimensions."
         )
 
+    @property
+    def unfit_for_chunks(self) -> str | None:
+        return (
+            "gives all tokens of a text the same second half, so a chunk's vector would be half its text's. Use "
+            "CausalTransformer, or encode each chunk as a text of its own."
+        )
+
     def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Refused: half of each vector is about the whole text.
 
@@ -142,11 +149,12 @@ class EarlyLateModule(CausalModule):
         )
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        real = layout.attention_mask.bool()
+        host = layout.on_host
+        real = host.attention_mask.bool()
         early = StatesAt([self.layer_places().at(self.model, self.early_layer - 1)], "after")
         states = self.run(layout, observe=early, read=last_of(real), **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
-        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(layout, 0, 0))
+        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(host, 0, 0))
         late = at(states, last_position(real))[:, None].expand_as(words)
         return Reading(torch.cat([words, late], dim=-1), mask, ids)

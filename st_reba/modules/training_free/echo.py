@@ -77,6 +77,12 @@ class EchoModule(CausalModule):
         self.pool_copies = pool_copies
         self._set_rows(rows)
 
+    @property
+    def unfit_for_chunks(self) -> str | None:
+        if self.pool_copies == "repeated" and self.copies > 2:
+            return 'reads a token in several copies, pool_copies="repeated": use pool_copies="last".'
+        return super().unfit_for_chunks
+
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = self.repetitions - 1
         first = 1 if self.pool_copies == "repeated" else last

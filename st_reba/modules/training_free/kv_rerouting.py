@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -14,6 +14,9 @@ from ..base import PoolOver, Rows
 from ..changes import Change, Reroute
 from ..readout import Reading
 from .causal import CausalTransformer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class KVReroutingModule(CausalTransformer):
@@ -62,6 +65,9 @@ class KVReroutingModule(CausalTransformer):
         "LLMs. ACL 2026."
     )
 
+    # Of a chunk, where the whole text is read token by token.
+    _reads_both = False
+
     def __init__(
         self,
         model_name_or_path: str | Transformer,
@@ -104,6 +110,15 @@ class KVReroutingModule(CausalTransformer):
         return (
             "One pass over the text and the template; one more key a layer: little more than the classical embedding."
         )
+
+    def handing_on_all(self) -> Self:
+        twin = super().handing_on_all()
+        twin._reads_both, twin.hybrid = self.hybrid, False
+        return twin
+
+    def read_chunk(self, tokens: Reading) -> Reading:
+        """With ``hybrid``, the mean of a chunk's tokens, and the last of them."""
+        return _mean_and_last(tokens) if self._reads_both else tokens
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         tokens = super()._read(layout, **kwargs)

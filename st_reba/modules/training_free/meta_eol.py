@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -15,7 +15,7 @@ from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
 from ...text.builder import Plan
-from ...text.layout import Layout
+from ...text.layout import Layout, sent
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
 from ..readout import Reading, compact, last_of
@@ -49,6 +49,7 @@ class MetaEOLModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "templates"]
     PROMPTS_MAY_DIFFER = False
+    ONE_VECTOR: ClassVar[bool] = True
     method = "MetaEOL"
     equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
     citation = (
@@ -121,7 +122,7 @@ class MetaEOLModule(CausalModule):
         if prefixes is None:
             return super()._readings(layout, **kwargs)
         rest = prefixes.rest_of(layout)
-        rows = torch.arange(len(rest.input_ids), device=rest.input_ids.device)
+        rows = torch.arange(len(rest.input_ids))
         return [
             self._read_behind(prefixes, rows[part] % len(self.templates), rest.part(part), **kwargs)
             for part in self.parts(rest)
@@ -135,9 +136,9 @@ class MetaEOLModule(CausalModule):
         return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
 
     def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
-        """Read what follows the prefixes of these prompts, (B,)."""
-        last = last_of(layout.attention_mask.bool())
-        lengths = prefixes.lengths[prompts]
+        """Read what follows the prefixes of these prompts, (B,), in the host's memory."""
+        last = last_of(layout.on_host.attention_mask.bool())
+        lengths = sent(prefixes.lengths[prompts], layout.input_ids.device)
         new = layout.input_ids.shape[1]
         inputs = {
             "input_ids": layout.input_ids,
@@ -150,7 +151,7 @@ class MetaEOLModule(CausalModule):
         return compact(states, layout.input_ids, last)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        last = last_of(layout.attention_mask.bool())
+        last = last_of(layout.on_host.attention_mask.bool())
         return compact(self.run(layout, read=last, **kwargs), layout.input_ids, last)
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class ReBAModule(CausalModule):
         """Besides, as many texts as the memory budget of the weights allows, at least one."""
         if self.chunk_length is None:
             return self._fitting(layout)
-        longest = max(1, int(layout.text_length.max()))
+        longest = layout.longest_text
         # The chunks' maxima and weights, and two steps between them.
         return self._fitting(layout, 1 if self.rows == "last" else 4 * longest * min(longest, self.chunk_length))
 
@@ -211,7 +211,7 @@ class ReBAModule(CausalModule):
         if not self._through_function:
             return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
         if weights is None:
-            longest = max(1, int(layout.text_length.max()))
+            longest = layout.longest_text
             # The maxima of all copies, and of one copy at a time the maxima, the weights and two steps between them.
             weights = (1 if self.rows == "last" else longest) * (layout.input_ids.shape[1] + 4 * longest)
         return min(size, max(1, self.WEIGHT_BUDGET // (4 * weights)))
@@ -257,7 +257,7 @@ class ReBAModule(CausalModule):
             sums, totals = sums.index_add(0, place, again.sums), totals.index_add(0, place, again.totals)
         if last:
             return Sums(sums, totals, dtype)
-        longest = int(layout.text_length.max())
+        longest = layout.longest_text
         sums, totals = (values.unflatten(0, (-1, count)).flatten(1, 2)[:, :longest] for values in (sums, totals))
         return Sums(sums, totals, dtype)
 
@@ -273,7 +273,7 @@ class ReBAModule(CausalModule):
         start, length, (texts, count) = layout.text_start, self.chunk_length, sizes.shape
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         chunks = InChunks(maximum, start, length, count)
-        states = self.run(layout, observe=chunks, read=layout.copy_index >= 0, **kwargs)
+        states = self.run(layout, observe=chunks, read=layout.on_host.copy_index >= 0, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
         offset = torch.arange(length, device=states.device).expand(texts * count, -1)
         weights = backward_weights(maximum.result().to(states.device), offset, offset, offset < sizes.view(-1, 1))
@@ -296,19 +296,20 @@ class ReBAModule(CausalModule):
         if self.rows == "last":
             rows = (length - 1).clamp(min=0)
         else:
-            rows = torch.arange(max(1, int(length.max())), device=length.device).expand(len(length), -1)
+            rows = torch.arange(layout.longest_text, device=length.device).expand(len(length), -1)
         return rows, rows < length
 
     def _look_back(self, layout: Layout, copies: range, **kwargs: Any) -> Iterator[tuple[Tensor, Sums]]:
         """One forward pass: for each of these copies its states, (B, n, D), and the sums up to its end."""
         start, length = layout.text_start, layout.text_length[:, None]
-        offset = torch.arange(max(1, int(length.max())), device=length.device)
+        offset = torch.arange(layout.longest_text, device=length.device)
         keys = start + self._rows(layout)[0]
+        host, host_keys = layout.on_host, start + self._rows(layout.on_host)[0]
         # Queries before the first copy that counts are not asked for.
-        first = max(int(keys.min()), start + copies.start * int(length.min()))
-        maximum = self._maximum(keys, slice(first, layout.input_ids.shape[1]))
-        position = torch.arange(layout.input_ids.shape[1], device=keys.device)
-        counted = (layout.copy_index >= copies.start) & (position >= keys[:, :1])
+        first = max(int(host_keys.min()), start + copies.start * int(host.text_length.min()))
+        maximum = self._maximum(keys, int(host_keys.min()), slice(first, layout.input_ids.shape[1]))
+        position = torch.arange(layout.input_ids.shape[1])
+        counted = (host.copy_index >= copies.start) & (position >= host_keys[:, :1])
         states = self.run(layout, observe=maximum, read=counted, **kwargs)
         log_weights = maximum.result().to(states.device)
         sums = torch.zeros(*keys.shape, states.shape[-1], dtype=summing_dtype(states.dtype), device=states.device)
@@ -322,9 +323,8 @@ class ReBAModule(CausalModule):
             totals = totals + weights.sum(dim=-1, keepdim=True)
             yield values, Sums(sums, totals, states.dtype)
 
-    def _maximum(self, keys: Tensor, queries: slice) -> RunningMaximum:
-        """The running maximum of the log weights of these queries on ``keys``, (B, rows)."""
-        first = int(keys.min())
+    def _maximum(self, keys: Tensor, first: int, queries: slice) -> RunningMaximum:
+        """The running maximum of the log weights of these queries on ``keys``, (B, rows), of which ``first`` is one."""
         watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
         return RunningMaximum(watched, queries, self._watched)
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -77,6 +77,7 @@ class RefinedThoughtModule(CausalModule):
     """
 
     config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Refined Thought"
     equation = (
         r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
@@ -165,7 +166,7 @@ class RefinedThoughtModule(CausalModule):
             self._refuse_what_is_for_one_pass(kwargs)
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
             states, passes = take_passes(layout, self.iterations, **kwargs)
-        reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
+        reading = compact(states, layout.input_ids, self._select(layout.on_host, 0, 0))
         return reading._replace(extra={"passes": passes})
 
     def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
@@ -187,7 +188,7 @@ class RefinedThoughtModule(CausalModule):
         behind = [Effect(masking=AfterPrefix(last, new=2))]
         both = torch.ones_like(position_ids)
         pair = replace(layout, input_ids=both, attention_mask=both, copy_index=NOT_TEXT * both)
-        while thought.passes_taken < iterations and thought.active.any():
+        while thought.passes_taken < iterations and thought.goes_on:
             weights = MeanWeights(torch.ones_like(last), self._last_layer)
             inputs = {
                 "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
@@ -222,7 +223,7 @@ class RefinedThoughtModule(CausalModule):
         states, memory = self._whole_pass(layout, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
         longer = _with_room_for_memory(layout, last)
-        while thought.passes_taken < iterations and thought.active.any():
+        while thought.passes_taken < iterations and thought.goes_on:
             refined, memory = self._whole_pass(longer, memory, **kwargs)
             # The text's own states change only where tokens see what follows, and only while it is thought about.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
@@ -319,6 +320,11 @@ class _Thought:
         self.active = torch.ones(len(embedding), dtype=torch.bool, device=embedding.device)
         self.passes = torch.ones(len(embedding), dtype=torch.long, device=embedding.device)
         self.passes_taken = 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any text has not settled; without a tolerance none does, and nobody waits to be told so."""
+        return self.tolerance is None or bool(self.active.any())
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""

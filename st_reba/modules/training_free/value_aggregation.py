@@ -48,6 +48,7 @@ class ValueAggregationModule(CausalModule):
     READS_HIDDEN_STATES = False
     POOL_OVER: ClassVar[PoolOver] = "all"
     EVERY_LAYER: ClassVar[bool] = True
+    ONE_VECTOR: ClassVar[bool] = True
     method = "Value aggregation"
     equation = (
         r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -61,8 +63,46 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
 
     for kernel in (wrong, missing):
         kernels.trusted_kernel.cache_clear()
-        monkeypatch.setitem(kernels._CANDIDATES, "cpu", kernel)
+        monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernel,))
         assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels.plain_attention
+    kernels.trusted_kernel.cache_clear()
+    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (wrong, kernels._cpu_flash))
+    assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels._cpu_flash
+    kernels.trusted_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_public_kernel_is_given_texts_in_a_row(causal, groups, heads_first, monkeypatch):
+    """It runs on CUDA alone; here the formula takes its place, and which way its log-sum-exp lies is left open."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch is too old to have it")
+    query, key, value = problem(groups)
+    scale, batch = 0.3, len(query)
+
+    def in_a_row(query, key, value, ends, ends_of_keys, longest, longest_key, **given):
+        called = inspect.signature(given_signature).bind(query, key, value, ends, ends_of_keys, 9, 9, **given)
+        assert called.arguments["enable_gqa"] is (groups > 1)
+        assert called.arguments["window_size"] == ((-1, 0) if causal else (-1, -1))
+        assert ends.tolist() == list(range(0, 9 * batch + 1, 9))
+        cut = [states.unflatten(0, (batch, 9)).transpose(1, 2) for states in (query, key, value)]
+        output, lse = naive(*cut, None, causal, given["scale"])
+        lse = lse.transpose(1, 2).flatten(0, 1)
+        return output.transpose(1, 2).flatten(0, 1), lse.mT if heads_first else lse
+
+    given_signature = varlen.varlen_attn
+    monkeypatch.setattr(varlen, "varlen_attn", in_a_row)
+    expected, expected_lse = naive(query, key, value, None, causal, scale)
+    output, lse = kernels._varlen(query, key, value, None, causal, scale)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+def test_the_public_kernel_is_not_used_where_it_does_not_run(monkeypatch):
+    kernels.trusted_kernel.cache_clear()
+    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernels._varlen, kernels._cpu_flash))
+    for with_bias in (False, True):
+        assert kernels.trusted_kernel("cpu", torch.float32, 16, 2, with_bias) is kernels._cpu_flash
     kernels.trusted_kernel.cache_clear()
 
 

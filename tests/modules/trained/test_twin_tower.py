@@ -157,7 +157,7 @@ def test_save_and_load(family, encoder_paths, tmp_path):
 def test_each_saved_tower_is_an_encoder(encoder_paths, tmp_path):
     paths = encoder_paths()
     pipeline(TwinTower(*paths), "cls").save_pretrained(str(tmp_path))
-    for subfolder, path in (("", paths[0]), ("tower_2", paths[1])):
+    for subfolder, path in (("0_TwinTower", paths[0]), ("0_TwinTower/tower_2", paths[1])):
         tower = AutoModel.from_pretrained(tmp_path, subfolder=subfolder)
         expected = AutoModel.from_pretrained(path).state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in tower.state_dict().items())

@@ -1,0 +1,96 @@
+"""What ``st-reba serve`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from transformers.utils import logging as transformers_logging
+
+from ...encoding import Encoder
+from ...optional import require_serving
+from ..common import Dtype, console, notes
+from ..serve import MIB
+from .models import placement, usable
+
+if TYPE_CHECKING:
+    from ...serving.app import Server
+
+
+def run(
+    *,
+    model: str | None,
+    rerank: str | None,
+    name: str | None,
+    rerank_name: str | None,
+    host: str,
+    port: int,
+    api_key: str | None,
+    truncate: bool,
+    batch_tokens: int,
+    batch_size: int,
+    queue_tokens: int,
+    max_inputs: int,
+    max_body: int,
+    revision: str | None,
+    rerank_revision: str | None,
+    dtype: Dtype,
+    device: str | None,
+) -> None:
+    """Load what is to be served, answer requests until a signal, and finish those that are there."""
+    require_serving()
+    from ...serving.app import Server
+    from ...serving.limits import Limits
+    from ...serving.models import load_embedder, load_reranker
+    from ...serving.running import bound, serve, url_of
+
+    transformers_logging.disable_progress_bar()
+    keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
+    with bound(host, port) as own:
+        limits = Limits(
+            body_bytes=max_body * MIB,
+            inputs=max_inputs,
+            batch_tokens=batch_tokens,
+            batch_texts=batch_size,
+            queue_tokens=queue_tokens,
+            truncate=truncate,
+        )
+        embedder = reranker = None
+        if model is not None:
+            with usable(model, device):
+                where, chosen = placement(device, dtype)
+                given = Encoder(model=model, revision=revision, dtype=chosen.value)
+                embedder = load_embedder(name or _last_part(model), given, where, truncate)
+        if rerank is not None:
+            with usable(rerank, device):
+                where, chosen = placement(device, dtype)
+                reranker = load_reranker(
+                    rerank_name or _last_part(rerank), rerank, rerank_revision, where, chosen.value, truncate
+                )
+        server = Server(embedder, reranker, limits, keys)
+        if not keys and not _is_loopback(own.getsockname()[0]):
+            notes.print(
+                Text.assemble(("Note:", "yellow"), f" {host} is open to other machines, and there is no --api-key."),
+                soft_wrap=True,
+            )
+        serve(server, own, started=lambda: _tell(server, url_of(own)))
+    console.print("Stopped; every request was answered.")
+
+
+def _tell(server: Server, url: str) -> None:
+    console.print(f"{', '.join(server.models)} at {url}", soft_wrap=True)
+    if server.embedder is not None:
+        console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{server.embedder.name}", input=...)')
+
+
+def _last_part(model: str) -> str:
+    return Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
+
+
+def _is_loopback(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return False

@@ -1,0 +1,287 @@
+"""A recipe as a plain sentence-transformers directory, for inference engines, which know none of our modules.
+
+What stands around a text, and that it stands several times, goes into the tokenizer: ``tokenizer.json`` adds fixed
+tokens before, between and behind copies of the text, after it was truncated, and every engine reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer, __version__
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import Regex, Tokenizer, normalizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ..lm import decoder
+from ..modules import CausalModule, CausalTransformer, EchoModule
+from ..modules.changes import EarlyExit
+from ..text.templates import normalized
+
+#: The names that all versions of ST read, and engines look for.
+_MODULES = "sentence_transformers.models"
+_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+# Texts that a finished directory is tried on: the last ones are longer than most limits, and end in every way.
+_PROBES = ("a", "Who said so?", 'He said "no"', "我爱自然语言处理。", "我爱你", "Zwölf Boxkämpfer 🥊 ", "a b c " * 700)
+# Cosine distance to what is exported, above which it is not the same; half precision rounds.
+_SAME = {torch.float32: 1e-5}
+_SAME_IN_HALF = 1e-2
+
+
+def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = False) -> None:
+    """Write a model as a plain SentenceTransformer, which gives the same vectors without st_reba.
+
+    These can be: the classical embedding and Echo, in any template, read at the last token (or, where every token of
+    the input is read, as a mean), with an early exit. What is written is loaded and compared before this returns.
+
+    Args:
+        model: Whose first module is one of st_reba's.
+        directory: An empty one.
+        pieces: Tokenise a template and its text apart, as an engine does, though the model reads them as one string;
+            the vectors are then those of ``tokenization="pieces"``.
+
+    Raises:
+        ValueError: If an engine cannot carry the recipe, with the reason; or if the written model gives other vectors.
+    """
+    module = _checked(model, pieces)
+    if pieces and module.tokenization != "pieces":
+        module = copy.copy(module)
+        module.tokenization = "pieces"
+    with torch.inference_mode(), _norm_as_read(module):
+        module.model.save_pretrained(directory)
+    tokenizer = _tokenizer(module, _reads_to_the_end(module, model))
+    tokenizer.save_pretrained(directory)
+    _write_pipeline(model, directory, tokenizer.model_max_length if module.max_seq_length else None)
+    _compare(model, module, directory)
+
+
+def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
+    """The first module of a model that engines can carry."""
+    module, *behind = model.children()
+    name = type(module).__name__
+    if not isinstance(module, CausalModule):
+        raise ValueError(f"The model's first module is {name}, none of st_reba's: it is plain as it is.")
+    if type(module) not in (CausalTransformer, EchoModule):
+        raise ValueError(
+            f"{name} does more than one causal pass read as it is, which no engine runs: serve it with st_reba. "
+            "CausalTransformer and EchoModule can be exported."
+        )
+    if others := [str(change) for change in module.changes if not isinstance(change, EarlyExit)]:
+        raise ValueError(f"An engine runs the language model unchanged, and here it has {', '.join(others)}.")
+    pooling = behind[0] if behind else None
+    if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in behind[1:]):
+        names = ", ".join(type(part).__name__ for part in behind)
+        raise ValueError(f"Behind {name} stand {names}: an engine runs Pooling and Normalize alone, in this order.")
+    mode = pooling.pooling_mode if isinstance(pooling.pooling_mode, str) else "+".join(pooling.pooling_mode)
+    if mode not in ("lasttoken", "mean") or (mode == "mean" and not _reads_all(module)):
+        raise ValueError(
+            f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}": an engine pools every '
+            'token of the input or the last. Build it with Pooling("lasttoken").'
+        )
+    if not module.final_norm and len(behind) == 1:
+        raise ValueError(
+            "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
+            "Normalize."
+        )
+    if not module.tokenizer.is_fast:
+        raise ValueError(f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.")
+    literal = any(module._template.literals)
+    if literal and module.tokenization == "whole" and not pieces:
+        raise ValueError(
+            f"The template {str(module._template)!r} and a text are tokenised as one string, and an engine puts fixed "
+            "tokens around a text. Export it with pieces (--pieces): its vectors are then those of a model built with "
+            'tokenization="pieces".'
+        )
+    prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
+    if prompts and (literal or module.copies > 1 or module.tokenization == "pieces"):
+        raise ValueError(
+            f"The model has the prompts {prompts}, and its template stands behind them, where an engine puts it in "
+            "front. Leave the prompts out (model.prompts = {}), or the template."
+        )
+    if model.prompts.get(model.default_prompt_name or ""):
+        raise ValueError(
+            f'The prompt "{model.default_prompt_name}" is the default, and engines put none before a text unasked. Set '
+            "model.default_prompt_name = None, and let clients ask for it."
+        )
+    return module
+
+
+def _reads_all(module: CausalModule) -> bool:
+    """Whether every token of the input is handed on."""
+    if module.copies > 1:
+        return False
+    around = [*module._template.literals, *module._builder().specials_before, *module._builder().specials_after]
+    reads_from_the_text = module.pool_over == "all" and not module._template.literals[0]
+    return module.pool_over == "whole" or reads_from_the_text or not any(around)
+
+
+def _reads_to_the_end(module: CausalModule, model: SentenceTransformer) -> bool:
+    """Whether what stands behind the last copy is read; what is not read is nothing to a causal model."""
+    return module.pool_over != "text" or model[1].pooling_mode == "mean"
+
+
+# The tokenizer
+
+
+def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFast:
+    """Adds what stands around a text, between its copies and behind them, and truncates one copy as the module does."""
+    given: Any = module.tokenizer
+    builder = module._builder()
+    literals = [[token for token, _ in literal] for literal in builder.literals]
+    around = [[*builder.specials_before, *literals[0]], *literals[1:]]
+    around[-1] = [*around[-1], *builder.specials_after] if to_the_end else []
+    backend = Tokenizer.from_str(given.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.post_processor = _around(around, given)
+    if module.normalize_text:
+        own = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([*_normalizers(), *own])
+    added = sum(map(len, around))
+    limit = module.max_seq_length
+    special = {name: str(token) for name, token in given.special_tokens_map.items() if isinstance(token, str)}
+    # Padding is on the right and never read, so any token will do.
+    special.setdefault("pad_token", special.get("eos_token") or given.convert_ids_to_tokens(0))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        padding_side="right",
+        truncation_side=given.truncation_side,
+        **({} if limit is None else {"model_max_length": limit + added}),
+        **special,
+    )
+
+
+def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProcessing:
+    """Copies of the text, with these tokens before the first, between them, and behind the last."""
+    names = [f"<around {place}>" if ids else "" for place, ids in enumerate(around)]
+    pieces = [piece for name in names[:-1] for piece in (name, "$A")] + [names[-1]]
+    known = [
+        {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
+        for name, ids in zip(names, around, strict=True)
+        if ids
+    ]
+    return processors.TemplateProcessing(
+        single=[piece.replace(" ", "-") for piece in pieces if piece],
+        special_tokens=[{**each, "id": each["id"].replace(" ", "-")} for each in known],
+    )
+
+
+def _normalizers() -> list[normalizers.Normalizer]:
+    """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
+    chinese = "".join(_ranges([code for code in range(sys.maxunicode + 1) if normalized(chr(code)).endswith("。")]))
+    ends = ".?\"'。？”’"
+    return [
+        normalizers.Replace(Regex(rf"(?<=[{chinese}])(?<![{ends}])\z"), "。"),
+        normalizers.Replace(Regex(rf"\S\s*\K(?<![{ends}])\z"), "."),
+        normalizers.Replace('"', "'"),
+        normalizers.Replace("“", "‘"),
+        normalizers.Replace("”", "’"),
+        normalizers.Replace(Regex(r"\?\z"), "."),
+        normalizers.Replace(Regex(r"？\z"), "。"),
+    ]
+
+
+def _ranges(codes: list[int]) -> Iterator[str]:
+    """Code points as the inside of a character class."""
+    first = last = codes[0]
+    for code in [*codes[1:], -1]:
+        if code != last + 1:
+            yield rf"\x{{{first:X}}}-\x{{{last:X}}}"
+            first = code
+        last = code
+
+
+# The language model
+
+
+@contextmanager
+def _norm_as_read(module: CausalModule) -> Iterator[None]:
+    """In this block, a final norm that is not read changes a vector's length alone.
+
+    Raises:
+        ValueError: If it does more, whatever its weights.
+    """
+    if module.final_norm:
+        yield
+        return
+    norm = decoder.inspect(module.model).norm
+    weights = dict(norm.named_parameters())
+    refusal = ValueError(
+        f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a vector's "
+        "length, whatever its weights, so an engine cannot read the states before it. Use final_norm=True."
+    )
+    if len(norm) != 1 or len(weights) != 1:
+        raise refusal
+    [weight] = weights.values()
+    kept = weight.detach().clone()
+    try:
+        for value in (1, 0):
+            weight.data.fill_(value)
+            states = torch.randn(4, len(weight), device=weight.device, dtype=weight.dtype)
+            if torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
+                yield
+                return
+        raise refusal
+    finally:
+        weight.data.copy_(kept)
+
+
+# The pipeline
+
+
+def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | None) -> None:
+    """What ST, vLLM and TEI read beside backbone and tokenizer, in the names that each of them knows."""
+    parts = ["Transformer", *(type(part).__name__ for part in list(model.children())[1:])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{part}" if i else "", "type": f"{_MODULES}.{part}"}
+        for i, part in enumerate(parts)
+    ]
+    pooling = model[1]
+    mode = {"mean": "mean_tokens"}.get(pooling.pooling_mode, pooling.pooling_mode)
+    settings = {
+        "modules.json": modules,
+        "config_sentence_transformers.json": {
+            "__version__": {"sentence_transformers": __version__},
+            "prompts": model.prompts,
+            "default_prompt_name": None,
+            "similarity_fn_name": model.similarity_fn_name,
+        },
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": pooling.get_embedding_dimension(),
+            **{f"pooling_mode_{name}": name == mode for name in _POOLINGS},
+            "include_prompt": True,
+        },
+    }
+    if limit is not None:
+        settings["sentence_bert_config.json"] = {"max_seq_length": limit, "do_lower_case": False}
+    for part in modules[1:]:
+        (directory / str(part["path"])).mkdir()
+    for name, content in settings.items():
+        (directory / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _compare(model: SentenceTransformer, module: CausalModule, directory: Path) -> None:
+    """See that what was written gives the same vectors.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    ours = SentenceTransformer(modules=[module, *list(model.children())[1:]], device=str(model.device))
+    dtype = module.model.dtype
+    plain = SentenceTransformer(str(directory), device=str(model.device), model_kwargs={"dtype": dtype})
+    vectors = [torch.from_numpy(each.encode(list(_PROBES))).double() for each in (ours, plain)]
+    furthest = float((1 - torch.cosine_similarity(*vectors)).max())
+    if not furthest <= _SAME.get(dtype, _SAME_IN_HALF) or not np.isfinite(furthest):
+        raise ValueError(
+            f"The exported model gives other vectors than the model itself (cosine distance {furthest:.1g} at most): "
+            f"the tokenizer or {type(module.model).__name__} does something that a plain directory does not carry."
+        )

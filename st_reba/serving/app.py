@@ -1,0 +1,394 @@
+"""The server's paths: OpenAI's embeddings, ordering texts, and what operators ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from fastapi import Depends, FastAPI, Request, Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..version import __version__
+from .batches import Batches, ClosedError, FullError
+from .forms import EmbeddingsForm, RerankForm, read
+from .limits import Limits
+from .metrics import Metrics
+from .models import DOCUMENT, QUERY, Embedder, Measured, NotFiniteError, Reranker, Served
+from .refusals import RefusedError, shortened
+
+T = TypeVar("T")
+
+#: So many times the limit is read of a body that is too large, so that its sender reads the answer.
+_DROPPED = 8
+_CLIENT_LEFT = 499
+
+
+class Server:
+    """Models, their queue, and what the paths do with them.
+
+    Args:
+        embedder: Of ``/v1/embeddings``; and of ``/rerank``, where there is no reranker.
+        reranker: Of ``/rerank``.
+        limits: Of requests and the queue.
+        keys: One of which requests have to bring; none: they need none.
+
+    Raises:
+        ValueError: If there is neither model, or both have one name.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder | None = None,
+        reranker: Reranker | None = None,
+        limits: Limits | None = None,
+        keys: Sequence[str] = (),
+    ) -> None:
+        self.limits = limits or Limits()
+        self.embedder, self.reranker = embedder, reranker
+        served: list[Served] = [own for own in (embedder, reranker) if own is not None]
+        if not served:
+            raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
+        self.models = {name: (own, name[len(own.name) + 1 :]) for own in served for name in own.names}
+        if len(self.models) < sum(len(own.names) for own in served):
+            raise ValueError(f"Two models are called {served[0].name}: give one of them another --name.")
+        self.metrics = Metrics()
+        self.batches = Batches(self.limits, self.metrics)
+        self._keys = [key.encode() for key in keys]
+        self._since = int(time.time())
+
+    # What the paths do
+
+    async def embeddings(self, request: Request) -> Response:
+        """``/v1/embeddings``."""
+        form = read(EmbeddingsForm, await self._body(request))
+        embedder, way = self._model(form.model, Embedder, "gives vectors")
+        way = embedder.way(way, form.input_type)
+        items = form.items
+        self._check_count(len(items), "input")
+        if form.dimensions is not None:
+            embedder.check_dimensions(form.dimensions)
+        texts = await asyncio.to_thread(_as_texts, embedder, items)
+        vectors, measured = await self._run(request, embedder, way, texts)
+        return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, measured)
+
+    async def rerank(self, request: Request) -> Response:
+        """``/rerank``."""
+        form = read(RerankForm, await self._body(request))
+        texts = form.texts
+        self._check_count(len(texts), "documents")
+        if self.reranker is not None:
+            reranker, _ = self._model(form.model, Reranker, "orders texts")
+            pairs = [(form.query, text) for text in texts]
+            scores, measured = await self._run(request, reranker, "", pairs)
+            read_tokens = sum(measured.read)
+        else:
+            embedder, way = self._model(form.model, Embedder, "gives vectors")
+            if way:
+                raise RefusedError(
+                    400, f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
+                )
+            (query, asked), (documents, searched) = await _together(
+                self._run(request, embedder, QUERY, [form.query]), self._run(request, embedder, DOCUMENT, texts)
+            )
+            scores = await asyncio.to_thread(embedder.similarities, query[0], documents)
+            read_tokens = sum(asked.read) + sum(searched.read)
+        return _rerank_answer(form, texts, scores, read_tokens)
+
+    def listed(self) -> dict[str, Any]:
+        """``/v1/models``."""
+        return {"object": "list", "data": [self._shown(name) for name in self.models]}
+
+    def one(self, name: str) -> dict[str, Any]:
+        """``/v1/models/NAME``.
+
+        Raises:
+            RefusedError: If there is none.
+        """
+        if name not in self.models:
+            self._refuse_model(name, [*self.models], "is served")
+        return self._shown(name)
+
+    async def check_key(self, request: Request) -> None:
+        """Refuse who has none of the keys, in the same time whichever it is.
+
+        Raises:
+            RefusedError: So.
+        """
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        if self._keys and not (kind.lower() == "bearer" and any(found)):
+            raise RefusedError(
+                401,
+                "This server asks for an API key, and the request has none that it knows: send "
+                "'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+            )
+
+    # How
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "st_reba"}
+
+    def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
+        own, way = self.models.get(name, (None, ""))
+        if not isinstance(own, kind):
+            self._refuse_model(name, [other for other, (its, _) in self.models.items() if isinstance(its, kind)], does)
+        return own, way
+
+    def _refuse_model(self, name: str, others: list[str], does: str) -> NoReturn:
+        there = ", ".join(f'"{other}"' for other in others) or "none"
+        raise RefusedError(
+            404,
+            f'There is no model "{shortened(name)}" here that {does}; there is {there}.',
+            param="model",
+            code="model_not_found",
+        )
+
+    def _check_count(self, count: int, param: str) -> None:
+        if count > self.limits.inputs:
+            raise RefusedError(
+                400, f"'{param}' has {count}, and a request may have {self.limits.inputs}: send several.", param=param
+            )
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
+        except asyncio.TimeoutError:
+            raise RefusedError(
+                408, f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
+            ) from None
+
+    async def _read(self, request: Request) -> bytes:
+        limit, parts, size = self.limits.body_bytes, [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            else:
+                parts.clear()
+            if size > _DROPPED * limit:
+                break
+        if size > limit:
+            raise RefusedError(
+                413, f"The request's body is larger than the {limit:,} bytes that it may have: send several requests."
+            )
+        return b"".join(parts)
+
+    async def _run(
+        self, request: Request, served: Served, way: str, items: Sequence[Any]
+    ) -> tuple[list[Any], Measured]:
+        """Have items run, unless their client goes away."""
+        measured = await asyncio.to_thread(served.measure, way, items)
+        try:
+            result = self.batches.submit(served.ways[way], items, measured.cost)
+        except FullError as error:
+            raise RefusedError(
+                429,
+                f"The server has as much work as it takes: try again in {error.seconds} s.",
+                code="rate_limit_exceeded",
+                retry_after=error.seconds,
+            ) from None
+        except ClosedError:
+            raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5) from None
+        try:
+            found = await _unless_gone(request, asyncio.wrap_future(result))
+        except _GoneError:
+            self.metrics.left.inc()
+            raise
+        except NotFiniteError as error:
+            raise RefusedError(500, str(error)) from None
+        except Exception as error:
+            raise RefusedError(500, f"The model could not run this ({type(error).__name__}).") from error
+        self.metrics.tokens.inc(sum(measured.read))
+        return found, measured
+
+
+class _GoneError(Exception):
+    """The client is gone."""
+
+
+async def _unless_gone(request: Request, result: asyncio.Future[T]) -> T:
+    """A result, which is cancelled when the client goes away.
+
+    Raises:
+        _GoneError: If it does.
+    """
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return result.result()
+        raise _GoneError
+    finally:
+        result.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _together(*tasks: Awaitable[T]) -> list[T]:
+    """The results of all; if one fails, the others are cancelled."""
+    running = [asyncio.ensure_future(task) for task in tasks]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+
+
+def _as_texts(embedder: Embedder, items: Sequence[str | list[int]]) -> list[str]:
+    """Texts, those that came as tokens included."""
+    texts = []
+    for index, item in enumerate(items):
+        if isinstance(item, str):
+            texts.append(item)
+            continue
+        try:
+            texts.append(embedder.tokens.text(item))
+        except ValueError as error:
+            raise RefusedError(
+                400,
+                f"'input'[{index}]: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
+                "those of OpenAI's models: tell them not to).",
+                param="input",
+            ) from None
+    return texts
+
+
+def _embeddings_answer(
+    form: EmbeddingsForm, embedder: Embedder, vectors: Sequence[np.ndarray], measured: Measured
+) -> Response:
+    shown: Callable[[np.ndarray], Any] = _base64 if form.encoding_format == "base64" else _numbers
+    data = [
+        {"object": "embedding", "index": index, "embedding": shown(embedder.first(vector, form.dimensions))}
+        for index, vector in enumerate(vectors)
+    ]
+    tokens = sum(measured.read)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return _json({"object": "list", "data": data, "model": form.model, "usage": usage})
+
+
+def _numbers(vector: np.ndarray) -> list[float]:
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _rerank_answer(form: RerankForm, texts: Sequence[str], scores: Sequence[float], tokens: int) -> Response:
+    # Of equal scores the first stays the first.
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: form.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if form.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    return _json({"model": form.model, "results": results, "usage": {"total_tokens": tokens}})
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, media_type="application/json")
+
+
+class _Measuring:
+    """Counts answers, around everything else."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        begun = time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(path, str(message["status"])).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+            await send(message)
+
+        await self._app(scope, receive, noted)
+
+
+def make_app(server: Server) -> FastAPI:
+    """The application of a server, whose thread runs while the application does."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server.batches.start()
+        yield
+        await asyncio.to_thread(server.batches.close)
+
+    app = FastAPI(title="st_reba", version=__version__, lifespan=lifespan, redoc_url=None)
+    guarded: Any = {"dependencies": [Depends(server.check_key)]}
+
+    @app.post("/v1/embeddings", **guarded, openapi_extra=_takes(EmbeddingsForm))
+    async def embeddings(request: Request) -> Response:
+        return await server.embeddings(request)
+
+    async def rerank(request: Request) -> Response:
+        return await server.rerank(request)
+
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        app.post(path, **guarded, openapi_extra=_takes(RerankForm), operation_id=path)(rerank)
+
+    @app.get("/v1/models", **guarded)
+    async def models() -> dict[str, Any]:
+        return server.listed()
+
+    @app.get("/v1/models/{name:path}", **guarded)
+    async def model(name: str) -> dict[str, Any]:
+        return server.one(name)
+
+    @app.get("/metrics", **guarded)
+    async def metrics() -> Response:
+        return Response(server.metrics.shown(), media_type=server.metrics.CONTENT_TYPE)
+
+    @app.get("/health")
+    async def health() -> Response:
+        running = server.batches.running
+        return _json({"status": "ok" if running else "stopped"}, 200 if running else 503)
+
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> Response:
+        return _json(error.body, error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        what = f"{request.method} {shortened(request.url.path)}"
+        said = {404: "there is no such path", 405: "the path has another method"}.get(error.status_code, error.detail)
+        return _json(RefusedError(error.status_code, f"{what}: {said}; see /docs.").body, error.status_code)
+
+    @app.exception_handler(_GoneError)
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_LEFT)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return _json(RefusedError(500, "The server has failed; its log says how.").body, 500)
+
+    paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
+    app.add_middleware(partial(_Measuring, metrics=server.metrics, paths=paths))
+    return app
+
+
+def _takes(form: Any) -> dict[str, Any]:
+    """For the page of the paths, as bodies are read here and not by FastAPI."""
+    return {"requestBody": {"content": {"application/json": {"schema": form.model_json_schema()}}, "required": True}}

@@ -1,0 +1,129 @@
+"""A server that embeds, in OpenAI's form or in that of Text Embeddings Inference."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from typing import Any, Literal
+
+import numpy as np
+
+Form = Literal["auto", "openai", "tei"]
+
+_OPENAI, _TEI = "/embeddings", "/embed"
+#: What says that a path is not there.
+_NO_PATH = (404, 405)
+
+
+class EndpointError(OSError):
+    """A server that does not answer, or answers something else than vectors.
+
+    Args:
+        said: In a sentence.
+        status: Of HTTP, if it answered.
+    """
+
+    def __init__(self, said: str, status: int | None = None) -> None:
+        super().__init__(said)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server does not take this text, rather than any."""
+        return self.status is not None and self.status not in (401, 403, *_NO_PATH, 429, 503)
+
+
+class Endpoint:
+    """Where to send texts.
+
+    Args:
+        url: The server's root, or its path.
+        model: What it calls the model, in OpenAI's form; None: the first that it lists.
+        form: Of its requests; ``"auto"``: by the URL, else whichever is there, OpenAI's first.
+        key: That it asks for.
+        timeout: Seconds for an answer.
+
+    Raises:
+        EndpointError: If it does not answer.
+    """
+
+    def __init__(
+        self, url: str, model: str | None = None, form: Form = "auto", key: str | None = None, timeout: float = 60.0
+    ) -> None:
+        self._key, self._timeout = key, timeout
+        self.url, self.form = self._found(url.rstrip("/"), form)
+        self.model = model
+        if model is None and self.form == "openai":
+            self.model = self._first_model()
+
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """A vector for each text.
+
+        Raises:
+            EndpointError: If that is not what comes back.
+        """
+        if self.form == "tei":
+            rows = self._ask(self.url, {"inputs": list(texts), "truncate": True})
+        else:
+            answer = self._ask(self.url, {"model": self.model, "input": list(texts), "encoding_format": "float"})
+            data = answer.get("data") if isinstance(answer, dict) else None
+            rows = [row.get("embedding") for row in data] if isinstance(data, list) else None
+        try:
+            vectors = [np.asarray(row, dtype=np.float64) for row in rows or ()]
+        except (TypeError, ValueError):
+            vectors = []
+        if len(vectors) != len(texts) or any(vector.ndim != 1 or not len(vector) for vector in vectors):
+            raise EndpointError(
+                f"{self.url} gave no vector for each of {len(texts)} texts: is it a server of embeddings?"
+            )
+        return vectors
+
+    def _found(self, url: str, form: Form) -> tuple[str, Literal["openai", "tei"]]:
+        if url.endswith(_OPENAI):
+            return url, "openai"
+        if url.endswith(_TEI):
+            return url, "tei"
+        openai = f"{url}{'' if url.endswith('/v1') else '/v1'}{_OPENAI}"
+        tei = f"{url.removesuffix('/v1')}{_TEI}"
+        if form != "auto":
+            return (openai, "openai") if form == "openai" else (tei, "tei")
+        try:
+            # An empty request tells whether the path is there.
+            self._ask(openai, {})
+        except EndpointError as error:
+            if error.status in _NO_PATH:
+                return tei, "tei"
+            if error.status is None:
+                raise
+        return openai, "openai"
+
+    def _first_model(self) -> str | None:
+        try:
+            listed = self._ask(f"{self.url.removesuffix(_OPENAI)}/models")
+            return str(listed["data"][0]["id"])
+        except (EndpointError, KeyError, IndexError, TypeError):
+            raise EndpointError(
+                f"{self.url}: the server does not list its models: give the one to ask for, --served-name NAME."
+            ) from None
+
+    def _ask(self, url: str, given: object = None) -> Any:
+        body = None if given is None else json.dumps(given).encode()
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=self._timeout) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read(500).decode(errors="replace")
+            raise EndpointError(f"{url} answered {error.code}: {said}", error.code) from None
+        except (OSError, HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
+        except ValueError:
+            raise EndpointError(
+                f"{url} answered with something else than JSON: is it a server of embeddings?"
+            ) from None

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import normalizers
+
+from st_reba import CausalTransformer, Centering, EchoModule, KVReroutingModule, ReBAModule
+from st_reba.export import save_plain
+from st_reba.export.plain import _normalizers
+from st_reba.text.templates import normalized
+
+from .. import processes
+from ..backbones import TEXTS
+from ..conftest import examples, pipeline, relative_error
+
+LONG = [*TEXTS, "Is this so?", 'He said "no"', "我爱你", "one two three " * 60]
+
+RECIPES = {
+    "classical": lambda path: CausalTransformer(path),
+    "classical-all": lambda path: CausalTransformer(path, pool_over="all"),
+    "prompteol": lambda path: CausalTransformer(path, template="prompteol", tokenization="pieces"),
+    "early-exit": lambda path: CausalTransformer(path, output_layer=2),
+    "early-exit-before-the-norm": lambda path: CausalTransformer(path, output_layer=2, final_norm=False),
+    "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
+    "echo": lambda path: EchoModule(path),
+    "echo-3": lambda path: EchoModule(path, repetitions=3),
+    "springer": lambda path: EchoModule(path, template="springer", pool_over="all"),
+}
+
+
+def last(module) -> SentenceTransformer:
+    pooling = Pooling(module.get_embedding_dimension(), "lasttoken")
+    return SentenceTransformer(modules=[module, pooling, Normalize()], device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gives_the_same_vectors(recipe, kind, backbone_path, tmp_path):
+    model = last(RECIPES[recipe](backbone_path("llama", kind)))
+    save_plain(model, tmp_path)
+    plain = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(plain[0]).__module__.startswith("sentence_transformers")
+    assert relative_error(plain.encode(LONG), model.encode(LONG)) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mistral_window", "phi3"])
+def test_other_architectures(architecture, backbone_path, tmp_path):
+    model = last(CausalTransformer(backbone_path(architecture), output_layer=2, final_norm=False))
+    before = model.encode(LONG)
+    save_plain(model, tmp_path)
+    assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(LONG), before) < 1e-5
+    # The norm of the model itself is as it was.
+    assert relative_error(model.encode(LONG), before) == 0
+
+
+def test_the_mean_of_every_token(backbone_path, tmp_path):
+    model = pipeline(CausalTransformer(backbone_path("llama", "bert"), pool_over="all"))
+    save_plain(model, tmp_path)
+    assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(LONG), model.encode(LONG)) < 1e-5
+
+
+def test_prompts_of_a_model_without_template(backbone_path, tmp_path):
+    model = last(CausalTransformer(backbone_path()))
+    model.prompts = {"query": "Find: "}
+    save_plain(model, tmp_path)
+    plain = SentenceTransformer(str(tmp_path), device="cpu")
+    expected = model.encode(TEXTS, prompt_name="query")
+    assert relative_error(plain.encode(TEXTS, prompt_name="query"), expected) < 1e-5
+
+
+def test_needs_nothing_of_ours(backbone_path, tmp_path):
+    model = last(RECIPES["prompteol"](backbone_path()))
+    save_plain(model, tmp_path / "plain")
+    np.save(tmp_path / "expected.npy", model.encode(LONG))
+    (tmp_path / "texts.json").write_text(json.dumps(LONG))
+    code = f"""
+import json, sys
+sys.modules["st_reba"] = None
+import numpy as np
+from sentence_transformers import SentenceTransformer
+texts = json.load(open({str(tmp_path / "texts.json")!r}))
+vectors = SentenceTransformer({str(tmp_path / "plain")!r}, device="cpu").encode(texts)
+assert np.abs(vectors - np.load({str(tmp_path / "expected.npy")!r})).max() < 1e-5
+print("the same")
+"""
+    script = tmp_path / "load.py"
+    script.write_text(code)
+    done = processes.run(script, out=tmp_path / "out.log")
+    assert "the same" in done.stdout, done.stdout
+
+
+def test_what_engines_read(backbone_path, tmp_path):
+    save_plain(last(RECIPES["early-exit"](backbone_path())), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["architectures"], config["num_hidden_layers"]) == (["LlamaModel"], 2)
+    pooling = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_lasttoken", "include_prompt"]
+    assert "max_seq_length" in json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    types = [part["type"] for part in json.loads((tmp_path / "modules.json").read_text())]
+    assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
+
+
+@given(text=st.text(st.sampled_from("ab .?\"'。？“”’‘、我，\n") | st.characters(codec="utf-8"), max_size=6))
+@settings(max_examples=examples(400), deadline=None)
+def test_texts_are_normalized_alike(text):
+    assert normalizers.Sequence(_NORMALIZERS).normalize_str(text) == normalized(text)
+
+
+_NORMALIZERS = _normalizers()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda path: last(ReBAModule(path)), "ReBAModule does more than one causal pass read as it is"),
+        (lambda path: last(KVReroutingModule(path, hybrid=False)), "KVReroutingModule does more than one causal pass"),
+        (lambda path: last(CausalTransformer(path, bidirectional_layers=1)), "runs the language model unchanged"),
+        (lambda path: pipeline(CausalTransformer(path, template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
+        (lambda path: pipeline(EchoModule(path)), r'Build it with Pooling\("lasttoken"\)'),
+        (lambda path: pipeline(CausalTransformer(path, final_norm=False), "lasttoken"), "Add Normalize"),
+        (lambda path: last(CausalTransformer(path, template="prompteol")), r"tokenised as one string.*\(--pieces\)"),
+    ],
+)
+def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        save_plain(made(backbone_path()), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pieces_are_those_of_a_model_that_is_built_so(backbone_path, tmp_path):
+    whole = last(CausalTransformer(backbone_path(), template="prompteol"))
+    save_plain(whole, tmp_path, pieces=True)
+    expected = last(CausalTransformer(backbone_path(), template="prompteol", tokenization="pieces")).encode(LONG)
+    assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(LONG), expected) < 1e-5
+    assert whole[0].tokenization == "whole"
+
+
+def test_filters_and_default_prompts_are_refused(backbone_path, tmp_path):
+    model = last(CausalTransformer(backbone_path()))
+    filtered = SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
+    with pytest.raises(ValueError, match="stand Pooling, Normalize, Centering: an engine runs"):
+        save_plain(filtered, tmp_path)
+    model.prompts = {"query": "Find: "}
+    model.default_prompt_name = "query"
+    with pytest.raises(ValueError, match='The prompt "query" is the default'):
+        save_plain(model, tmp_path)
+    echo = last(EchoModule(backbone_path()))
+    echo.prompts = {"query": "Find: "}
+    with pytest.raises(ValueError, match=r"The model has the prompts \['query'\]"):
+        save_plain(echo, tmp_path)
+
+
+def test_a_norm_that_does_more_is_refused(backbone_path, tmp_path):
+    with pytest.raises(ValueError, match="changes more than a vector's length"):
+        save_plain(last(CausalTransformer(backbone_path("gpt2"), output_layer=2, final_norm=False)), tmp_path)
+
+
+def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):
+    monkeypatch.setattr("st_reba.export.plain._normalizers", lambda: [])
+    with pytest.raises(ValueError, match="gives other vectors than the model itself"):
+        save_plain(last(RECIPES["prompteol"](backbone_path())), tmp_path)

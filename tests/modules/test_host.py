@@ -1,0 +1,92 @@
+"""An accelerator works on while the host prepares what comes next, until the host asks it for a number and waits.
+
+The meta device stands in for one: its tensors have shapes and no values, so whatever asks for a value fails.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import batch_to_device
+from transformers import masking_utils
+
+from st_reba import (
+    AttentionPoolingModule,
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EarlyLateModule,
+    EchoModule,
+    KVReroutingModule,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+from st_reba.modules.changes import Steer
+from st_reba.text.layout import Layout
+
+TEXTS = ["one text", "and a longer one, with padding beside it", "", "a third"]
+
+METHODS = [
+    (CausalTransformer, {}),
+    (CausalTransformer, {"rows": "last"}),
+    (CausalTransformer, {"pool_over": "all", "template": "prompteol"}),
+    (CausalTransformer, {"bidirectional_layers": 2}),
+    (CausalTransformer, {"template": "prompteol", "changes": [Steer()]}),
+    (CausalTransformer, {"deterministic": True}),
+    (BidirectionalLastLayer, {}),
+    (EchoModule, {}),
+    (EchoModule, {"rows": "last"}),
+    (EchoModule, {"pool_over": "all"}),
+    (ReBAModule, {}),
+    (ReBAModule, {"rows": "last"}),
+    (ReBAModule, {"normalize_weights": True, "bidirectional_layers": 1}),
+    (ReBAModule, {"chunk_length": 3}),
+    (ReBAModule, {"chunk_length": 3, "rows": "last"}),
+    (RefinedThoughtModule, {"iterations": 3}),
+    (KVReroutingModule, {}),
+    (TokenPrependingModule, {}),
+    (EarlyLateModule, {}),
+    (MetaEOLModule, {"templates": ['In a word, {text}:"', 'In a word, what {text} says:"']}),
+    (AttentionPoolingModule, {}),
+    (ValueAggregationModule, {}),
+]
+
+
+@pytest.fixture
+def transformers_asks_nothing(monkeypatch):
+    """transformers itself asks once a pass, before the first layer, whether positions are of several texts in a row."""
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+
+
+@pytest.mark.parametrize(("made", "settings"), METHODS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_the_host_asks_an_accelerator_nothing(made, settings, backbone_path, transformers_asks_nothing):
+    module = made(backbone_path(), **settings).eval()
+    pool = Pooling(module.get_embedding_dimension(), "lasttoken")
+    with torch.no_grad():
+        expected = pool(module(module.preprocess(TEXTS)))
+        module.to("meta")
+        features = batch_to_device(module.preprocess(TEXTS), torch.device("meta"))
+        found = pool(module(features))
+    for name in ("token_embeddings", "attention_mask", "input_ids", "sentence_embedding"):
+        assert found[name].is_meta
+        assert found[name].shape == expected[name].shape
+    assert found.keys() == expected.keys()
+
+
+def test_a_layout_that_does_not_fit_its_features_is_not_asked():
+    """As where a batch was scattered over several devices, and each was given what the host has of all of it."""
+    whole = Layout(*torch.tensor([[[5, 6, 7], [8, 0, 0]], [[1, 1, 1], [1, 0, 0]], [[0, 0, 0], [0, -1, -1]]]))
+    features = Layout(*(part[1:] for part in (whole.input_ids, whole.attention_mask, whole.copy_index))).features()
+    scattered = Layout.of({**batch_to_device(features, torch.device("meta")), "layout_at_home": whole})
+    with pytest.raises(NotImplementedError, match="meta"):
+        assert scattered.on_host is not whole
+
+
+def test_in_training_features_are_tensors(backbone_path):
+    """Losses of sentence-transformers join them and cut them apart."""
+    module = CausalTransformer(backbone_path()).to("meta")
+    assert "layout_at_home" in module.eval().preprocess(TEXTS)
+    assert all(isinstance(value, torch.Tensor) for value in module.train().preprocess(TEXTS).values())
