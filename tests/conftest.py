@@ -51,7 +51,9 @@ def paired(*axes: Iterable[Any]) -> list[Any]:
     as many rows as the longest has values, and each value; ``make test-long`` takes the product."""
     usual = [[value for value in axis if not hasattr(value, "marks")] for axis in axes]
     chosen = [tuple(axis[row % len(axis)] for axis in usual) for row in range(max(map(len, usual)))]
-    every = itertools.product(*([getattr(value, "values", [value])[0] for value in axis] for axis in axes))
+    every = itertools.product(
+        *([value.values[0] if hasattr(value, "marks") else value for value in axis] for axis in axes)
+    )
     return [*chosen, *(long(*row) for row in every if row not in chosen)]
 
 

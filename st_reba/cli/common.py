@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import wraps
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -48,6 +50,8 @@ def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], C
     What the command does is ``run`` in the file of its name in ``running``, with the same options. That is imported
     when it runs: it takes seconds, which ``--help`` and a refusal need not wait for.
 
+    Options that several commands share may be one parameter of both: a dataclass, each field of which is an option.
+
     Args:
         name: Of the subcommand.
         settings: Of typer's ``command``.
@@ -60,10 +64,32 @@ def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], C
                 check(*args, **options)
                 import_module(f"{__package__}.running.{name}").run(*args, **options)
 
-        app.command(name, **settings)(checked_and_run)
+        app.command(name, **settings)(_by_single_options(checked_and_run))
         return checked_and_run
 
     return made
+
+
+def _by_single_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The same function, of which the fields of each dataclass that it takes are parameters of their own."""
+    asked: list[Parameter] = []
+    gathered: dict[str, tuple[type, list[str]]] = {}
+    for name, parameter in signature(function, eval_str=True).parameters.items():
+        taken = parameter.annotation
+        single = [parameter]
+        if isinstance(taken, type) and is_dataclass(taken):
+            single = [*signature(taken, eval_str=True).parameters.values()]
+            gathered[name] = taken, [field.name for field in single]
+        asked += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in single]
+
+    @wraps(function)
+    def by_single_options(**options: Any) -> None:
+        for name, (taken, fields) in gathered.items():
+            options[name] = taken(**{field: options.pop(field) for field in fields})
+        function(**options)
+
+    vars(by_single_options)["__signature__"] = Signature(asked)
+    return by_single_options
 
 
 class PoolingMode(str, Enum):
@@ -195,7 +221,8 @@ def progress_bar(counted: ProgressColumn | None = None) -> Progress:
     # A task's or a model's name is no markup here either.
     what = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), what, BarColumn(), counted or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
-    return Progress(*columns, console=notes, transient=True)
+    # It is drawn anew in a thread that takes its time from what is measured.
+    return Progress(*columns, console=notes, transient=True, refresh_per_second=4)
 
 
 def marked(text: str, best: bool) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ from .common import (
     BestOption,
     DeviceOption,
     Dtype,
-    LanguageOption,
     LengthOption,
     ModelOption,
     OutOption,
@@ -24,32 +24,15 @@ from .common import (
     command,
     notes,
 )
-from .data import (
-    ColumnsOption,
-    CorpusOption,
-    DataOption,
-    DemoOption,
-    DocumentPromptOption,
-    QrelsOption,
-    QueriesOption,
-    QueryPromptOption,
-    check_given,
-)
+from .data import Given
 from .several import Several
 
 
 @command("compare", cls=Several)
 def compare_command(
+    *,
     model: ModelOption = str(DEMO_MODEL),
-    data: DataOption = None,
-    columns: ColumnsOption = None,
-    queries: QueriesOption = None,
-    corpus: CorpusOption = None,
-    qrels: QrelsOption = None,
-    query_prompt: QueryPromptOption = None,
-    document_prompt: DocumentPromptOption = None,
-    demo: DemoOption = None,
-    language: LanguageOption = None,
+    given: Given,
     words: Annotated[
         Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
     ] = None,
@@ -127,7 +110,7 @@ def compare_command(
             )
     if saved is not None:
         return
-    if mteb and (data or columns or queries or corpus or qrels or demo or query_prompt or document_prompt or words):
+    if mteb and (replace(given, language=None) != Given() or words):
         raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
     if mteb and dry_run:
         raise ValueError("--dry-run counts the texts of --data: mteb's are not known before they are run.")
@@ -137,7 +120,7 @@ def compare_command(
     check_file(words, "--words")
     if repetitions and "all" not in (recipes or []):
         raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
-    if language and mteb:
+    if given.language and mteb:
         raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
-    check_given(data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language)
+    given.check()
     check_model(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from ..data.columns import match_asked
 from ..data.demo import demo_pairs, demo_retrieval
 from ..data.reading import MEASURED
 from ..data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
-from .common import Language, notes
+from .common import Language, LanguageOption, notes
 
 
 class Demo(str, Enum):
@@ -61,77 +61,79 @@ def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
     return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 
-def check_given(
-    data: str | None,
-    *,
-    columns: str | None,
-    queries: str | None,
-    corpus: str | None,
-    qrels: str | None,
-    demo: Demo | None,
-    language: Language | None,
-) -> None:
-    """See that the options for data go together.
+@dataclass(frozen=True)
+class Given:
+    """What is measured on, as these options say it: a command that takes a ``Given`` has each field as an option."""
 
-    Raises:
-        ValueError: If they do not.
-    """
-    parts = {"--queries": queries, "--corpus": corpus, "--qrels": qrels}
-    named = [name for name, value in parts.items() if value is not None]
-    if named and (data is not None or len(named) < len(parts)):
-        raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
-    own = data is not None or named
-    if own and (language or demo):
-        raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
-    if columns is not None:
-        if data is None:
-            raise ValueError("--columns is for --data: it says what that table's columns are called.")
-        match_asked(MEASURED, columns)
+    data: DataOption = None
+    columns: ColumnsOption = None
+    queries: QueriesOption = None
+    corpus: CorpusOption = None
+    qrels: QrelsOption = None
+    query_prompt: QueryPromptOption = None
+    document_prompt: DocumentPromptOption = None
+    demo: DemoOption = None
+    language: LanguageOption = None
 
+    @property
+    def own(self) -> bool:
+        """Whether it is no demo text."""
+        return any(value is not None for value in (self.data, self.queries, self.corpus, self.qrels))
 
-def given(
-    data: str | None = None,
-    *,
-    columns: str | None = None,
-    queries: str | None = None,
-    corpus: str | None = None,
-    qrels: str | None = None,
-    demo: Demo | None = None,
-    language: Language | None = None,
-    query_prompt: str | None = None,
-    document_prompt: str | None = None,
-) -> tuple[Data, str]:
-    """What is to be measured on, and what it is called; tells in a line what was read.
+    @property
+    def demo_language(self) -> Language:
+        """Of the demo texts."""
+        return self.language or Language.en
 
-    Raises:
-        ValueError: If a row cannot be read, or there are prompts for what has no queries.
-        OSError: If something is not there.
-    """
-    prompts = prompts_of(query_prompt, document_prompt)
+    def check(self) -> None:
+        """See that the options go together.
 
-    def tell(line: str) -> None:
-        notes.print(line, soft_wrap=True)
+        Raises:
+            ValueError: If they do not.
+        """
+        parts = (self.queries, self.corpus, self.qrels)
+        named = [part for part in parts if part is not None]
+        if named and (self.data is not None or len(named) < len(parts)):
+            raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
+        if self.own and (self.language or self.demo):
+            raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
+        if self.columns is not None:
+            if self.data is None:
+                raise ValueError("--columns is for --data: it says what that table's columns are called.")
+            match_asked(MEASURED, self.columns)
 
-    if queries is not None and corpus is not None and qrels is not None:
-        found: Data = read_retrieval(queries, corpus, qrels, tell=tell)
-    elif data is not None:
-        found = read_data(data, columns, tell)
-    else:
-        of_the_demo = language or Language.en
-        found = read_data((demo_retrieval if demo is Demo.retrieval else demo_pairs)(of_the_demo.value))
-    if prompts:
-        if not isinstance(found, Retrieval):
-            raise ValueError("--query-prompt and --document-prompt are for retrieval: nothing else here has queries.")
-        found = replace(found, prompts=prompts)
-    return found, described(found, data, queries, language)
+    def read(self) -> Data:
+        """What is to be measured on; tells in a line what was read.
 
+        Raises:
+            ValueError: If a row cannot be read, or there are prompts for what has no queries.
+            OSError: If something is not there.
+        """
 
-def described(found: Data, data: str | None, queries: str | None, language: Language | None) -> str:
-    """What is scored, in a few words."""
-    items = found.noun if isinstance(found, Labelled) else "plain texts"
-    if isinstance(found, Retrieval):
-        items = f"{items} on {len(found.documents)} documents"
-    source = data or queries
-    if source is None:
-        return f"{len(found)} demo {items} in {'Chinese' if language is Language.zh else 'English'}"
-    return f"{len(found)} {items} of {source.rstrip('/').rpartition('/')[2]}"
+        def tell(line: str) -> None:
+            notes.print(line, soft_wrap=True)
+
+        if self.queries is not None and self.corpus is not None and self.qrels is not None:
+            found: Data = read_retrieval(self.queries, self.corpus, self.qrels, tell=tell)
+        elif self.data is not None:
+            found = read_data(self.data, self.columns, tell)
+        else:
+            shipped = demo_retrieval if self.demo is Demo.retrieval else demo_pairs
+            found = read_data(shipped(self.demo_language.value))
+        if prompts := prompts_of(self.query_prompt, self.document_prompt):
+            if not isinstance(found, Retrieval):
+                raise ValueError(
+                    "--query-prompt and --document-prompt are for retrieval: nothing else here has queries."
+                )
+            found = replace(found, prompts=prompts)
+        return found
+
+    def described(self, found: Data) -> str:
+        """What is scored, all that was read or part of it, in a few words."""
+        items = found.noun if isinstance(found, Labelled) else "plain texts"
+        if isinstance(found, Retrieval):
+            items = f"{items} on {len(found.documents)} documents"
+        source = self.data or self.queries
+        if source is None:
+            return f"{len(found)} demo {items} in {'Chinese' if self.demo_language is Language.zh else 'English'}"
+        return f"{len(found)} {items} of {source.rstrip('/').rpartition('/')[2]}"

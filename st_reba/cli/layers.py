@@ -13,38 +13,20 @@ from .common import (
     DeviceOption,
     Dtype,
     DtypeOption,
-    LanguageOption,
     LengthOption,
     ModelOption,
     PoolingMode,
     check_model,
     command,
 )
-from .data import (
-    ColumnsOption,
-    CorpusOption,
-    DataOption,
-    DemoOption,
-    DocumentPromptOption,
-    QrelsOption,
-    QueriesOption,
-    QueryPromptOption,
-    check_given,
-)
+from .data import Given
 
 
 @command("layers")
 def layers_command(
+    *,
     model: ModelOption = str(DEMO_MODEL),
-    data: DataOption = None,
-    columns: ColumnsOption = None,
-    queries: QueriesOption = None,
-    corpus: CorpusOption = None,
-    qrels: QrelsOption = None,
-    query_prompt: QueryPromptOption = None,
-    document_prompt: DocumentPromptOption = None,
-    demo: DemoOption = None,
-    language: LanguageOption = None,
+    given: Given,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")] = Path(
         "st-reba-layers"
     ),
@@ -62,5 +44,5 @@ def layers_command(
     Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
     """
     check_free(out, "--out")
-    check_given(data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language)
+    given.check()
     check_model(model)

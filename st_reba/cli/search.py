@@ -13,7 +13,6 @@ from .common import (
     DeviceOption,
     Dtype,
     DtypeOption,
-    LanguageOption,
     LengthOption,
     ModelOption,
     OutOption,
@@ -22,31 +21,14 @@ from .common import (
     check_places,
     command,
 )
-from .data import (
-    ColumnsOption,
-    CorpusOption,
-    DataOption,
-    DemoOption,
-    DocumentPromptOption,
-    QrelsOption,
-    QueriesOption,
-    QueryPromptOption,
-    check_given,
-)
+from .data import Given
 
 
 @command("search")
 def search_command(
+    *,
     model: ModelOption = str(DEMO_MODEL),
-    data: DataOption = None,
-    columns: ColumnsOption = None,
-    queries: QueriesOption = None,
-    corpus: CorpusOption = None,
-    qrels: QrelsOption = None,
-    query_prompt: QueryPromptOption = None,
-    document_prompt: DocumentPromptOption = None,
-    demo: DemoOption = None,
-    language: LanguageOption = None,
+    given: Given,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
     random: RandomOption = True,
     out: OutOption = None,
@@ -61,5 +43,5 @@ def search_command(
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
     check_places(out, best)
-    check_given(data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language)
+    given.check()
     check_model(model)

@@ -14,7 +14,7 @@ TIMED_BATCHES = 3
 TIMED_TEXTS = 16
 TIMED_ROUNDS = 2
 #: A first round that takes longer is enough: a moment in which something else ran does not show in it.
-TIMED_SECONDS = 20.0
+TIMED_SECONDS = 5.0
 
 
 class Spent(NamedTuple):

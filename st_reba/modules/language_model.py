@@ -39,10 +39,12 @@ _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 class Checked(Published):
     """Classes whose modules are checked when they are whole, and not before."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - of a class
-        module = super().__call__(*args, **kwargs)
-        module.check()
-        return module
+    if not TYPE_CHECKING:
+        # To a type checker a class makes what its constructor says, which pyright would not look at beside this.
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - of a class
+            module = super().__call__(*args, **kwargs)
+            module.check()
+            return module
 
     @property
     def __signature__(cls) -> inspect.Signature:  # noqa: N805 - of a class

@@ -35,6 +35,10 @@ from ..conftest import pipeline
 runner = CliRunner()
 
 
+#: Where it does not matter which recipes are compared.
+TWO = ("--recipes", "classical", "echo-2")
+
+
 def run(*arguments: str, expect: int = 0) -> str:
     result = runner.invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
     assert result.exit_code == expect, result.output
@@ -130,7 +134,7 @@ class TestCompare:
 
     def test_a_stopped_run_goes_on(self, backbone_path, tmp_path, monkeypatch):
         out = tmp_path / "out"
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--out", out)
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", *TWO, "--out", out)
         with monkeypatch.context() as broken:
             broken.setattr(compare, "show", lambda *args: exec("raise ValueError('stopped')"))
             assert "stopped" in run("compare", *options, expect=1)
@@ -143,7 +147,7 @@ class TestCompare:
 
     def test_against_an_older_one(self, backbone_path, tmp_path):
         data = self.pairs(tmp_path)
-        options = ("--model", backbone_path(), "--data", data, "--device", "cpu", "--no-random")
+        options = ("--model", backbone_path(), "--data", data, "--device", "cpu", "--no-random", *TWO)
         old, new = (tmp_path / name / "comparison.json" for name in ("old", "new"))
         run("compare", *options, "--out", old.parent)
         output = run("compare", *options, "--against", old, "--out", new.parent, "--max-seq-length", 6)

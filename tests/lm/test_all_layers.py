@@ -42,7 +42,7 @@ from st_reba import (
 
 from .. import oracles
 from ..backbones import EACH, TEXTS, VOCABULARY
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 #: Modules that begin a pipeline, or read what no text encoder hands on.
 NOT_READERS = {
@@ -109,11 +109,10 @@ def test_every_module_is_known():
     assert found <= {*READERS, *NOT_READERS, *multi_vector, "LSTM"}
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [("llama", "bytes"), ("gpt2", "bert")])
-@pytest.mark.parametrize("reader", READERS)
-def test_what_it_reads_off_transformer(reader, architecture, kind, backbone_path):
+@pytest.mark.parametrize(("reader", "backbone"), paired(READERS, [("llama", "bytes"), ("gpt2", "bert")]))
+def test_what_it_reads_off_transformer(reader, backbone, backbone_path):
     """One text a batch, of every length: there ST's padding, which these modules read too, does not matter."""
-    path = backbone_path(architecture, kind)
+    path = backbone_path(*backbone)
     following = READERS[reader]()
     theirs = st_transformer(path, output_hidden_states=True)
     ours = CausalTransformer(path, pool_over="all", config_kwargs={"output_hidden_states": True}).eval()

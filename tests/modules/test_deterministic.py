@@ -19,7 +19,7 @@ from st_reba import (
 )
 from st_reba.data.demo import DEMO_MODEL
 
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 12, "x" * 90]
 RECIPES = {
@@ -54,8 +54,7 @@ def embedded(model, texts, batch):
 
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "dtype"), paired(RECIPES, ["bfloat16", "float32"]))
 def test_every_batch_gives_the_same_bits(recipe, dtype, backbones):
     made, settings = RECIPES[recipe]
     model = followed(made(backbones[dtype], deterministic=True, **settings), Normalize())
@@ -67,8 +66,7 @@ def test_every_batch_gives_the_same_bits(recipe, dtype, backbones):
     torch.testing.assert_close(embedded(usual, TEXTS, 4).float(), alone.float(), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", [WhiteningTransform, PartwiseWhitening])
+@pytest.mark.parametrize(("kind", "dtype"), paired([WhiteningTransform, PartwiseWhitening], ["bfloat16", "float32"]))
 def test_what_stands_behind_keeps_to_it(kind, dtype, backbones):
     module = CausalTransformer(backbones[dtype], deterministic=True)
     texts = [f"{word} and {other}" for word in "abcdef" for other in "ghijkl"]

@@ -31,7 +31,7 @@ from st_reba.lm.decoder import view
 from st_reba.lm.dry_run import dry_run
 
 from ..backbones import EACH, TEXTS
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 MODULES = {
     "classical": CausalTransformer,
@@ -84,8 +84,7 @@ def mixed_modes(model):
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "falcon"])
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(("kind", "architecture"), paired(MODULES, ["llama", "gemma2_softcap", "falcon"]))
 def test_a_module_leaves_the_backbone_as_it_was(kind, architecture, backbone_path):
     backbone = Transformer(backbone_path(architecture))
     mixed_modes(backbone.model)
@@ -96,8 +95,7 @@ def test_a_module_leaves_the_backbone_as_it_was(kind, architecture, backbone_pat
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", ["llama", "falcon"])
-@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize(("reason", "architecture"), paired(REFUSED, ["llama", "falcon"]))
 def test_a_refused_module_leaves_the_backbone_as_it_was(reason, architecture, backbone_path):
     backbone = Transformer(backbone_path(architecture))
     before, vectors = everything_set_on(backbone.model), pipeline_of(backbone).encode(TEXTS)

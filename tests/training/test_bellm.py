@@ -17,7 +17,7 @@ from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import relative_error
+from ..conftest import first, relative_error
 
 pytest.importorskip("peft")
 
@@ -128,7 +128,7 @@ def test_layers_that_are_not_there(settings):
         add_lora(model, settings(target_modules=("nowhere",)))
 
 
-@pytest.mark.parametrize("layers", ["last", "none"])
+@pytest.mark.parametrize("layers", first(["last", "none"], 1))
 def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatch):
     given = settings(bidirectional_layers=layers)
     before = build_bellm(given).encode(TEXTS)

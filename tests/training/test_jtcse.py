@@ -89,6 +89,7 @@ def test_a_run_does_not_go_on_as_another(changes, named, settings, texts, tmp_pa
         train_jtcse(settings(**(changes or {})), tmp_path / "parts", progress=False)
 
 
+@pytest.mark.long
 def test_the_coin_matters_for_resuming(settings, tmp_path, monkeypatch):
     """Were its state not in the checkpoint, the test above would fail."""
     whole = train_jtcse(settings(), tmp_path / "whole", progress=False)

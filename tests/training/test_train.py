@@ -12,11 +12,13 @@ from sentence_transformers.sentence_transformer.losses import (
 from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule
 
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "mistral_window", "bloom"])
-@pytest.mark.parametrize("settings", [{}, {"rows": "last"}, {"normalize_weights": True}])
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    paired(["llama", "gemma2_softcap", "mistral_window", "bloom"], [{}, {"rows": "last"}, {"normalize_weights": True}]),
+)
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_gradients_are_those_of_the_paper(architecture, settings, backbone_path, eager, token_ids):
     """Through the states and through the weights: against autograd on the stored maps."""
@@ -99,8 +101,10 @@ def test_gradients_pass_through_bidirectional_layers(module_class, backbone_path
         assert parameter.grad.norm() > 0, name
 
 
-@pytest.mark.parametrize("loss_class", [MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss])
-@pytest.mark.parametrize("module_class", [EchoModule, ReBAModule])
+@pytest.mark.parametrize(
+    ("loss_class", "module_class"),
+    paired([MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss], [EchoModule, ReBAModule]),
+)
 def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
     model = pipeline(module_class(backbone_path()))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -11,11 +11,11 @@ from ...compare.results import Comparison
 from ...compare.run import compare, compare_tasks, texts_of, work
 from ...compare.workload import Forecast, memory, speed
 from ...data.demo import demo_questions, demo_sentences
-from ...data.tables import Labelled, read_texts
+from ...data.tables import Data, Labelled, read_texts
 from ...evaluation import OddOneOutEvaluator
 from ...modules import CausalModule
 from ..common import Dtype, Language, console, notes
-from ..data import Demo, given
+from ..data import Demo, Given
 from . import search as searching
 from .models import check_devices, load_fastest
 from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write
@@ -27,15 +27,7 @@ _REPETITIONS = 3
 def run(
     *,
     model: str,
-    data: str | None,
-    columns: str | None,
-    queries: str | None,
-    corpus: str | None,
-    qrels: str | None,
-    query_prompt: str | None,
-    document_prompt: str | None,
-    demo: Demo | None,
-    language: Language | None,
+    given: Given,
     words: Path | None,
     mteb: list[str] | None,
     mteb_results: Path | None,
@@ -59,10 +51,8 @@ def run(
     """Compare, show what was found, and write it."""
     if search:
         searching.run(
-            model=model, data=data, columns=columns, queries=queries, corpus=corpus, qrels=qrels,
-            query_prompt=query_prompt, document_prompt=document_prompt, demo=demo, language=language, seed=seed,
-            random=random, out=out, best=best, batch_size=batch_size, max_seq_length=max_seq_length,
-            dtype=dtype, device=device,
+            model=model, given=given, seed=seed, random=random, out=out, best=best, batch_size=batch_size,
+            max_seq_length=max_seq_length, dtype=dtype, device=device,
         )  # fmt: skip
         return
     old = None if against is None else Comparison.load(against)
@@ -75,15 +65,12 @@ def run(
     with_page = has_page(out)
     check_devices(device)
     tasks = resolve_tasks(mteb) if mteb else []
-    texts, measured_on = ([], f"{len(tasks)} tasks of mteb") if tasks else given(
-        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
-        query_prompt=query_prompt, document_prompt=document_prompt,
-    )  # fmt: skip
+    texts: Data = [] if tasks else given.read()
+    measured_on = f"{len(tasks)} tasks of mteb" if tasks else given.described(texts)
     if best is not None and not tasks and not isinstance(texts, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
-    own = bool(tasks or data or queries)
-    shipped = None if own else language or Language.en
-    questions = None if tasks else _questions(words, None if demo is Demo.retrieval else shipped)
+    shipped = None if tasks or given.own else given.demo_language
+    questions = None if tasks else _questions(words, None if given.demo is Demo.retrieval else shipped)
     fit_on = None if fit_texts is None else read_texts(fit_texts)
     plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
     asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)

@@ -20,8 +20,8 @@ from ...files import whole_directory
 from ...modules import CausalTransformer, EchoModule
 from ...optional import require_matplotlib
 from ...text.templates import Template
-from ..common import Dtype, Language, PoolingMode, console, marked, progress_bar
-from ..data import Demo, given
+from ..common import Dtype, PoolingMode, console, marked, progress_bar
+from ..data import Given
 from .models import check_devices, load, placement
 
 # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
@@ -31,15 +31,7 @@ _EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm
 def run(
     *,
     model: str,
-    data: str | None,
-    columns: str | None,
-    queries: str | None,
-    corpus: str | None,
-    qrels: str | None,
-    query_prompt: str | None,
-    document_prompt: str | None,
-    demo: Demo | None,
-    language: Language | None,
+    given: Given,
     out: Path,
     pooling: PoolingMode,
     template: str | None,
@@ -51,10 +43,7 @@ def run(
     """Read every layer, write tables and plots, and show the table."""
     require_matplotlib()
     check_devices(device)
-    labelled, called = given(
-        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
-        query_prompt=query_prompt, document_prompt=document_prompt,
-    )  # fmt: skip
+    labelled = given.read()
     if not isinstance(labelled, Labelled):
         raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
     scored = task_of(labelled)
@@ -87,7 +76,7 @@ def run(
         dependency.draw(scratch / "dependency.png")
     shown = "the demo LM" if model == str(DEMO_MODEL) else model
     metric = scored.metrics()[0]
-    title = f"{shown}, {pooling.value} pooling, {called}"
+    title = f"{shown}, {pooling.value} pooling, {given.described(labelled)}"
     # Not the table's own title, which would be broken where the table ends.
     console.print(Text(title, style="italic"), soft_wrap=True)
     console.print(_layers_table(turning_point, dependency, metric.metric))

@@ -9,8 +9,8 @@ from ...compare.search import Found, with_selection
 from ...compare.search import search as run_search
 from ...data.tables import Labelled
 from ...modules import CausalModule, CausalTransformer
-from ..common import Dtype, Language, progress_bar
-from ..data import Demo, described, given
+from ..common import Dtype, progress_bar
+from ..data import Given
 from .models import check_devices, load, placement
 from .showing import has_page, kept, running, show, typed, write
 
@@ -18,15 +18,7 @@ from .showing import has_page, kept, running, show, typed, write
 def run(
     *,
     model: str,
-    data: str | None,
-    columns: str | None,
-    queries: str | None,
-    corpus: str | None,
-    qrels: str | None,
-    query_prompt: str | None,
-    document_prompt: str | None,
-    demo: Demo | None,
-    language: Language | None,
+    given: Given,
     seed: int,
     random: bool,
     out: Path | None,
@@ -39,10 +31,7 @@ def run(
     """Search, show what was found beside its controls, and write it."""
     with_page = has_page(out)
     check_devices(device)
-    labelled, _ = given(
-        data, columns=columns, queries=queries, corpus=corpus, qrels=qrels, demo=demo, language=language,
-        query_prompt=query_prompt, document_prompt=document_prompt,
-    )  # fmt: skip
+    labelled = given.read()
     if not isinstance(labelled, Labelled):
         raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
     device, dtype = placement(device, dtype)
@@ -52,7 +41,7 @@ def run(
     total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
     with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
         found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
-    on = f"{described(chosen.held_out, data, queries, language)}, held out"
+    on = f"{given.described(chosen.held_out)}, held out"
     found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
     show(found)
     write(found, recipes, out, with_page, best)

@@ -95,6 +95,17 @@ def tiny(**changes) -> Comparison:
     return dataclasses.replace(Comparison("a model", "texts", tasks, results), **changes)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports with empty pictures, for what stands around them: to draw takes most of the time."""
+
+    def drawn(figure, name, alt, directory, narrow=None):
+        nothing = report.Picture("data:,", "data:,")
+        return report.Drawing(name, alt, nothing, None if narrow is None else nothing)
+
+    monkeypatch.setattr(report, "_draw", drawn)
+
+
 def page_of(comparison: Comparison, tmp_path) -> tuple[str, Page]:
     text = write_report(comparison, tmp_path / "out").read_text(encoding="utf-8")
     return text, Page(text)
@@ -125,7 +136,7 @@ def test_every_recipe_and_score_is_in_the_table(demo):
     assert page.all("summary")[0] == f"{len(shown) - 1 - report._OPEN_ROWS} more recipes"
 
 
-def test_what_the_recipes_are(tmp_path):
+def test_what_the_recipes_are(tmp_path, undrawn):
     text, page = page_of(tiny(), tmp_path)
     assert "What the recipes are" in text
     assert ("Echo-2" in page.all("dt"), SAYS in page.all("dd")) == (True, True)
@@ -146,7 +157,7 @@ def test_rows_are_sorted_and_controls_set_apart(demo):
     assert shown == sorted(shown, reverse=True)
 
 
-def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
+def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
     _, page = page_of(tiny(), tmp_path)
     rows = page.rows()
     assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 [3.500, 4.500]", "2.0×", "5.0"]
@@ -161,7 +172,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     assert page.all("strong") == ["bold", "70.0", "3.000"]
 
 
-def test_the_answer_comes_first_and_then_what_to_type(demo, tmp_path):
+def test_the_answer_comes_first_and_then_what_to_type(demo, tmp_path, undrawn):
     comparison, _, page = demo
     assert page.all("p", class_="first") == [comparison.answer]
     assert [tag for tag, attributes, _ in page.elements if tag in ("section", "figure", "table")][:3] == [
@@ -284,7 +295,7 @@ def test_what_was_not_timed_is_empty_in_the_csv(tmp_path):
     )
 
 
-def test_a_row_names_what_it_stands_for(tmp_path):
+def test_a_row_names_what_it_stands_for(tmp_path, undrawn):
     found = tiny()
     first = dataclasses.replace(found.results[0], same_as=("ReBA-1", "Bidirectional"))
     _, page = page_of(dataclasses.replace(found, results=[first, *found.results[1:]]), tmp_path)
@@ -332,7 +343,7 @@ def test_proxies_are_called_so(tmp_path):
     assert not (tmp_path / "out" / "cost.png").exists()
 
 
-def test_some_proxies_are_named(tmp_path):
+def test_some_proxies_are_named(tmp_path, undrawn):
     comparison = tiny()
     tasks = [comparison.tasks[0], dataclasses.replace(comparison.tasks[1], proxy=True)]
     _, page = page_of(dataclasses.replace(comparison, tasks=tasks), tmp_path)
@@ -352,7 +363,7 @@ def test_a_score_that_is_no_number(tmp_path):
     assert page.rows()[3] == ["ReBA-2 mean", "n/a", "–not applicable", "2.0×", "5.0"]
 
 
-def test_a_long_page_folds(tmp_path, monkeypatch):
+def test_a_long_page_folds(tmp_path, monkeypatch, undrawn):
     monkeypatch.setattr(report, "_OPEN_ROWS", 2)
     comparison = samples.cmteb()
     small = dataclasses.replace(comparison, tasks=comparison.tasks[:4], results=comparison.results[-12:])

@@ -222,9 +222,15 @@ def test_the_report_says_how_much_was_selection(backbone, pairs, found):
     assert {f"Random weights, {chosen}", "Bag of input embeddings, mean"} <= set(scores)
 
 
+def shown(backbone, found):
+    """What was chosen, on the other half, without controls: they are shown above."""
+    recipes = Recipes(backbone, found.recipes(), controls=False)
+    return compare(recipes, found.held_out, chosen=found.chosen, random=False)
+
+
 def test_nothing_better_is_said(backbone, pairs):
     found = search(backbone, pairs, every=[PLAIN])
-    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen))
+    comparison = with_selection(found, shown(backbone, found))
     assert comparison.verdict[1] == "It found nothing better than the recipe without any choice."
 
 
@@ -239,10 +245,12 @@ def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
 @pytest.mark.parametrize("kind", ["classes", "triplets", "retrieval"])
 def test_other_tasks(kind, backbone, pairs):
     """Chosen on one half, shown on the other; a score is what the ready model gets there."""
+    retrieval = read_data(demo_retrieval("en"))
+    documents = {key: retrieval.documents[key] for keys in retrieval.relevant.values() for key in keys}
     data = {
         "classes": Pairs(pairs.first, pairs.second, [float(score > 2) for score in pairs.scores]),
         "triplets": Triplets(pairs.first, pairs.second, pairs.second[::-1]),
-        "retrieval": dataclasses.replace(read_data(demo_retrieval("en")), prompts={"query": "query: "}),
+        "retrieval": dataclasses.replace(retrieval, documents=documents, prompts={"query": "query: "}),
     }[kind]
     every = [candidate for candidate in few() if candidate.row.name == "Classical" and not candidate.filter]
     found = search(backbone, data, every=every)
@@ -255,7 +263,7 @@ def test_other_tasks(kind, backbone, pairs):
         model.prompts = dict(task_of(data).prompts)
         scores.append(evaluator(model)[evaluator.primary_metric])
     assert found.gain == pytest.approx(scores[0] - scores[1], abs=1e-3)
-    comparison = with_selection(found, compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen))
+    comparison = with_selection(found, shown(backbone, found))
     assert f"{len(found.held_out)} other {data.noun}" in comparison.verdict[0]
 
 
