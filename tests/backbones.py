@@ -180,3 +180,9 @@ def encoder(name: str, seed: int = 0, **settings):
     torch.manual_seed(seed)
     config = getattr(transformers, config_class)(**{**sizes, **own, **settings})
     return randomize(AutoModel.from_config(config).eval().float())
+
+
+def own(model: Path) -> Path:
+    """Where the backbone of a saved model lies, with the settings of its module."""
+    [found] = model.glob("0_*")
+    return found

@@ -56,7 +56,8 @@ def test_a_killed_run_goes_on(encoder, texts, expected, tmp_path):
         encode_file(encoder, texts, tmp_path / "a.parquet", chunk_size=8, on_progress=stop)
     with pytest.raises(ValueError, match="chunk_tokens 4 "):
         encode_file(Encoder(encoder.model), texts, tmp_path / "a.parquet", chunk_size=8)
-    assert encode_file(encoder, texts, tmp_path / "a.parquet", chunk_size=8).resumed == 8
+    # The chunk that was being written, too.
+    assert encode_file(encoder, texts, tmp_path / "a.parquet", chunk_size=8).resumed == 16
     check(parquet.read_table(tmp_path / "a.parquet"), expected)
 
 

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from st_reba import CausalTransformer, EmbeddingFilter, LayerwiseAutoencoder, ReBAModule, TwinTower
 from st_reba.modules.lm_head import head_blocks
 
-from ..backbones import TEXTS
+from ..backbones import TEXTS, own
 from ..conftest import examples, pipeline, relative_error
 
 SETTINGS = "sentence_bert_config.json"
@@ -59,12 +59,6 @@ def model_of(originals, tmp_path):
         return tmp_path / "model"
 
     return copy
-
-
-def own(model: Path) -> Path:
-    """Where the backbone of a saved model lies."""
-    [found] = model.glob("0_*")
-    return found
 
 
 def change(path: Path, *, remove: tuple[str, ...] = (), **settings) -> None:

@@ -96,8 +96,8 @@ def test_the_part_is_not_run(backbone_path):
 def test_it_is_saved_where_it_is_asked_for(shared, tmp_path):
     for readout in ("layer", "before_mlp"):
         pipeline(CausalTransformer(shared(), readout=readout)).save_pretrained(str(tmp_path / readout))
-    configs = [json.loads((tmp_path / name / "sentence_bert_config.json").read_text()) for name in
-               ("layer", "before_mlp")]  # fmt: skip
+    settings = "0_CausalTransformer/sentence_bert_config.json"
+    configs = [json.loads((tmp_path / name / settings).read_text()) for name in ("layer", "before_mlp")]
     assert "readout" not in configs[0]
     assert configs[1]["readout"] == "before_mlp"
     assert "changes" not in configs[1]

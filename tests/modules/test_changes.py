@@ -349,7 +349,7 @@ class TestWhatIsRefused:
 class TestSaved:
     def saved(self, module, path):
         pipeline(module).save_pretrained(str(path))
-        return path / "sentence_bert_config.json"
+        return path / f"0_{type(module).__name__}" / "sentence_bert_config.json"
 
     def test_by_its_key(self, loaded, tmp_path):
         config = json.loads(self.saved(EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE]), tmp_path)

@@ -33,7 +33,7 @@ from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.templates import normalized
 
 from .. import oracles
-from ..backbones import EACH, TEXTS
+from ..backbones import EACH, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
 
 RECIPE = {"pool_over": "all", "rows": "last", "normalize_text": True}
@@ -234,7 +234,7 @@ class TestTokenization:
     def test_what_0_1_saved_is_in_pieces(self, module_class, greedy, tmp_path):
         model = pipeline(module_class(greedy[0], tokenization="pieces"), "lasttoken")
         model.save_pretrained(str(tmp_path))
-        path = tmp_path / "sentence_bert_config.json"
+        path = own(tmp_path) / "sentence_bert_config.json"
         config = json.loads(path.read_text())
         del config["tokenization"]
         path.write_text(json.dumps(config))

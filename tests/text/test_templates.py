@@ -22,7 +22,7 @@ from st_reba import (
 )
 from st_reba.text.templates import PRESETS, normalized
 
-from ..backbones import EACH, TEXTS
+from ..backbones import EACH, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
 
 FAMILY = [name for name, preset in PRESETS.items() if preset.rows == "last"]
@@ -113,7 +113,7 @@ def test_a_model_of_version_0_1_is_read_as_it_was(backbone_path, tmp_path):
     settings = {"pool_over": "all", "rows": "last", "normalize_text": False, "output_layer": -1, "final_norm": True}
     model = pipeline(CausalTransformer(backbone_path(), template="knowledge", **settings), "lasttoken")
     model.save_pretrained(str(tmp_path))
-    file = tmp_path / "sentence_bert_config.json"
+    file = own(tmp_path) / "sentence_bert_config.json"
     config = json.loads(file.read_text())
     del config["final_norm"]
     file.write_text(json.dumps({**config, "output_layer": None}))

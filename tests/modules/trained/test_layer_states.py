@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba import CausalTransformer, LayerStates
 
 from ... import oracles
-from ...backbones import EACH, TEXTS
+from ...backbones import EACH, TEXTS, own
 from ...conftest import examples, pipeline, relative_error
 
 
@@ -153,7 +153,7 @@ def test_backbones_that_cannot_be_read(backbone_path):
 def test_version_0_1_handed_on_all_tokens_in_any_case(shared, tmp_path):
     pipeline(LayerStates(shared(), rows="last")).save_pretrained(str(tmp_path))
     assert SentenceTransformer(str(tmp_path), device="cpu")[0].rows == "last"
-    path = tmp_path / "sentence_bert_config.json"
+    path = own(tmp_path) / "sentence_bert_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({name: config[name] for name in config.keys() - {"final_norm", "tokenization"}}))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")

@@ -11,7 +11,7 @@ from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
 from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
-from ...backbones import EACH, TEXTS
+from ...backbones import EACH, TEXTS, own
 from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -139,7 +139,7 @@ def test_a_model_of_version_0_1_is_steered_as_it_was(shared, tmp_path):
     settings = {"template": TEMPLATES["prompteol"], "contrast_layer": 0, "scale": 0.5, "normalize_text": False}
     model = pipeline(ContrastivePromptingModule(shared(), **settings, output_layer=2), "lasttoken")
     model.save_pretrained(str(tmp_path))
-    config = json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    config = json.loads((own(tmp_path) / "sentence_bert_config.json").read_text())
     assert settings.items() <= config.items()
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
     assert (loaded[0].contrast_layer, loaded[0].scale, loaded[0].output_layer) == (0, 0.5, 2)

@@ -14,7 +14,7 @@ from st_reba import CausalTransformer, TokenPrependingModule
 from st_reba.modules.changes.prepend import Slots
 
 from ... import backbones, oracles
-from ...backbones import EACH, TEXTS
+from ...backbones import EACH, TEXTS, own
 from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -107,7 +107,7 @@ class TestOnDisk:
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
-        assert list(load_file(tmp_path / Slots.FILE)) == ["initial_state"]
+        assert list(load_file(own(tmp_path) / Slots.FILE)) == ["initial_state"]
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert torch.equal(loaded[0].initial_state, model[0].initial_state)
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
@@ -115,13 +115,13 @@ class TestOnDisk:
     @pytest.mark.parametrize("state", [{"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}])
     def test_a_vector_of_another_model(self, state, shared, tmp_path):
         pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
-        save_file(state, str(tmp_path / Slots.FILE))
+        save_file(state, str(own(tmp_path) / Slots.FILE))
         with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 values'):
             SentenceTransformer(str(tmp_path), device="cpu")
 
     def test_a_hostile_template(self, shared, tmp_path):
         pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
-        path = tmp_path / "sentence_bert_config.json"
+        path = own(tmp_path) / "sentence_bert_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "template": "{prepend.__class__}{text}"}))
         with pytest.raises(ValueError, match=r"must have one \{prepend\}"):
             SentenceTransformer(str(tmp_path), device="cpu")
