@@ -73,7 +73,7 @@ def rows_of(
         spent = seconds(folds, device, rounds, runs)
     ratios = [a / b for a, b in zip(spent[KERNEL], spent[WRITTEN_OUT], strict=True)]
     how = f"times by the clock, median of {rounds} interleaved rounds of {runs} runs"
-    shared = {"tokens": length, "batch": source.batch, "how": how}
+    shared: dict[str, Value] = {"tokens": length, "batch": source.batch, "how": how}
     return [
         {**shared, "quantity": "time of the maximum in a layer", "contender": f"{KERNEL}, {form}",
          "unit": f"{WRITTEN_OUT}, {form}", "value": round(median(ratios), 4), "low": round(min(ratios), 4),

@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pivot import Conditions, Store
 
@@ -283,9 +283,9 @@ class ByCost(Picture):
             found = store.find("scores", {**own, **where})
             cost: Any = times.get(f"{named.recipe}, {named.pooling}")
             if found is not None and cost is not None:
-                bounds: Any = [found[name] for name in ("score", "low", "high")]
+                score, low, high = (cast(float, found[name]) for name in ("score", "low", "high"))
                 name = named.recipe if names.count(named.recipe) == 1 else f"{named.recipe}, {named.pooling}"
-                points.append(Point(name, cost, *bounds, named.right, named.up))
+                points.append(Point(name, cost, score, low, high, named.right, named.up))
         levels: Any = {
             series.title: found["score"]
             for series in self.levels

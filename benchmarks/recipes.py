@@ -13,6 +13,7 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import cast
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -23,7 +24,7 @@ from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer
 from st_reba.catalogue import default_recipes
 from st_reba.compare.timing import costs, timed_batches
-from st_reba.data.demo import demo_sentences
+from st_reba.data.demo import Language, demo_sentences
 
 UNIT = "Classical, mean"
 
@@ -39,7 +40,7 @@ def measured(path: str, dtype: str, language: str, batch_size: int, repetitions:
             models[f"{recipe.method}, {recipe.pooling}"] = recipe.pooled(backbone)
         except ValueError as error:
             print(f"{recipe.name} is left out: {error}")
-    batches = timed_batches(demo_sentences(language), batch_size)
+    batches = timed_batches(demo_sentences(cast(Language, language)), batch_size)
     for model in models.values():
         model.encode(batches[-1][:2], show_progress_bar=False)
     spent = costs(models, batches)

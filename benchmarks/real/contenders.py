@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba.catalogue import POOLINGS, Row, find
-from st_reba.data.demo import demo_sentences
+from st_reba.data.demo import Language, demo_sentences
 from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
@@ -226,7 +226,7 @@ def late_interaction(key: str) -> Tokens:
 
     def make(backbone: CausalModule, language: str) -> Any:
         module = row.module(backbone, **row.arguments("mean"))
-        return multi_vector_encoder(module, dimension=DIMENSION, fit_texts=demo_sentences(language))
+        return multi_vector_encoder(module, dimension=DIMENSION, fit_texts=demo_sentences(cast(Language, language)))
 
     return Tokens(f"{row.name}, late interaction", "", make)
 
@@ -235,7 +235,7 @@ def static() -> Dense:
     """The table of the vocabulary's vectors, at the usual layer."""
 
     def make(backbone: CausalModule, language: str) -> SentenceTransformer:
-        return static_model(backbone, demo_sentences(language))
+        return static_model(backbone, demo_sentences(cast(Language, language)))
 
     return Dense("Static", "", make, ("",))
 

@@ -49,7 +49,7 @@ class LateInteraction:
         """For each query the documents that score highest, at most so many: their indices and scores, falling."""
         asked = self._encoded(queries, "encode_query")
         best: Tensor | None = None
-        where = torch.empty(0)
+        where = torch.empty(0, dtype=torch.float32)
         for start in range(0, len(documents), self.chunk_size):
             chunk = self._encoded(documents[start : start + self.chunk_size], "encode_document")
             scores = self.model.similarity(asked, chunk).cpu()

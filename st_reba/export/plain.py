@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -92,7 +92,12 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
             "Normalize."
         )
-    if not module.tokenizer.is_fast:
+    if module.copies > 2:
+        raise ValueError(
+            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the parts of "
+            "all copies, which takes minutes. Two copies can be exported."
+        )
+    if not getattr(module.tokenizer, "is_fast", False):
         raise ValueError(f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.")
     literal = any(module._template.literals)
     if literal and module.tokenization == "whole" and not pieces:
@@ -245,8 +250,8 @@ def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | No
         {"idx": i, "name": str(i), "path": f"{i}_{part}" if i else "", "type": f"{_MODULES}.{part}"}
         for i, part in enumerate(parts)
     ]
-    pooling = model[1]
-    mode = {"mean": "mean_tokens"}.get(pooling.pooling_mode, pooling.pooling_mode)
+    pooling = cast(Pooling, model[1])
+    mode = {"mean": "mean_tokens"}.get(str(pooling.pooling_mode), pooling.pooling_mode)
     settings = {
         "modules.json": modules,
         "config_sentence_transformers.json": {
@@ -278,8 +283,8 @@ def _compare(model: SentenceTransformer, module: CausalModule, directory: Path) 
     ours = SentenceTransformer(modules=[module, *list(model.children())[1:]], device=str(model.device))
     dtype = module.model.dtype
     plain = SentenceTransformer(str(directory), device=str(model.device), model_kwargs={"dtype": dtype})
-    vectors = [torch.from_numpy(each.encode(list(_PROBES))).double() for each in (ours, plain)]
-    furthest = float((1 - torch.cosine_similarity(*vectors)).max())
+    first, second = (torch.from_numpy(each.encode(list(_PROBES))).double() for each in (ours, plain))
+    furthest = float((1 - torch.cosine_similarity(first, second)).max())
     if not furthest <= _SAME.get(dtype, _SAME_IN_HALF) or not np.isfinite(furthest):
         raise ValueError(
             f"The exported model gives other vectors than the model itself (cosine distance {furthest:.1g} at most): "

@@ -40,8 +40,9 @@ class DocumentChunks:
     vectors: np.ndarray
 
 
+# A string is a sequence of strings; the first that fits counts.
 @overload
-def encode_chunks(
+def encode_chunks(  # type: ignore[overload-overlap]
     model: SentenceTransformer,
     texts: str,
     *,

@@ -99,14 +99,14 @@ def test_targets_say_what_was_asked_and_seen(tmp_path: Path):
 
 
 def test_precisions_become_rows(tmp_path: Path):
-    labels = np.arange(6.0)
-    swapped = np.array([0.0, 1, 2, 3, 5, 4])
+    labels = np.arange(6, dtype=np.float32)
+    swapped = np.array([0, 1, 2, 3, 5, 4], dtype=np.float32)
     found = {
         ("float32", "Echo"): precision.Measured([2.0, 4.0], [labels[:3], labels[3:]]),
         ("bfloat16", "Echo"): precision.Measured([1.0, 1.0], [labels[:3], swapped[3:]]),
     }
     rows = precision.rows(found, labels, tokens=60, how="6 pairs")
-    where = {**WHERE, "table": "precision", "model": "a Llama", "batch": 32}
+    where: records.Record = {**WHERE, "table": "precision", "model": "a Llama", "batch": 32}
     records.append("cost", [{**row, **where} for row in rows], tmp_path)
     shown = blocks.BLOCKS["speed-precision"].render(Store(tmp_path), tmp_path / "page.md").splitlines()
     assert shown[-2] == "| Echo | float32 | 10 |  | 100.00 |  |"

@@ -29,7 +29,6 @@ RECIPES = {
     "early-exit-before-the-norm": lambda path: CausalTransformer(path, output_layer=2, final_norm=False),
     "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
     "echo": lambda path: EchoModule(path),
-    "echo-3": lambda path: EchoModule(path, repetitions=3),
     "springer": lambda path: EchoModule(path, template="springer", pool_over="all"),
 }
 
@@ -122,6 +121,7 @@ _NORMALIZERS = _normalizers()
         (lambda path: last(KVReroutingModule(path, hybrid=False)), "KVReroutingModule does more than one causal pass"),
         (lambda path: last(CausalTransformer(path, bidirectional_layers=1)), "runs the language model unchanged"),
         (lambda path: pipeline(CausalTransformer(path, template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
+        (lambda path: last(EchoModule(path, repetitions=3)), r"keeps every combination .* Two copies can be exported"),
         (lambda path: pipeline(EchoModule(path)), r'Build it with Pooling\("lasttoken"\)'),
         (lambda path: pipeline(CausalTransformer(path, final_norm=False), "lasttoken"), "Add Normalize"),
         (lambda path: last(CausalTransformer(path, template="prompteol")), r"tokenised as one string.*\(--pieces\)"),

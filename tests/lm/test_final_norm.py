@@ -12,7 +12,7 @@ from transformers import AutoModel
 from st_reba import CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
 
-from ..backbones import EACH, TEXTS
+from ..backbones import EACH, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
 from ..modules.test_invariance import RECIPES
 from ..readers.test_layers import final_norm
@@ -58,7 +58,7 @@ def test_it_is_saved(backbone_path, tmp_path):
     assert loaded[0].final_norm is False
     assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
     # The norm is still there, for whoever wants it.
-    again = AutoModel.from_pretrained(str(tmp_path))
+    again = AutoModel.from_pretrained(str(own(tmp_path)))
     assert torch.equal(again.norm.weight, model[0].model.norm.weight)
 
 

@@ -129,6 +129,8 @@ def test_every_module_takes_a_file(files, cache):
     classes = {name: getattr(st_reba, name) for name in st_reba.__all__ if isinstance(getattr(st_reba, name), type)}
     causal = {name: kind for name, kind in classes.items() if issubclass(kind, st_reba.modules.CausalModule)}
     assert {"ReBAModule", "EchoModule", "RefinedThoughtModule", "InputEmbeddings", "LayerStates"} <= set(causal)
+    # Its answers are to be tokens, and this vocabulary has them not.
+    del causal["RerankModule"]
     for name, kind in causal.items():
         assert kind(str(files())).model.config.hidden_size == ggufs.BLOCK, name
 

@@ -114,9 +114,9 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
     widths = []
     original = ReBAModule._maximum
 
-    def noted(self, keys, queries):
+    def noted(self, keys, queries, *rest):
         widths.append(keys.shape[1])
-        return original(self, keys, queries)
+        return original(self, keys, queries, *rest)
 
     monkeypatch.setattr(ReBAModule, "_maximum", noted)
     alone = RecipeSweep(backbone, poolings=["lasttoken"]).encode([*TEXTS, *LONG, ""])

@@ -40,12 +40,15 @@ def test_a_prompt_is_read_at_its_end(template, module_class, shared):
     module = module_class(shared(), template=template)
     layer, norm = (2, False) if template in LAST_BUT_ONE else (None, True)
     assert module.template == TEMPLATES[template]
-    assert reading(module) == ("all", "last", True, layer, norm)
+    # PromptReps asks for a word that is to be found as it is written.
+    lowered = not template.startswith("promptreps")
+    assert reading(module) == ("all", "last", lowered, layer, norm)
 
 
 def test_the_family_is_that_of_prompteol():
     assert [name.removesuffix("-zh") for name in FAMILY] == [
-        *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum") * 2
+        *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum") * 2,
+        *("promptreps", "promptreps"),
     ]
 
 

@@ -16,7 +16,7 @@ from st_reba.text.templates import TEMPLATES, preset
 from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
 from ... import backbones
-from ...backbones import TEXTS
+from ...backbones import TEXTS, own
 from ...conftest import relative_error
 
 PROMPTS = dict(preset("promptreps").prompts)
@@ -88,7 +88,7 @@ def test_saved_and_loaded_without_a_flag(tied, saved, tmp_path):
     encoder = SparseEncoder(modules=[PromptRepsModule(path, expansion=3, stop_words=["dog"])], device="cpu",
                             prompts=PROMPTS)  # fmt: skip
     encoder.save_pretrained(str(tmp_path / "model"))
-    assert (tmp_path / "model" / "lm_head.safetensors").exists() != tied
+    assert (own(tmp_path / "model") / "lm_head.safetensors").exists() != tied
     again = SparseEncoder(str(tmp_path / "model"), device="cpu")
     assert again[0].stop_words == ["dog"]
     assert again.prompts == PROMPTS
@@ -103,7 +103,7 @@ def test_a_head_of_another_model_is_refused(saved, tmp_path):
 
     _, path = saved()
     SparseEncoder(modules=[PromptRepsModule(path)], device="cpu").save_pretrained(str(tmp_path))
-    save_file({"weight": torch.zeros(4, 5)}, str(tmp_path / "lm_head.safetensors"))
+    save_file({"weight": torch.zeros(4, 5)}, str(own(tmp_path) / "lm_head.safetensors"))
     with pytest.raises(ValueError, match="lm_head.safetensors has no head of this model: save the model again"):
         SparseEncoder(str(tmp_path), device="cpu")
 
