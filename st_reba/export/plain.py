@@ -94,8 +94,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
         )
     if module.copies > 2:
         raise ValueError(
-            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the parts of "
-            "all copies, which takes minutes. Two copies can be exported."
+            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the "
+            "parts of all copies, which takes minutes. Two copies can be exported."
         )
     if not getattr(module.tokenizer, "is_fast", False):
         raise ValueError(f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.")

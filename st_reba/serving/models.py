@@ -252,13 +252,15 @@ _HINTS = {
 
 
 def _check_kind(path: str, revision: str | None, wanted: str) -> None:
+    """Refuse what is saved as another class of sentence-transformers'; what is not saved as one is not known here."""
     settings = load_file_path(path, "config_sentence_transformers.json", revision=revision)
     if settings is not None:
         kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
+    elif load_file_path(path, "modules.json", revision=revision) is not None:
+        kind = "SentenceTransformer"
     else:
-        # A CrossEncoder may be saved as transformers' classifier alone.
-        has_modules = load_file_path(path, "modules.json", revision=revision) is not None
-        kind = "SentenceTransformer" if has_modules else "CrossEncoder"
+        # A bare language model, which is no embedder, or a CrossEncoder saved as transformers' classifier alone.
+        return
     if kind != wanted:
         hint = _HINTS.get(kind, "serve gives one vector a text, or orders texts by a CrossEncoder")
         raise ValueError(f"The model {path} is a saved {kind}; {hint}.")

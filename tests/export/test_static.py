@@ -179,7 +179,7 @@ class TestCommand:
         )
 
     def test_something_must_be_asked_for(self, backbone_path):
-        assert "What is exported is one of --static: give" in self.run("--model", backbone_path(), expect=1)
+        assert "What is exported is one of --static, --plain: give" in self.run("--model", backbone_path(), expect=1)
 
     def test_a_refusal_leaves_nothing(self, backbone_path, tmp_path):
         output = self.run("--model", backbone_path(), "--static", tmp_path / "out", "--layer", 9, expect=1)
