@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from starlette.testclient import TestClient
@@ -36,6 +37,7 @@ def reranker_path(encoder_paths, tmp_path_factory):
     config = AutoConfig.from_pretrained(encoder_paths()[0], num_labels=1)
     path = encoder_paths()[0]
     directory = tmp_path_factory.mktemp("models") / "my-reranker"
+    torch.manual_seed(0)
     classifier = AutoModelForSequenceClassification.from_config(config).eval()
     classifier.classifier.weight.data.normal_(std=5)
     base = tmp_path_factory.mktemp("classifier")

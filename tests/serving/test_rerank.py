@@ -23,7 +23,7 @@ def test_the_scores_are_predicts(client, reranker, path):
     expected = reranker.predict([(QUERY, text) for text in TEXTS])
     assert [row["index"] for row in results] == [*np.argsort(-expected, kind="stable")]
     np.testing.assert_allclose([row["relevance_score"] for row in results], -np.sort(-expected), atol=1e-6)
-    assert np.ptp(expected) > 0.01
+    assert np.ptp(expected) > 1e-4
     assert all(row.keys() == {"index", "relevance_score"} for row in results)
     assert answer.json()["usage"]["total_tokens"] > len(TEXTS)
 
