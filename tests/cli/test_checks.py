@@ -18,6 +18,7 @@ from st_reba.catalogue import default_recipes
 from st_reba.compare.report import page
 from st_reba.readers.store import EmbeddingStore
 
+from ..backbones import own
 from ..conftest import pipeline
 
 
@@ -121,7 +122,7 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
 def test_damaged_weights(commands, backbone_path, tmp_path):
     model = tmp_path / "model"
     pipeline(CausalTransformer(backbone_path())).save_pretrained(str(model))
-    (model / "model.safetensors").write_bytes(b"\x08\0\0\0")
+    (own(model) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     for command in ("compare", "encode", "build"):
         assert f"The model {model}: its weights are damaged or cut short (" in run(*commands(model)[command])
 

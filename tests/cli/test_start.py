@@ -50,7 +50,7 @@ LINES = [
     (["build", "--model", "org/name", "--out", "out", "--method", "rabe"], "There is no --method rabe"),
     (["encode", "./no", "texts.txt", "--out", "out.npy"], "there is no such directory"),
     (["encode", "org/name", "texts.txt", "--out", "out.npy", "--workers", "2"], "--workers is for --engine ray"),
-    (["export", "--model", "org/name"], "What is exported is one of --static: give one of them"),
+    (["export", "--model", "org/name"], "What is exported is one of --static, --plain: give one of them"),
     (["train", "freeze", "--config", "no.yaml", "--out", "out"], "there is no such file"),
     (["push", "no", "org/name"], "there is no such directory"),
     (["serve"], "There is no model to serve"),

@@ -126,11 +126,17 @@ def _hints():
 
 
 HINTS = _hints()
-_OPTIONAL = ("matplotlib", "jinja2", "gguf", "mteb", "pyarrow", "ray", "peft", "datasets", "accelerate")
+_OPTIONAL = (
+    "matplotlib", "jinja2", "gguf", "mteb", "pyarrow", "ray", "peft", "datasets", "accelerate", "fastapi", "uvicorn",
+    "prometheus_client",
+)  # fmt: skip
 
 
-#: What says that something is not installed: one place, and what hands on the sentence of a file system of fsspec's.
-REFUSING = {("optional.py", "require"), ("sources.py", "_asking")}
+#: What says that something is not installed: one place, what hands on the sentence of a file system of fsspec's, and
+#: what an older sentence-transformers does not have.
+REFUSING = {
+    ("optional.py", "require"), ("sources.py", "_asking"), ("compat.py", "logit_score"), ("compat.py", "multi_vector")
+}  # fmt: skip
 
 
 def test_every_refusal_for_a_missing_package_is_among_them():
