@@ -19,7 +19,7 @@ CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
 # What is known by a digest, which nobody could read.
-_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights"}
+_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights", "sentences": "other sentences"}
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
 
