@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing
-from picture import ByCost, ByLayer, Named, Panel, Picture, Series
+from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
 from targets import SPEED as SPEED_TARGETS
@@ -28,6 +28,15 @@ RANDOM = {"weights": "random"}
 AT_ITS_END = {"layer": None, "filter": ""}
 SPEARMAN = {"metric": "Spearman"}
 RECIPES = Each(("recipe", "pooling"))
+#: How FREEZE's scores are read: by the trained similarity, and by what a vector store sees.
+OWN, COSINE = {"reading": "its own similarity"}, {"reading": "cosine"}
+PEARSON = {"metric": "Pearson"}
+#: The methods of the paper's table.
+PAPERS_ROWS = (
+    "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
+    "autoencoder, log-variance, the paper's head",
+)  # fmt: skip
+WHITENED = "whitened, prompt"
 
 
 def is_layer(value: Value) -> bool:
@@ -41,6 +50,11 @@ def each_fifth(value: Value) -> bool:
 
 def of_test_queries(value: Value) -> bool:
     return str(value).endswith(" test")
+
+
+def all_pairs(value: Value) -> bool:
+    """All labelled pairs that there are, not a few of them."""
+    return isinstance(value, int) and value > 1000
 
 
 def is_control(value: Value) -> bool:
@@ -103,6 +117,22 @@ def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *s
         rows=rows,
         columns=columns,
         caption=tuple(name for name in said if name not in (*rows.fields, *columns.fields)),
+    )
+
+
+def trained_on_states(rows: Each, *columns: Column, **where: object) -> Table:
+    """FREEZE's methods: means over the seeds."""
+    return Table(
+        "freeze",
+        where={"seed": None, "set": PAIRS, **where},
+        split=("model", "set"),
+        rows=rows,
+        columns=(
+            *columns,
+            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}),
+            Column("ahead of Early and late", {**SPEARMAN, **COSINE}, show="ahead", bold=False),
+        ),
+        caption=("precision", "pairs", "date"),
     )
 
 
@@ -344,6 +374,49 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
         columns=(
             *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
             *(Column(titles, {"set": titles}) for titles in TITLES),
+        ),
+    ),
+    "freeze-paper": trained_on_states(
+        Each(("method",), where={"method": PAPERS_ROWS}),
+        Column("Pearson of its own similarity", {**PEARSON, **OWN}),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=PAPERS_ROWS,
+        pairs=all_pairs,
+    ),
+    "freeze-ahead": trained_on_states(
+        Each(("method", "layers", "width", "dimensions")),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=lambda method: method not in PAPERS_ROWS,
+        pairs=all_pairs,
+    ),
+    "freeze-choice": Table(
+        "freeze",
+        where={"seed": 0, "set": tuple(map(dev, PAIRS)), "pairs": 1000},
+        split=("model", "set"),
+        rows=Each(("layers", "width", "dimensions"), where={"method": lambda name: str(name).startswith(WHITENED)}),
+        columns=(
+            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}, interval=False),
+            Column("Spearman of its own similarity", {**SPEARMAN, **OWN}, interval=False),
+        ),
+        caption=("pairs", "date"),
+    ),
+    "freeze-few": trained_on_states(
+        Each(("method", "pairs"), (("method", "{method}"), ("labelled pairs", "{pairs}"))),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=("autoencoder, log-variance", WHITENED, f"{WHITENED}, four, 64"),
+    ),
+    "freeze-picture": ByLabels(
+        "freeze.svg",
+        panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, CHINESE)),
+        series=(
+            Series("whitened start, prompt: cosine", {"method": WHITENED, **COSINE}),
+            Series("the same, 4 layers of width 64: cosine", {"method": f"{WHITENED}, four, 64", **COSINE}),
+            Series("the paper's: its own similarity", {"method": "autoencoder, log-variance", **OWN}),
+            Series("the paper's: cosine", {"method": "autoencoder, log-variance", **COSINE}),
+        ),
+        levels=(
+            Series("Early and late, no labels", EARLY_LATE),
+            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
         ),
     ),
     "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),

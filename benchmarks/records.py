@@ -55,6 +55,12 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
     },
+    "freeze": {
+        "model": str, "precision": str, "set": str, "method": str, "template": str, "layers": str, "width": str,
+        "dimensions": int, "loss": str, "pairs": int, "seed": int, "reading": str, "metric": str, "score": float,
+        "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float, "seconds": int,
+        "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -69,6 +75,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
+    "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
 }
@@ -78,6 +85,7 @@ FRACTIONS = {
     "ablations": ("score", "difference"),
     "retrieval": ("score",),
     "static": ("score",),
+    "freeze": ("score", "ahead"),
 }
 ALLOWED = {"weights": ("trained", "random")}
 
