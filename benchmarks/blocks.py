@@ -419,6 +419,20 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
             *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
         ),
     ),
+    "distil": Table(
+        "distil",
+        where={"set": ENGLISH},
+        split=("model", "set", "corpus"),
+        rows=Each(("student", "dimensions"), (("student", "{student}"), ("dimensions", "{dimensions}"))),
+        columns=(
+            Column("Spearman x 100"),
+            Column("share of the teacher's, %", show="share", bold=False),
+            Column("held-out texts: order of cosines", show="agreement", bold=False),
+            Column("held-out texts: nearest ten", show="neighbours", bold=False),
+            Column("processor seconds", show="seconds", bold=False),
+        ),
+        caption=("precision", "texts", "date"),
+    ),
     "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
     "speed-targets": SPEED_TARGETS,
     "speed-precision": Table(

@@ -343,7 +343,7 @@ class Table:
 
 CAPTIONS = {
     "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
-    "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs",
+    "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs", "texts": "{} texts",
 }  # fmt: skip
 
 
@@ -426,6 +426,9 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "seconds": partial(show_number, "seconds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
+    "share": partial(show_fraction, "share", "share_low", "share_high"),
+    "agreement": lambda store, record, _: show_fraction("agreement", "low", "high", store, record, False),
+    "neighbours": lambda store, record, _: show_fraction("neighbours", "low", "high", store, record, False),
     "dimensions": partial(show_number, "dimensions"),
 }
 #: What the cells of a file show where columns come from it.

@@ -61,6 +61,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float, "seconds": int,
         "date": str, "versions": str,
     },
+    "distil": {
+        "model": str, "precision": str, "set": str, "teacher": str, "corpus": str, "texts": int, "student": str,
+        "dimensions": int, "score": float, "low": float, "high": float, "share": float, "share_low": float,
+        "share_high": float, "agreement": float, "neighbours": float, "seconds": int, "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -76,6 +81,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
+    "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
 }
@@ -86,6 +92,7 @@ FRACTIONS = {
     "retrieval": ("score",),
     "static": ("score",),
     "freeze": ("score", "ahead"),
+    "distil": ("score", "agreement"),
 }
 ALLOWED = {"weights": ("trained", "random")}
 

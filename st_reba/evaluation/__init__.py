@@ -1,5 +1,6 @@
 """Evaluators for what sentence-transformers has none for."""
 
+from .agreement import AgreementEvaluator
 from .cls_energy import CLSEnergyEvaluator
 from .conditional import ConditionalSimilarityEvaluator
 from .dependency import DependencyEvaluator
@@ -9,6 +10,7 @@ from .pair_scores import PairScoreEvaluator
 from .turning_point import TurningPointEvaluator
 
 __all__ = [
+    "AgreementEvaluator",
     "CLSEnergyEvaluator",
     "ConditionalSimilarityEvaluator",
     "DependencyEvaluator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -165,7 +165,20 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 
 
-def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
+class LoRA(Protocol):
+    """The settings of an adapter, as :class:`BeLLMTraining` describes them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def target_modules(self) -> tuple[str, ...] | Literal["all-linear"] | None: ...
+
+
+def add_lora(model: SentenceTransformer, settings: LoRA) -> None:
     """Give the backbone a fresh adapter, and train nothing else.
 
     Raises:
