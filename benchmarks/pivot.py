@@ -430,6 +430,8 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "agreement": lambda store, record, _: show_fraction("agreement", "low", "high", store, record, False),
     "neighbours": lambda store, record, _: show_fraction("neighbours", "low", "high", store, record, False),
     "dimensions": partial(show_number, "dimensions"),
+    "packages": partial(show_number, "packages"),
+    "megabytes": lambda store, record, _: (f"{record['megabytes']:,.1f}", None),
 }
 #: What the cells of a file show where columns come from it.
 SHOW_OF = {"scores": "score", "claims": "difference", "cost": "cost", "batches": "distance", "serving": "value"}

@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
+#: A language model of 8.4M parameters, the tests' own: see its README.md.
+DEMO_MODEL = ROOT / "tests" / "demo_lm"
+
 Value = str | int | float | None
 Record = dict[str, Value]
 
@@ -66,6 +69,9 @@ COLUMNS: dict[str, dict[str, type]] = {
         "dimensions": int, "score": float, "low": float, "high": float, "share": float, "share_low": float,
         "share_high": float, "agreement": float, "neighbours": float, "seconds": int, "date": str, "versions": str,
     },
+    "install": {
+        "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -84,6 +90,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
+    "install": ("part", "python", "system"),
 }
 FRACTIONS = {
     "scores": ("score", "beyond_overlap"),

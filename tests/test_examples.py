@@ -8,10 +8,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
-from st_reba.data.demo import DEMO_MODEL, demo_sentences
+from st_reba.data.demo import demo_sentences
 
 from . import processes
-from .backbones import TEXTS
+from .backbones import DEMO_MODEL, TEXTS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -14,7 +14,8 @@ import blocks  # noqa: E402
 import records  # noqa: E402
 import train_freeze  # noqa: E402
 from pivot import Store  # noqa: E402
-from st_reba.data.demo import DEMO_MODEL  # noqa: E402
+
+from ..backbones import DEMO_MODEL  # noqa: E402
 
 WORDS = ["a dog", "a cat", "the dog barks", "the cat sleeps", "rain", "snow falls", "we eat", "they sing loudly"]
 
