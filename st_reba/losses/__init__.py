@@ -1,5 +1,6 @@
 """Losses of the papers' trained methods, for sentence-transformers' own trainer."""
 
+from .contrastive_angle import ContrastiveAngleLoss
 from .info_nce import InfoNCELoss
 from .interaction import InteractionInfoNCELoss
 from .jtcse import JTCSELoss
@@ -9,6 +10,7 @@ from .reconstruction import ReconstructionLoss
 from .tensor_modulus import TensorModulusLoss
 
 __all__ = [
+    "ContrastiveAngleLoss",
     "InfoNCELoss",
     "InteractionInfoNCELoss",
     "JTCSELoss",

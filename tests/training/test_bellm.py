@@ -65,7 +65,8 @@ class TestLoss:
 def test_the_papers_defaults():
     settings = BeLLMTraining(model="m", triplets="t")
     assert (settings.rank, settings.alpha, settings.dropout) == (32, 32, 0.1)
-    assert (settings.learning_rate, settings.seed, settings.bidirectional_layers) == (2e-4, 42, "last")
+    assert (settings.training_arguments["learning_rate"], settings.random_seed) == (2e-4, 42)
+    assert settings.bidirectional_layers == "last"
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ def model(backbone_path):
     """Makes the same model each time: with dropout, whole or with an adapter."""
 
     def make(kind: str = "whole"):
-        set_seed(1)
         made = pipeline(BidirectionalLastLayer(backbone_path()), "lasttoken")
+        # Here: what a process finds out of a backbone once, draws numbers too.
+        set_seed(1)
         if kind == "adapter":
             peft = pytest.importorskip("peft")
             made.add_adapter(peft.LoraConfig(r=4, lora_dropout=0.3, target_modules="all-linear"))

@@ -186,7 +186,7 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
         ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
         ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" has no pretraining'),
-        ({"batch_size": 1}, "batch_size: 1 was given, but it must be a whole number, at least 2"),
+        ({"batch_size": 1}, "per_device_train_batch_size: 1 was given, but it must be a whole number, at least 2"),
     ],
 )
 def test_settings(changes, message, settings):
