@@ -196,8 +196,13 @@ def _is_free(name: str) -> bool:
 
 
 def by_itself(name: str) -> Any:
-    """What an argument is where nothing says otherwise."""
-    return DEFAULTS.get(name, _fields()[name])
+    """What an argument is in a run that is not asked for another."""
+    return DEFAULTS.get(name, unchanged(name))
+
+
+def unchanged(name: str) -> Any:
+    """What an argument is in sentence-transformers."""
+    return _fields()[name]
 
 
 def without_evaluation(arguments: Mapping[str, Any]) -> dict[str, Any]:

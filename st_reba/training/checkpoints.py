@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..files import durable, remove_scratch
+from .arguments import is_known, unchanged
 from .digests import data_digest
 
 #: Where in an output directory they lie.
@@ -116,4 +117,6 @@ def _step(checkpoint: Path) -> int:
 def _said(name: str, run: Mapping[str, Any]) -> str:
     if name in _MADE_OF:
         return f"{run.get(name)} {_MADE_OF[name]}"
+    if name not in run and is_known(name):
+        return f"{name}={unchanged(name)!r}"
     return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"

@@ -158,6 +158,22 @@ def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatc
         assert modules[0]["type"].startswith("st_reba.modules.")
 
 
+def test_gradient_checkpointing_changes_nothing(settings, tmp_path):
+    """All layers are turned, when they run again too: else the loss would fall another way."""
+    found = [
+        train_bellm(
+            settings(
+                bidirectional_layers="all", max_steps=2, arguments={"gradient_checkpointing": on, "report_to": "none"}
+            ),
+            tmp_path / str(on),
+            progress=False,
+        ).encode(TEXTS)
+        for on in (False, True)
+    ]
+    assert np.abs(found[0] - build_bellm(settings(bidirectional_layers="all")).encode(TEXTS)).max() > 1e-2
+    assert np.abs(found[0] - found[1]).max() < 1e-5
+
+
 def test_pushing(settings, tmp_path):
     """The merged model can be; the adapter once its backbone has a name that others know."""
     train_bellm(settings(max_steps=1), tmp_path, progress=False)
