@@ -198,7 +198,7 @@ class TestCheckpoints:
                 {"arguments": {"gradient_accumulation_steps": 2}},
                 "a run with 4 rows of a step: .* now it is 8 rows of a",
             ),
-            ({"arguments": {"max_grad_norm": 0.5}}, "a run with max_grad_norm=None, but now it is max_grad_norm=0.5"),
+            ({"arguments": {"max_grad_norm": 0.5}}, "a run with max_grad_norm=1.0, but now it is max_grad_norm=0.5"),
             ({"identity": {"model": "b"}}, "a run with model='a', but now it is model='b'"),
             ({"identity": {}}, "a run with model='a', but now it is model=None"),
         ],
