@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from torch import nn
 from transformers import set_seed
 
+from ..hub.card import take_training
 from ..lm import backbone, gguf
 from ..losses import ContrastiveAngleLoss
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
@@ -278,6 +279,7 @@ def _dequantized(settings: BeLLMTraining, trained: SentenceTransformer) -> Sente
     _, unknown = whole.load_state_dict(learnt, strict=False)
     assert not unknown, "both have the same layers"
     merge_adapter(whole)
+    take_training(whole, trained)
     return whole
 
 

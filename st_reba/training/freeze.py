@@ -13,6 +13,7 @@ from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
+from ..hub.card import take_training
 from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
@@ -150,6 +151,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     if weights_digest(states) != before:
         raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
     model = SentenceTransformer(modules=[states, autoencoder])
+    take_training(model, trained)
     save(model, output)
     publish(settings, output)
     return model
