@@ -62,7 +62,7 @@ class Student:
 
 
 #: One step that moves nothing.
-UNTRAINED: dict[str, Any] = {"max_steps": 1, "learning_rate": 1e-12}
+UNTRAINED: dict[str, Any] = {"arguments": {"max_steps": 1, "learning_rate": 1e-12}}
 STUDENTS = {
     each.title: each
     for each in (
@@ -72,8 +72,8 @@ STUDENTS = {
         Student("PromptEOL, linear map alone", {"student": "prompteol", **UNTRAINED}),
         Student("PromptEOL, MSE", {"student": "prompteol"}),
         Student("static, linear map alone", {"student": "static", **UNTRAINED}),
-        Student("static, MSE", {"student": "static", "learning_rate": 1e-2, "epochs": 10}),
-        Student("all-MiniLM-L6-v2, MSE", {"learning_rate": 5e-5}, "all-MiniLM-L6-v2"),
+        Student("static, MSE", {"student": "static", "arguments": {"learning_rate": 1e-2, "num_train_epochs": 10}}),
+        Student("all-MiniLM-L6-v2, MSE", {"arguments": {"learning_rate": 5e-5}}, "all-MiniLM-L6-v2"),
     )
 }
 CORPORA = ("generic sentences", "STS-B's training texts")
@@ -98,8 +98,8 @@ def measure(student: Student, name: str, options: argparse.Namespace) -> list[re
         "student": str(options.embedder or MODELS[student.embedder].located(models))
     }  # fmt: skip
     settings = DistilTraining(
-        model=path, recipe=RECIPE, texts=str(corpus(name, options.data, options.out)), dtype=options.precision,
-        held_out=options.held_out, **{"checkpoint_steps": 100, **student.settings, **own},
+        model=path, recipe=RECIPE, texts=str(corpus(name, options.data, options.out)), held_out=options.held_out,
+        model_kwargs={"dtype": options.precision}, **{**student.settings, **own},
     )  # fmt: skip
     run = options.out / f"{student.title}, {name}"
     kept = options.out / TEACHER

@@ -72,6 +72,11 @@ COLUMNS: dict[str, dict[str, type]] = {
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
+    "bellm": {
+        "model": str, "precision": str, "triplets": str, "set": str, "metric": str, "method": str, "turned": str,
+        "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
+        "ahead_high": float, "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -88,6 +93,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
+    "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "install": ("part", "python", "system"),
@@ -100,6 +106,7 @@ FRACTIONS = {
     "static": ("score",),
     "freeze": ("score", "ahead"),
     "distil": ("score", "agreement"),
+    "bellm": ("score", "ahead"),
 }
 ALLOWED = {"weights": ("trained", "random")}
 

@@ -227,16 +227,18 @@ class Bench:
             model=self.path,
             pairs=str(pairs),
             cache=str(self.states),
-            dtype=self.precision,  # type: ignore[arg-type]
+            model_kwargs={"dtype": self.precision},
             template=self.template(method),
             stage=method.stage,  # type: ignore[arg-type]
             loss=method.loss,  # type: ignore[arg-type]
             layers=layers_of(method.layers, states.depth),
             bottlenecks=None if method.width is None else (method.width,),
-            seed=run.seed,
-            batch_size=BATCH,
-            epochs=max(EPOCHS, -(-STEPS // -(-count // BATCH))),
-            checkpoint_steps=100_000,
+            arguments={
+                "seed": run.seed,
+                "per_device_train_batch_size": BATCH,
+                "num_train_epochs": max(EPOCHS, -(-STEPS // -(-count // BATCH))),
+                "save_steps": 100_000,
+            },
             **more,
         )
         cache = StatesCache(self.states, states)

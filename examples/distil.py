@@ -37,7 +37,7 @@ def main() -> None:
             student=options.student,
             texts=options.texts,
             held_out=options.held_out,
-            max_steps=options.max_steps,
+            arguments={"max_steps": options.max_steps},
         ),
         options.out,
     )

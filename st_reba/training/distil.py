@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from rich.progress import Progress
@@ -22,14 +22,15 @@ from ..catalogue import POOLINGS, Recipe, find
 from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
-from ..files import check_free, durable
+from ..files import durable
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require_datasets
 from .bellm import add_lora, merge_adapter
 from .digests import weights_digest
-from .fitting import MODEL, asked, finish, fit
+from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_sentences
-from .settings import RunSettings, setting
+from .run_settings import RunSettings
+from .settings import setting
 from .teacher import directions, kept_vectors, linear_map, targets
 
 #: Where in an output directory the teacher's vectors and the report lie.
@@ -68,13 +69,19 @@ class DistilTraining(RunSettings):
         rank: Of LoRA, and so are ``alpha``, ``dropout`` and ``target_modules``: see
             :class:`st_reba.training.BeLLMTraining`.
         max_seq_length: Tokens of a text; None: what a model has room for.
-        dtype: Of the weights that stay as they are; ``"auto"``: float32 on a CPU, else the model's own.
+        arguments: As :class:`RunSettings`; 3 epochs in batches of 32, a rate of 2e-4 that is reached after a tenth of
+            the steps.
+        model_kwargs: As :class:`RunSettings`, for the language model. What is trained is float32.
     """
 
-    epochs: int = setting(3, least=1)
-    batch_size: int = setting(32, least=2)
-    learning_rate: float = setting(2e-4, above=0)
-    warmup_ratio: float = setting(0.1, least=0, below=1)
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 32,
+        "learning_rate": 2e-4,
+        "warmup_steps": 0.1,
+    }
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+
     model: str
     recipe: str
     texts: str = setting(may_change=True)
@@ -90,7 +97,6 @@ class DistilTraining(RunSettings):
     dropout: float = setting(0.0, least=0, below=1)
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = "all-linear"
     max_seq_length: int | None = setting(None, least=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +104,16 @@ class DistilTraining(RunSettings):
         student = self.student_recipe
         if self.pooling is not None and student is None:
             raise ValueError(f"pooling: the student {self.student!r} is no recipe, and pools as it does. Leave it out.")
+        if "quantization_config" in self.model_kwargs:
+            raise ValueError(
+                "model_kwargs: quantization_config: a student is merged into whole weights. Leave it out; "
+                "dtype: bfloat16 takes half of the memory."
+            )
+
+    @property
+    def evaluates(self) -> bool:
+        """There are always texts that were held out."""
+        return True
 
     @property
     def student_recipe(self) -> Recipe | None:
@@ -144,7 +160,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         ImportError: If peft, datasets or accelerate is not installed.
     """
     output = Path(output)
-    check_free(output / MODEL, "output")
+    begin(settings, output)
     texts, held_out = split(settings)
     pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)
     labelled = [] if pairs is None else list(dict.fromkeys([*pairs["sentence1"], *pairs["sentence2"]]))
@@ -155,7 +171,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     def of(wanted: list[str]) -> Tensor:
         return vectors[[row[text] for text in wanted]]
 
-    set_seed(settings.seed)
+    set_seed(settings.random_seed)
     body = _body(settings, texts)
     # A table is made of the language model, which is known.
     begun_with = "" if settings.student == STATIC else weights_digest(body)
@@ -192,17 +208,17 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     }
     if pairs is not None:
         reached["pairs"] = _share(student, pairs, of)
-    with finish(output) as directory:
-        student.save_pretrained(str(directory))
     with durable(output / REPORT) as stream:
         stream.write((json.dumps(reached, indent=2) + "\n").encode())
+    save(student, output)
+    publish(settings, output)
     return student
 
 
 def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
     """The texts to train on, and those that are held out: the same ones whatever the seed."""
     different = list(dict.fromkeys(read_sentences(settings.texts)["sentence"]))
-    least = settings.held_out + settings.batch_size
+    least = settings.held_out + settings.batch_rows
     if len(different) < least:
         raise ValueError(
             f"{settings.texts} has {len(different)} different texts, and {settings.held_out} are held out: give at "
@@ -216,12 +232,10 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
 
 
 def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
-    device = get_device_name()
-    dtype = "float32" if settings.dtype == "auto" and device == "cpu" else settings.dtype
-    module = kind(settings.model, model_kwargs={"dtype": dtype}, **arguments)
+    module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
     if settings.max_seq_length is not None:
         module.max_seq_length = settings.max_seq_length
-    return module.to(device)
+    return module.to(get_device_name())
 
 
 def teacher_vectors(
@@ -296,7 +310,7 @@ def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
     datasets = require_datasets()
     if settings.loss == "mse":
         return datasets.Dataset.from_dict({"sentence": texts, "label": list(wanted.numpy())})
-    partners = _partners(wanted, settings.seed)
+    partners = _partners(wanted, settings.random_seed)
     scores = pairwise_cos_sim(wanted, wanted[partners])
     return datasets.Dataset.from_dict(
         {"sentence1": texts, "sentence2": [texts[index] for index in partners], "score": scores.tolist()}

@@ -26,7 +26,8 @@ def texts(tmp_path):
 def test_it_says_what_the_student_reaches(roomy_path, texts, tmp_path):
     config = tmp_path / "distil.yaml"
     config.write_text(
-        f"recipe: echo-2\nmodel: {roomy_path}\ntexts: {texts}\nstudent: static\nheld_out: 12\nepochs: 1\n"
+        f"recipe: echo-2\nmodel: {roomy_path}\ntexts: {texts}\nstudent: static\nheld_out: 12\n"
+        "arguments: {num_train_epochs: 1}\n"
         f"evaluation: {tmp_path / 'pairs.tsv'}\n"
     )
     (tmp_path / "pairs.tsv").write_text("a cat\ta dog\t3\nrain\tsnow\t4\na cat\train\t0\nice\tdogs\t1\n")

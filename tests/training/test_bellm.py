@@ -65,7 +65,8 @@ class TestLoss:
 def test_the_papers_defaults():
     settings = BeLLMTraining(model="m", triplets="t")
     assert (settings.rank, settings.alpha, settings.dropout) == (32, 32, 0.1)
-    assert (settings.learning_rate, settings.seed, settings.bidirectional_layers) == (2e-4, 42, "last")
+    assert (settings.training_arguments["learning_rate"], settings.random_seed) == (2e-4, 42)
+    assert settings.bidirectional_layers == "last"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,22 @@ def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatc
             "Normalize",
         ]
         assert modules[0]["type"].startswith("st_reba.modules.")
+
+
+def test_gradient_checkpointing_changes_nothing(settings, tmp_path):
+    """All layers are turned, when they run again too: else the loss would fall another way."""
+    found = [
+        train_bellm(
+            settings(
+                bidirectional_layers="all", max_steps=2, arguments={"gradient_checkpointing": on, "report_to": "none"}
+            ),
+            tmp_path / str(on),
+            progress=False,
+        ).encode(TEXTS)
+        for on in (False, True)
+    ]
+    assert np.abs(found[0] - build_bellm(settings(bidirectional_layers="all")).encode(TEXTS)).max() > 1e-2
+    assert np.abs(found[0] - found[1]).max() < 1e-5
 
 
 def test_pushing(settings, tmp_path):

@@ -30,10 +30,10 @@ def settings(roomy_path, tmp_path):
 
     def make(**changes):
         given = {
-            "model": roomy_path, "recipe": "echo-2", "texts": str(tmp_path / "texts.txt"), "held_out": 12, "epochs": 1,
-            "batch_size": 16, "rank": 2, "learning_rate": 1e-3,
+            "model": roomy_path, "recipe": "echo-2", "texts": str(tmp_path / "texts.txt"), "held_out": 12, "rank": 2,
         }  # fmt: skip
-        return DistilTraining(**{**given, **changes})
+        arguments = {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
+        return DistilTraining(**{**given, **changes, "arguments": {**arguments, **changes.get("arguments", {})}})
 
     return make
 
@@ -46,7 +46,10 @@ def report(directory):
 def test_one_pass_of_the_same_model(loss, settings, tmp_path, monkeypatch):
     seen, fit = [], distil.fit
     monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: seen.append(args[1]) or fit(*args, **kwargs))
-    given = settings(loss=loss, epochs=8, learning_rate=1e-2, checkpoint_steps=100, evaluation_steps=100)
+    given = settings(
+        loss=loss,
+        arguments={"num_train_epochs": 8, "learning_rate": 1e-2, "save_strategy": "no", "eval_strategy": "no"},
+    )
     before = distil.weights_digest(CausalTransformer(given.model))
     student = train_distil(given, tmp_path / "out", progress=False)
     assert [type(module) for module in student] == [CausalTransformer, Pooling, Dense, Normalize]
@@ -76,7 +79,7 @@ def test_a_table_of_token_vectors(settings, tmp_path):
     pairs = tmp_path / "pairs.tsv"
     rows = zip(SENTENCES, SENTENCES[1:], range(len(SENTENCES) - 1), strict=False)
     pairs.write_text("".join(f"{first}\t{second}\t{score % 6}\n" for first, second, score in rows), encoding="utf-8")
-    given = settings(student="static", dimensions=8, evaluation=str(pairs), learning_rate=1e-2)
+    given = settings(student="static", dimensions=8, evaluation=str(pairs), arguments={"learning_rate": 1e-2})
     student = train_distil(given, tmp_path / "out", progress=False)
     assert [type(module) for module in student] == [StaticEmbedding, Normalize]
     assert student.encode(SENTENCES[:2]).shape == (2, 8)
@@ -86,7 +89,9 @@ def test_a_table_of_token_vectors(settings, tmp_path):
 
 
 def test_any_other_model(settings, encoder_paths, tmp_path):
-    student = train_distil(settings(student=encoder_paths()[0], max_steps=1), tmp_path / "out", progress=False)
+    student = train_distil(
+        settings(student=encoder_paths()[0], arguments={"max_steps": 1}), tmp_path / "out", progress=False
+    )
     assert isinstance(student[-2], Dense)
     loaded = SentenceTransformer(str(tmp_path / "out" / "model"), device="cpu")
     assert np.array_equal(loaded.encode(SENTENCES), student.encode(SENTENCES))
@@ -99,7 +104,7 @@ class StopAt(TrainerCallback):
 
 
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(checkpoint_steps=1)
+    given = settings(arguments={"save_steps": 1})
     whole = train_distil(given, tmp_path / "whole", progress=False)
     fit = distil.fit
     monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAt()]))
@@ -146,6 +151,7 @@ def test_a_share_has_an_interval():
         ({"recipe": "ecko-2"}, "There is no recipe 'ecko-2'"),
         ({"student": "early-late"}, "'early-late' has something fitted around its pooling"),
         ({"student": "static", "pooling": "mean"}, "pooling: the student 'static' is no recipe"),
+        ({"model_kwargs": {"quantization_config": {}}}, "a student is merged into whole weights"),
         ({"held_out": 55}, "texts.txt has 60 different texts, and 55 are held out: give at least 71"),
     ],
 )

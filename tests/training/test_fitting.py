@@ -65,8 +65,9 @@ def model(backbone_path):
     """Makes the same model each time: with dropout, whole or with an adapter."""
 
     def make(kind: str = "whole"):
-        set_seed(1)
         made = pipeline(BidirectionalLastLayer(backbone_path()), "lasttoken")
+        # Here: what a process finds out of a backbone once, draws numbers too.
+        set_seed(1)
         if kind == "adapter":
             peft = pytest.importorskip("peft")
             made.add_adapter(peft.LoraConfig(r=4, lora_dropout=0.3, target_modules="all-linear"))
@@ -189,6 +190,15 @@ class TestCheckpoints:
         ("changes", "message"),
         [
             ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but now it is learning_rate=0.001"),
+            (
+                {"batch_size": 2},
+                "a run with 4 rows that the loss sees at once: per_device_train_batch_size, on all dev",
+            ),
+            (
+                {"arguments": {"gradient_accumulation_steps": 2}},
+                "a run with 4 rows of a step: .* now it is 8 rows of a",
+            ),
+            ({"arguments": {"max_grad_norm": 0.5}}, "a run with max_grad_norm=1.0, but now it is max_grad_norm=0.5"),
             ({"identity": {"model": "b"}}, "a run with model='a', but now it is model='b'"),
             ({"identity": {}}, "a run with model='a', but now it is model=None"),
         ],

@@ -211,7 +211,7 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
         ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" reads no further texts'),
         ({"stage": "cosines", "loss": "cosent"}, 'loss: "cosent" trains the embeddings, and those of stage "cosines"'),
         ({"stage": "whitened", "pretraining": "x"}, 'pretraining: stage "whitened" has none'),
-        ({"batch_size": 1}, "batch_size: 1 was given, but it must be a whole number, at least 2"),
+        ({"batch_size": 1}, "per_device_train_batch_size: 1 was given, but it must be a whole number, at least 2"),
     ],
 )
 def test_settings(changes, message, settings):

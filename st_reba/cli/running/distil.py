@@ -35,8 +35,12 @@ def run(
     else:
         given: dict[str, Any] = {
             "recipe": recipe, "model": model, "texts": texts, "student": student, "loss": loss.value,
-            "evaluation": data, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
+            "evaluation": data,
         }  # fmt: skip
+        arguments = {
+            "num_train_epochs": epochs, "per_device_train_batch_size": batch_size, "learning_rate": learning_rate,
+        }  # fmt: skip
+        given["arguments"] = {name: value for name, value in arguments.items() if value is not None}
         settings = DistilTraining(**{name: value for name, value in given.items() if value is not None})
     try:
         with usable(settings.model):

@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from st_reba import TwinTower
-from st_reba.training import DivergedError, JTCSETraining, fit, jtcse, read_settings, train_jtcse
+from st_reba.jtcse import training
+from st_reba.training import DivergedError, JTCSETraining, fit, read_settings, train_jtcse
 
 from ..backbones import TEXTS
 
@@ -42,7 +43,7 @@ def settings(encoder_paths, texts):
 
 
 def stopping(monkeypatch, step: int) -> None:
-    monkeypatch.setattr(jtcse, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
+    monkeypatch.setattr(training, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
 
 
 def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):
