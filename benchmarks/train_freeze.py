@@ -78,6 +78,7 @@ class Method:
         prompt: Whether the states are those at the end of PromptEOL; else the text's last token's.
         layers: A key of :func:`layers_of`.
         width: Of each layer's encoding; None: the paper's.
+        rate: Learning rate at its highest.
         head: What makes a similarity of the layers' cosines.
     """
 
@@ -86,6 +87,7 @@ class Method:
     prompt: bool = False
     layers: str = ALL
     width: int | None = None
+    rate: float = 1e-3
     head: type = layerwise_autoencoder.SimilarityHead
 
 
@@ -108,17 +110,22 @@ AHEAD = {
     "autoencoder, cosine, prompt": Method("autoencoder", "cosent", prompt=True),
     "whitened, prompt": Method("whitened", "cosent", prompt=True),
 }
-#: Which layers and which width: read on the development pairs.
+#: Which layers, which width and which rate: read on the development pairs.
 CHOICE = {
-    f"whitened, prompt, {layers}, {width or PAPERS}": Method("whitened", "cosent", True, layers, width)
+    f"whitened, prompt, {layers}, {width}, {rate:g}": Method("whitened", "cosent", True, layers, width, rate)
     for layers, width in (
-        ("last", None), ("last", 256), ("four", 64), ("four", 256), ("upper half", None), ("each third", 64),
-        (ALL, 16), (ALL, 64),
+        ("last", 256),
+        ("four", 64),
+        ("four", 256),
+        ("each third", 64),
+        ("upper half", 64),
+        (ALL, 64),
     )
-}  # fmt: skip
+    for rate in (1e-3, 1e-4)
+}
 METHODS = PAPER | AHEAD | CHOICE
 #: Of which the curve is drawn.
-FEW = ("autoencoder, log-variance", "autoencoder, cosine, prompt", "whitened, prompt", "whitened, prompt, four, 64")
+FEW = ("whitened, prompt, four, 64, 0.0001", "autoencoder, log-variance")
 
 
 def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
@@ -237,6 +244,7 @@ class Bench:
                 "seed": run.seed,
                 "per_device_train_batch_size": BATCH,
                 "num_train_epochs": max(EPOCHS, -(-STEPS // -(-count // BATCH))),
+                "learning_rate": method.rate,
                 "save_steps": 100_000,
             },
             **more,
@@ -282,6 +290,7 @@ class Bench:
             "model": self.model, "precision": self.precision, "method": run.name, "template": self.template(method),
             "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
             "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss,
+            "rate": method.rate,
             "pairs": run.count or len(self.train), "date": date.today().isoformat(), "versions": records.versions(),
         }  # fmt: skip
 
