@@ -60,8 +60,8 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
     "freeze": {
         "model": str, "precision": str, "set": str, "method": str, "template": str, "layers": str, "width": str,
-        "dimensions": int, "loss": str, "rate": float, "pairs": int, "seed": int, "reading": str, "metric": str, "score": float,
-        "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float, "seconds": int,
+        "dimensions": int, "loss": str, "rate": float, "pairs": int, "seed": int, "reading": str, "metric": str,
+        "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float, "seconds": int,
         "date": str, "versions": str,
     },
     "distil": {

@@ -289,7 +289,7 @@ class Bench:
         return {
             "model": self.model, "precision": self.precision, "method": run.name, "template": self.template(method),
             "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
-            "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss,
+            "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss, "rate": method.rate,
             "rate": method.rate,
             "pairs": run.count or len(self.train), "date": date.today().isoformat(), "versions": records.versions(),
         }  # fmt: skip
