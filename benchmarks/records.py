@@ -61,8 +61,8 @@ COLUMNS: dict[str, dict[str, type]] = {
     "freeze": {
         "model": str, "precision": str, "set": str, "method": str, "template": str, "layers": str, "width": str,
         "dimensions": int, "loss": str, "rate": float, "pairs": int, "seed": int, "reading": str, "metric": str,
-        "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float, "seconds": int,
-        "date": str, "versions": str,
+        "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float,
+        "seconds": int, "date": str, "versions": str,
     },
     "distil": {
         "model": str, "precision": str, "set": str, "teacher": str, "corpus": str, "texts": int, "student": str,
