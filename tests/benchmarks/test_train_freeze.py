@@ -27,7 +27,7 @@ def test_runs_become_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / f"stsb_en_{part}.tsv").write_text("".join(lines), encoding="utf-8")
     monkeypatch.setattr(train_freeze, "EPOCHS", 1)
     monkeypatch.setattr(train_freeze, "STEPS", 1)
-    monkeypatch.setattr(train_freeze, "PARTS", {"labels": (("whitened, prompt",), (20,), (0, 1))})
+    monkeypatch.setattr(train_freeze, "PARTS", {"labels": ((blocks.WHITENED,), (20,), (0, 1))})
     arguments = ["--data", tmp_path, "--path", DEMO_MODEL, "--out", tmp_path / "out", "--results", tmp_path / "results"]
     train_freeze.main([*map(str, arguments), "--precision", "float32"])
     rows = records.read("freeze", tmp_path / "results")
@@ -42,7 +42,7 @@ def test_runs_become_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         )]  # fmt: skip
         assert mean["score"] == pytest.approx(sum(row["score"] for row in same) / 2)
     shown = blocks.BLOCKS["freeze-few"].render(Store(tmp_path / "results"), tmp_path / "page.md")
-    assert "| whitened, prompt | 20 |" in shown
+    assert f"| {blocks.WHITENED} | 20 |" in shown
     monkeypatch.setattr(train_freeze, "train_freeze", None)
     train_freeze.main([*map(str, arguments), "--precision", "float32"])
 
