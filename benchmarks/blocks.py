@@ -37,7 +37,7 @@ PAPERS_ROWS = (
     "autoencoder, log-variance, the paper's head",
 )  # fmt: skip
 #: The layers, the width and the rate that were best on the development pairs.
-WHITENED = "whitened, prompt, four, 64, 0.0001"
+WHITENED = "whitened, prompt, last, 256, 0.0001"
 
 
 def is_layer(value: Value) -> bool:

@@ -113,19 +113,12 @@ AHEAD = {
 #: Which layers, which width and which rate: read on the development pairs.
 CHOICE = {
     f"whitened, prompt, {layers}, {width}, {rate:g}": Method("whitened", "cosent", True, layers, width, rate)
-    for layers, width in (
-        ("last", 256),
-        ("four", 64),
-        ("four", 256),
-        ("each third", 64),
-        ("upper half", 64),
-        (ALL, 64),
-    )
+    for layers, width in (("last", 256), ("upper three", 64), ("upper three", 128), ("four", 64), (ALL, 64))
     for rate in (1e-3, 1e-4)
 }
 METHODS = PAPER | AHEAD | CHOICE
 #: Of which the curve is drawn.
-FEW = ("whitened, prompt, four, 64, 0.0001", "autoencoder, log-variance")
+FEW = ("whitened, prompt, last, 256, 0.0001", "autoencoder, log-variance")
 
 
 def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
@@ -134,6 +127,7 @@ def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
         ALL: None,
         "last": (depth,),
         "four": tuple(round(depth * part / 4) for part in (1, 2, 3, 4)),
+        "upper three": tuple(round(depth * part / 10) for part in (8, 9, 10)),
         "upper half": tuple(range(depth // 2 + 1, depth + 1)),
         "each third": tuple(range(depth % 3 or 3, depth + 1, 3)),
     }[name]
@@ -290,7 +284,6 @@ class Bench:
             "model": self.model, "precision": self.precision, "method": run.name, "template": self.template(method),
             "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
             "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss, "rate": method.rate,
-            "rate": method.rate,
             "pairs": run.count or len(self.train), "date": date.today().isoformat(), "versions": records.versions(),
         }  # fmt: skip
 

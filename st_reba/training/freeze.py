@@ -11,11 +11,13 @@ from typing import Any, ClassVar, Literal
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
+from torch import nn
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
+from ..losses.cosent import SCALE
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
 from .arguments import without_evaluation
@@ -29,7 +31,6 @@ from .states import ModelOnStates, StatesCache
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
 Loss = Literal["mse", "log-variance", "cosent"]
 
-_LOSSES = {"mse": PairScoreMSELoss, "log-variance": LogResidualVarianceLoss, "cosent": EmbeddingCoSENTLoss}
 #: The loss of each stage, where none is asked for.
 _USUAL: dict[Stage, Loss] = {
     "cosines": "mse", "siamese": "mse", "autoencoder": "log-variance", "whitened": "cosent",
@@ -60,6 +61,7 @@ class FreezeTraining(RunSettings):
         loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
             cosine of the embeddings: see :class:`st_reba.losses.EmbeddingCoSENTLoss`. None: the first for
             ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
+        scale: Of ``"cosent"``: see :class:`st_reba.losses.EmbeddingCoSENTLoss`.
         lowest_score: The score in ``pairs`` that means 0.
         highest_score: The score in ``pairs`` that means 1.
         template: See :class:`st_reba.modules.LayerStates`.
@@ -92,6 +94,7 @@ class FreezeTraining(RunSettings):
     sentences: str | None = setting(None, may_change=True)
     stage: Stage = "autoencoder"
     loss: Loss | None = None
+    scale: float = setting(SCALE, above=0)
     lowest_score: float = 0.0
     highest_score: float = 5.0
     template: str = "{text}"
@@ -176,7 +179,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     fit(
         trained,
         pairs,
-        _LOSSES[settings.loss or _USUAL[settings.stage]](trained),
+        _loss(trained, settings),
         output=output,
         **asked(settings),
         evaluator=evaluator,
@@ -190,6 +193,13 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     save(model, output)
     publish(settings, output)
     return model
+
+
+def _loss(trained: SentenceTransformer, settings: FreezeTraining) -> nn.Module:
+    asked_for = settings.loss or _USUAL[settings.stage]
+    if asked_for == "cosent":
+        return EmbeddingCoSENTLoss(trained, settings.scale)
+    return LogResidualVarianceLoss(trained) if asked_for == "log-variance" else PairScoreMSELoss(trained)
 
 
 def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:

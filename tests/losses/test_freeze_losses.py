@@ -61,12 +61,12 @@ def test_mean_squared_error(model):
 
 def test_cosent_trains_the_embedding_and_the_head_behind_it(model, backbone_path):
     embeddings = [model(column)["sentence_embedding"] for column in columns(model)]
-    ranking = CoSENTLoss(model).compute_loss_from_embeddings(embeddings, LABELS)
+    ranking = CoSENTLoss(model, scale=7).compute_loss_from_embeddings(embeddings, LABELS)
     squares = (model[-1].scores(*embeddings) - LABELS).square().mean()
     weights = dict(model[-1].named_parameters())
     encoders = {name: weight for name, weight in weights.items() if name.startswith("encoder")}
     expected = torch.autograd.grad(ranking, list(encoders.values()), retain_graph=True)
-    loss = EmbeddingCoSENTLoss(model)(columns(model), LABELS)
+    loss = EmbeddingCoSENTLoss(model, scale=7)(columns(model), LABELS)
     assert torch.allclose(loss, ranking + squares, atol=1e-4)
     loss.backward()
     for (name, weight), own in zip(encoders.items(), expected, strict=True):
@@ -74,7 +74,7 @@ def test_cosent_trains_the_embedding_and_the_head_behind_it(model, backbone_path
     assert all(weight.grad.any() for name, weight in weights.items() if name.startswith("head"))
     plain = pipeline(LayerStates(backbone_path()))
     embeddings = [plain(column)["sentence_embedding"] for column in columns(plain)]
-    expected = CoSENTLoss(plain).compute_loss_from_embeddings(embeddings, LABELS)
+    expected = CoSENTLoss(plain, scale=5).compute_loss_from_embeddings(embeddings, LABELS)
     assert torch.allclose(EmbeddingCoSENTLoss(plain)(columns(plain), LABELS), expected, atol=1e-4)
 
 
