@@ -32,7 +32,7 @@ def fingerprint(module: CausalModule) -> str:
 
 
 def content(weight: Tensor) -> memoryview | bytes:
-    """A weight's bytes; those of the tensors that it is made of, where it is of a kind of its own, as quantised ones."""
+    """A weight's bytes; of a quantised one, those of the tensors that it is made of."""
     if hasattr(weight, "__tensor_flatten__"):
         names, settings = weight.__tensor_flatten__()
         return b"".join([*(content(getattr(weight, name)) for name in names), repr(settings).encode()])
