@@ -63,6 +63,9 @@ COLUMNS: dict[str, dict[str, type]] = {
         "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
         "ahead_high": float, "date": str, "versions": str,
     },
+    "install": {
+        "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -80,6 +83,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
+    "install": ("part", "python", "system"),
 }
 FRACTIONS = {
     "scores": ("score", "beyond_overlap"),
