@@ -69,13 +69,13 @@ COLUMNS: dict[str, dict[str, type]] = {
         "dimensions": int, "score": float, "low": float, "high": float, "share": float, "share_low": float,
         "share_high": float, "agreement": float, "neighbours": float, "seconds": int, "date": str, "versions": str,
     },
-    "install": {
-        "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
-    },
     "bellm": {
         "model": str, "precision": str, "triplets": str, "set": str, "metric": str, "method": str, "turned": str,
         "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
         "ahead_high": float, "date": str, "versions": str,
+    },
+    "install": {
+        "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,

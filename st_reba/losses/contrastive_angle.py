@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -55,8 +55,9 @@ class ContrastiveAngleLoss(nn.Module):
         self.weights = weights
         self.gather_across_devices = gather_across_devices
         # They are given embeddings: a model of their own would stand in the state of this loss once more.
-        self.contrastive = MultipleNegativesRankingLoss(None, scale=1 / temperature)
-        self.angle = AnglELoss(None, scale=angle_scale)
+        none: Any = None
+        self.contrastive = MultipleNegativesRankingLoss(none, scale=1 / temperature)
+        self.angle = AnglELoss(none, scale=angle_scale)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> dict[str, Tensor]:
         """The weighted terms of a batch of triplets, scalars, which ST's trainer sums and logs one by one.
@@ -76,7 +77,7 @@ class ContrastiveAngleLoss(nn.Module):
             embeddings = [all_gather_with_grad(part) for part in embeddings]
         terms = {}
         if self.weights["contrastive"]:
-            terms["contrastive"] = self.contrastive.compute_loss_from_embeddings(embeddings, None)
+            terms["contrastive"] = self.contrastive.compute_loss_from_embeddings(embeddings, cast(Tensor, None))
         if self.weights["angle"]:
             anchors, positives, negatives = embeddings
             pairs = [torch.cat([anchors, anchors]), torch.cat([positives, negatives])]

@@ -65,7 +65,7 @@ class BeLLMTraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for the frozen weights; LoRA's are float32.
 
     ``BeLLMTraining.of_preset("released", model=..., triplets=...)`` has the settings of the training command that the
-    authors' repository gives, but its backbone, its 4 bits and float16.
+    authors' repository gives, on one device, but its backbone in 4 bits.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {
@@ -86,7 +86,6 @@ class BeLLMTraining(RunSettings):
                 "gradient_accumulation_steps": 32,
                 "num_train_epochs": 3,
                 "warmup_steps": 80,
-                "batch_sampler": "batch_sampler",
             },
         }
     }

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from transformers import TorchAoConfig
-from transformers.quantizers import AutoQuantizationConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..optional import require
 

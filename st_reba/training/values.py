@@ -107,4 +107,4 @@ def _named(hint: Any) -> str:
         return " or ".join(f'"{member.value}"' for member in hint)
     if origin is tuple:
         return f"a list, each {described(get_args(hint)[0], {})}"
-    return _NAMES.get(origin) or getattr(hint, "__name__", str(hint))
+    return _NAMES.get(origin) or str(getattr(hint, "__name__", hint))

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
-from st_reba.training import DivergedError, finish, fit
+from st_reba.training import DivergedError, RunSettings, finish, fit, fitting
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
@@ -267,3 +267,41 @@ class TestCheckpoints:
             (scratch / "config.json").write_text(json.dumps({}))
         with pytest.raises(ValueError, match="model exists and is not an empty directory: choose another output"):
             self.resume(model(), stopped)
+
+
+class TestTheHub:
+    """What is pushed is the finished model, when all is done."""
+
+    @pytest.fixture
+    def settings(self):
+        def make(**arguments):
+            return RunSettings(arguments={"push_to_hub": True, "report_to": "none", **arguments})
+
+        return make
+
+    def test_pushing(self, settings, tmp_path, monkeypatch):
+        pushed = []
+        monkeypatch.setattr(fitting, "push", lambda *args, **kwargs: pushed.append((args, kwargs)))
+        asked = settings(hub_model_id="org/name", hub_private_repo=True, hub_revision="v2")
+        made = fitting.begin(asked, tmp_path)
+        # The trainer would make the repository before there is anything in it.
+        assert (made.push_to_hub, made.hub_model_id) == (False, "org/name")
+        fitting.publish(asked, tmp_path)
+        told = {"private": True, "revision": "v2", "token": None}
+        assert pushed == [((tmp_path / "model", "org/name"), told)]
+        fitting.publish(RunSettings(), tmp_path)
+        assert len(pushed) == 1
+        assert fitting.begin(settings(hub_model_id="org/name", hub_strategy="every_save"), tmp_path).push_to_hub
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [({}, "push_to_hub needs a name: add hub_model_id: org/name"), ({"hub_model_id": "a b"}, "a b")],
+    )
+    def test_a_name_is_asked_for_first(self, arguments, message, settings, tmp_path):
+        with pytest.raises(ValueError, match=message):
+            fitting.begin(settings(**arguments), tmp_path)
+
+
+def test_a_keyword_that_there_is_not(model, tmp_path):
+    with pytest.raises(TypeError, match="fit\\(\\) takes no 'epoch': give arguments={...}"):
+        fit(model(), ROWS, None, output=tmp_path, epoch=3)

@@ -15,6 +15,7 @@ from st_reba.training.digests import weights_digest
 from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
+from ..conftest import first
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -139,8 +140,7 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("run", ["out/checkpoints", "pretraining"])
+@pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
 def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     given = settings(checkpoint_steps=2)
     whole = train_freeze(given, files / "whole", progress=False)
