@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -48,10 +48,10 @@ class AgreementEvaluator(BaseEvaluator):
         self.primary_metric = f"{name}_spearman_cosines" if name else "spearman_cosines"
 
     def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """The metrics, also noted for the model card."""
-        found: Any = model.encode(
+        found = cast(Any, model).encode(
             self.texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False
         )
         metrics = self.prefix_name_to_metrics(agreement(self.cosines, _cosines(found)), self.name)

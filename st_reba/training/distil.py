@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from rich.progress import Progress
@@ -270,9 +270,9 @@ def _student(
     wanted = targets(vectors, directions(vectors, count))
     linear = linear_map(inputs, wanted[some])
     if settings.student == STATIC:
-        _fold(body[0], linear)
+        _fold(cast(StaticEmbedding, body[0]), linear)
         return SentenceTransformer(modules=[body[0], Normalize()], device=str(body.device)), wanted
-    dense = Dense(*linear.weight.mT.shape, activation_function=nn.Identity())
+    dense = Dense(linear.in_features, linear.out_features, activation_function=nn.Identity())
     dense.linear.load_state_dict(linear.state_dict())
     return SentenceTransformer(modules=[*body, dense, Normalize()], device=str(body.device)), wanted
 
@@ -320,7 +320,7 @@ def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
 def _partners(wanted: Tensor, seed: int) -> list[int]:
     """Another text for each: one of its nearest, or any, in turn."""
     draw = random.Random(seed)
-    found = []
+    found: list[int] = []
     for start in range(0, len(wanted), 1024):
         cosines = wanted[start : start + 1024] @ wanted.mT
         cosines[torch.arange(len(cosines)), torch.arange(start, start + len(cosines))] = -2

@@ -33,10 +33,10 @@ def test_students_become_rows_once(roomy_path: str, tmp_path: Path, monkeypatch:
     rows = records.read("distil", tmp_path / "results")
     assert len(rows) == 4
     teacher, student = (
-        next(row for row in rows if row["set"] == "STS-B en test" and row["student"].startswith(name))  # type: ignore[union-attr]
+        next(row for row in rows if row["set"] == "STS-B en test" and row["student"].startswith(name))
         for name in ("the teacher", "one plain pass")
     )
-    assert student["share"] == pytest.approx(student["score"] / teacher["score"])  # type: ignore[operator]
+    assert student["share"] == pytest.approx(student["score"] / teacher["score"])
     assert student["texts"] == 40
     shown = blocks.BLOCKS["distil"].render(Store(tmp_path / "results"), tmp_path / "page.md")
     assert "| one plain pass, linear map alone | 32 |" in shown

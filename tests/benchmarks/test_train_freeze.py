@@ -34,7 +34,9 @@ def test_runs_become_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # Two seeds and their mean; two sets, readings and metrics.
     assert len(rows) == 3 * 2 * 2 * 2
     means = [row for row in rows if row["seed"] is None and row["set"] == "STS-B en test"]
-    assert all(row["low"] <= row["score"] <= row["high"] for row in means)
+    for row in means:
+        low, score, high = (row[name] for name in ("low", "score", "high"))
+        assert low <= score <= high  # type: ignore[operator]
     assert all((row["ahead"] is not None) == (row["metric"] == "Spearman") for row in means)
     for mean in means:
         same = [row for row in rows if row["seed"] is not None and all(

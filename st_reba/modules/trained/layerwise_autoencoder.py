@@ -191,7 +191,7 @@ class LayerwiseAutoencoder(StoredModule):
             moments = Moments(self.hidden_size)
             moments.add(layer_norm(layer, (self.hidden_size,)))
             whitening = PartwiseWhitening.from_moments(moments, shares=[1.0], shrinkage=shrinkage)
-            norm, linear = cast(nn.LayerNorm, encode[0]), cast(nn.Linear, encode[1])
+            norm, linear, _ = cast(tuple[nn.LayerNorm, nn.Linear, nn.Module], tuple(encode.children()))
             norm.reset_parameters()
             linear.weight.copy_(whitening.weight[0, : linear.out_features])
             linear.bias.copy_(-linear.weight @ whitening.mean[0].to(linear.weight))
