@@ -36,13 +36,11 @@ def test_runs_become_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     means = [row for row in rows if row["seed"] is None and row["set"] == "STS-B en test"]
     for row in means:
         low, score, high = (row[name] for name in ("low", "score", "high"))
-        assert low <= score <= high  # type: ignore[operator]
-    assert all((row["ahead"] is not None) == (row["metric"] == "Spearman") for row in means)
-    for mean in means:
-        same = [row for row in rows if row["seed"] is not None and all(
-            row[name] == mean[name] for name in ("set", "reading", "metric")
-        )]  # fmt: skip
-        assert mean["score"] == pytest.approx(sum(row["score"] for row in same) / 2)
+        assert low <= score <= high
+        assert (row["ahead"] is not None) == (row["metric"] == "Spearman")
+        same = {name: row[name] for name in ("set", "reading", "metric")}
+        runs = [each for each in rows if each["seed"] is not None and same.items() <= each.items()]
+        assert score == pytest.approx(sum(float(each["score"] or 0) for each in runs) / 2)
     shown = blocks.BLOCKS["freeze-few"].render(Store(tmp_path / "results"), tmp_path / "page.md")
     assert f"| {blocks.WHITENED} | 20 |" in shown
     monkeypatch.setattr(train_freeze, "train_freeze", None)
