@@ -117,7 +117,7 @@ def measure(student: Student, name: str, options: argparse.Namespace) -> list[re
         trained.to(getattr(torch, options.precision))
     texts, _ = split(settings)
     found: list[records.Record] = []
-    for part in PARTS:
+    for part in options.sets:
         pairs = Sets(options.data).pairs("en", part)
         different = pairs.texts()
         place = {text: index for index, text in enumerate(different)}
@@ -150,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--sets", nargs="+", choices=PARTS, default=list(PARTS), help="of STS-B, to score on")
     parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
     options = parser.parse_args(arguments)
@@ -158,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.corpora:
         for student in map(STUDENTS.__getitem__, options.students):
             there = records.read("distil", options.results) if (options.results / "distil.csv").is_file() else []
-            if any(row["student"] == student.title and row["corpus"] == name for row in there):
+            scored = {row["set"] for row in there if row["student"] == student.title and row["corpus"] == name}
+            if scored >= {f"STS-B en {part}" for part in options.sets}:
                 continue
             rows = measure(student, name, options)
             records.rewrite("distil", rows, options.results)
