@@ -418,6 +418,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
         ),
         levels=(
             Series("Early and late, no labels", EARLY_LATE),
+            Series("PromptEOL, whitened, no labels", {"recipe": PROMPTEOL, "pooling": "last", "filter": PARTWISE}),
             *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
         ),
     ),
