@@ -115,8 +115,11 @@ class Bench:
 
     def untrained(self) -> Array:
         """By a prompt that needs no training."""
-        module = {"model_kwargs": {"dtype": self.options.precision}}
-        return self._kept(UNTRAINED, lambda: find("prompteol").model(CausalTransformer(self.path, **module)))
+
+        def made() -> SentenceTransformer:
+            return find("prompteol").model(CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision}))
+
+        return self._kept(UNTRAINED, made)
 
     def embedder(self) -> Array:
         """By a model that others have trained to embed."""

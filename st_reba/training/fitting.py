@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -133,6 +134,11 @@ def fit(
     checkpoints = output / CHECKPOINTS
     if unknown := [name for name in former if name not in FORMER]:
         raise TypeError(f"fit() takes no {unknown[0]!r}: give arguments={{...}}, those of sentence-transformers.")
+    if former:
+        told = (
+            f"{', '.join(sorted(former))}: keywords of fit() until version 0.6, which will go. Give arguments={{...}}."
+        )
+        warnings.warn(told, FutureWarning, stacklevel=2)
     given = of_st.check(translated(former, arguments or {}))
     chosen = of_st.complete(given, evaluates=evaluator is not None)
     if "dataloader_pin_memory" not in chosen:

@@ -15,6 +15,7 @@ from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
 from ..conftest import first
+from .shorthand import whole
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -34,7 +35,7 @@ def settings(backbone_path, files):
             "model": backbone_path(), "pairs": str(files / "pairs.tsv"), "epochs": 2, "batch_size": 8,
             "pretraining_epochs": 2, "pretraining_batch_size": 4, "head_dimension": 4, "cache": str(files / "cache"),
         }  # fmt: skip
-        return FreezeTraining(**{**given, **changes})
+        return FreezeTraining(**whole(**{**given, **changes}))
 
     return make
 
