@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
@@ -193,6 +193,14 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
 def test_settings(changes, message, settings):
     with pytest.raises(ValueError, match=message):
         settings(**changes)
+
+
+def test_several_processes_are_refused(settings, files, monkeypatch):
+    """The heads are trained past what would add up the gradients of several."""
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match="FreezeTraining is for one process, and there are 2"):
+        train_freeze(settings(), files / "out", progress=False)
+    assert not (files / "out").exists()
 
 
 def test_a_score_out_of_range_is_named(settings, files):
