@@ -7,7 +7,7 @@ Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
 that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
-seeds, with the interval of that mean over the pairs; ``ahead`` is how far it is ahead of the same with no layer turned.
+seeds so far, with the interval of that mean over the pairs; ``ahead`` is how far it is ahead of no layer turned.
 """
 
 from __future__ import annotations
@@ -115,8 +115,11 @@ class Bench:
 
     def untrained(self) -> Array:
         """By a prompt that needs no training."""
-        module = {"model_kwargs": {"dtype": self.options.precision}}
-        return self._kept(UNTRAINED, lambda: find("prompteol").model(CausalTransformer(self.path, **module)))
+
+        def made() -> SentenceTransformer:
+            return find("prompteol").model(CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision}))
+
+        return self._kept(UNTRAINED, made)
 
     def embedder(self) -> Array:
         """By a model that others have trained to embed."""
@@ -142,7 +145,7 @@ class Bench:
         }  # fmt: skip
 
     def measure(self, readings: Sequence[str], seeds: Sequence[int]) -> None:
-        """Train what is missing, and write the rows of each reading when its trainings are there."""
+        """Train what is missing, and write the row of each training when it is there, and the means by seed."""
         references = {UNTRAINED: self.untrained(), EMBEDDER: self.embedder()}
         rows = [
             self.row(f"{name}{', untrained' if name == UNTRAINED else ''}", **scored(bootstrap.spearman(
@@ -153,22 +156,31 @@ class Bench:
         records.rewrite("bellm", rows, self.options.results)
         method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
         for reading in readings:
-            runs = [Run(turned, reading, seed) for turned in TURNED for seed in (None, *seeds)]
-            found = {run.title: self.cosines(run) for run in runs}
-            scores = bootstrap.spearman(found, self.pairs.scores)
-            trained = {
-                turned: [index for index, run in enumerate(runs) if run.turned == turned and run.seed is not None]
-                for turned in TURNED
-            }
-            for index, run in enumerate(runs):
-                when = f"{method}, before" if run.seed is None else method
-                own = self.row(when, turned=run.turned, reading=run.reading, seed=run.seed, **scored(scores, [index]))
-                records.rewrite("bellm", [own], self.options.results)
-            for turned, indices in trained.items():
-                base = trained["none"] if turned != "none" else None
-                mean = self.row(method, turned=turned, reading=reading, seed=None, **scored(scores, indices, base))
-                records.rewrite("bellm", [mean], self.options.results)
-                print(f"{turned}, {reading}: {100 * float(mean['score'] or 0):.1f}", flush=True)
+            found: dict[Run, Array] = {}
+            for seed in (None, *seeds):
+                for turned in TURNED:
+                    run = Run(turned, reading, seed)
+                    found[run] = self.cosines(run)
+                    self._write(method if seed is not None else f"{method}, before", run, {run.title: found[run]})
+                if seed is not None:
+                    self._means(method, reading, {run: own for run, own in found.items() if run.seed is not None})
+
+    def _means(self, method: str, reading: str, found: dict[Run, Array]) -> None:
+        """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
+        runs = list(found)
+        scores = bootstrap.spearman({run.title: own for run, own in found.items()}, self.pairs.scores)
+        indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
+        for turned, own in indices.items():
+            base = None if turned == "none" else indices["none"]
+            mean = self.row(method, turned=turned, reading=reading, seed=None, **scored(scores, own, base))
+            records.rewrite("bellm", [mean], self.options.results)
+
+    def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
+        """The row of one model."""
+        given = scored(bootstrap.spearman(cosines, self.pairs.scores), [0])
+        row = self.row(method, turned=run.turned, reading=run.reading, seed=run.seed, **given)
+        records.rewrite("bellm", [row], self.options.results)
+        print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
 
 
 def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, records.Value]:

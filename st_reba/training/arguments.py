@@ -56,7 +56,7 @@ _ELSEWHERE = {
 #: evaluated or run. What is told apart by the rows that a step has, instead, is in :func:`rows_of`.
 _CHANGES_NO_WEIGHT = frozenset(
     {
-        "activation_checkpointing", "activation_checkpointing_kwargs", "auto_find_batch_size", "batch_eval_metrics",
+        "activation_checkpointing", "activation_checkpointing_kwargs", "batch_eval_metrics",
         "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
         "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend", "ddp_bucket_cap_mb",
         "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout", "debug", "do_eval", "do_predict", "do_train",
@@ -185,6 +185,9 @@ def rows_of(arguments: SentenceTransformerTrainingArguments, *, gathered: bool) 
         gathered: Whether the loss sees the rows of all devices at once.
     """
     alone, devices = int(arguments.train_batch_size), int(arguments.world_size)
+    if arguments.accelerator_config.split_batches:
+        # Then a batch is one of all devices.
+        alone //= devices
     return {
         "rows_of_a_batch": alone * devices if gathered else alone,
         "rows_of_a_step": alone * devices * int(arguments.gradient_accumulation_steps),

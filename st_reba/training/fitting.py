@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,15 +65,22 @@ def asked(settings: RunSettings) -> dict[str, Any]:
     return {"arguments": settings.training_arguments}
 
 
-def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrainingArguments:
+def begin(
+    settings: RunSettings, output: str | Path, *, one_device: bool = False
+) -> SentenceTransformerTrainingArguments:
     """Refuse what can be refused before anything is loaded.
+
+    Args:
+        settings: What is asked for.
+        output: Directory of the run.
+        one_device: Whether the method is trained in one process alone.
 
     Returns:
         The arguments, which know of this process among others.
 
     Raises:
         ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
-            pushed and its name on the Hub is missing or malformed.
+            pushed and its name on the Hub is missing or malformed; or there are several processes for a method of one.
         ImportError: If accelerate is not installed.
     """
     check_free(Path(output) / MODEL, "output")
@@ -81,7 +89,13 @@ def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrain
         if not arguments.get("hub_model_id"):
             raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
         check_repo_id(arguments["hub_model_id"])
-    return of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
+    made = of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
+    if one_device and made.world_size > 1:
+        raise ValueError(
+            f"{type(settings).__name__} is for one process, and there are {made.world_size}: what it trains is small. "
+            "Start it without a launcher."
+        )
+    return made
 
 
 def fit(
@@ -133,6 +147,11 @@ def fit(
     checkpoints = output / CHECKPOINTS
     if unknown := [name for name in former if name not in FORMER]:
         raise TypeError(f"fit() takes no {unknown[0]!r}: give arguments={{...}}, those of sentence-transformers.")
+    if former:
+        told = (
+            f"{', '.join(sorted(former))}: keywords of fit() until version 0.6, which will go. Give arguments={{...}}."
+        )
+        warnings.warn(told, FutureWarning, stacklevel=2)
     given = of_st.check(translated(former, arguments or {}))
     chosen = of_st.complete(given, evaluates=evaluator is not None)
     if "dataloader_pin_memory" not in chosen:

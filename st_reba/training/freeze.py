@@ -153,7 +153,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         RuntimeError: If the model's weights are not what they were, so that something is wrong.
     """
     output = Path(output)
-    begin(settings, output)
+    begin(settings, output, one_device=True)
     pairs = _scaled(read_scored_pairs(settings.pairs), settings.pairs, settings)
     sentences = _sentences(settings, pairs)
     evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)

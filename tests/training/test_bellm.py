@@ -18,6 +18,7 @@ from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter
 from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import first, relative_error
+from .shorthand import whole
 
 pytest.importorskip("peft")
 
@@ -34,9 +35,8 @@ def triplets(tmp_path):
 
 @pytest.fixture
 def settings(backbone_path, triplets):
-    return lambda **changes: BeLLMTraining(
-        **{"model": backbone_path(), "triplets": triplets, "batch_size": 4, "rank": 4, "learning_rate": 1e-2, **changes}
-    )
+    given = {"model": backbone_path(), "triplets": triplets, "batch_size": 4, "rank": 4, "learning_rate": 1e-2}
+    return lambda **changes: BeLLMTraining(**whole(**{**given, **changes}))
 
 
 class TestLoss:
@@ -213,7 +213,7 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
 
     from .test_fitting import StopAfter
 
-    given = settings(dtype="bfloat16", epochs=2, checkpoint_steps=2)
+    given = settings(model_kwargs={"dtype": "bfloat16"}, epochs=2, checkpoint_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
     fit = bellm.fit
     with monkeypatch.context() as patch:

@@ -13,10 +13,11 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
-from st_reba.training import DivergedError, RunSettings, finish, fit, fitting
+from st_reba.training import DivergedError, RunSettings, finish, fitting
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
+from .shorthand import whole
 
 ROWS = Dataset.from_dict(
     {
@@ -26,6 +27,10 @@ ROWS = Dataset.from_dict(
 )
 # Three steps an epoch.
 RUN = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-2, "checkpoint_steps": 2, "progress": False}
+
+
+def fit(*args, **settings):
+    return fitting.fit(*args, **whole(**settings))
 
 
 class StopAfter(TrainerCallback):
@@ -88,7 +93,8 @@ def weights(module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("no_duplicates", first([True, False], 1))
 def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
     """Interrupted within the second epoch, and again right after the checkpoint at its end."""
-    settings = {**RUN, "no_duplicates": no_duplicates}
+    sampler = "no_duplicates" if no_duplicates else "batch_sampler"
+    settings = {**RUN, "arguments": {"batch_sampler": sampler}}
     first = Noisy(model(kind))
     straight = fit(first.model, ROWS, first, output=tmp_path / "straight", **settings)
     assert (straight.steps, straight.resumed_at) == (9, 0)
@@ -305,3 +311,13 @@ class TestTheHub:
 def test_a_keyword_that_there_is_not(model, tmp_path):
     with pytest.raises(TypeError, match="fit\\(\\) takes no 'epoch': give arguments={...}"):
         fit(model(), ROWS, None, output=tmp_path, epoch=3)
+
+
+def test_keywords_of_version_0_6(model, tmp_path):
+    trained = model()
+    loss = MultipleNegativesRankingLoss(trained)
+    given = {"epochs": 1, "batch_size": 4, "max_steps": 1, "no_duplicates": True, "warmup_ratio": 0.1}
+    with pytest.warns(FutureWarning, match="batch_size, .* of fit.. until version 0.6, which will go"):
+        assert fitting.fit(trained, ROWS, loss, output=tmp_path, progress=False, **given).steps == 1
+    run = json.loads((tmp_path / "checkpoints/run.json").read_text())
+    assert (run["batch_sampler"], run["rows_of_a_step"], run["warmup_steps"]) == ("no_duplicates", 4, 0.1)

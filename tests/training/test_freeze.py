@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
@@ -16,6 +16,7 @@ from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
 from ..conftest import first
+from .shorthand import whole
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -35,7 +36,7 @@ def settings(backbone_path, files):
             "model": backbone_path(), "pairs": str(files / "pairs.tsv"), "epochs": 2, "batch_size": 8,
             "pretraining_epochs": 2, "pretraining_batch_size": 4, "head_dimension": 4, "cache": str(files / "cache"),
         }  # fmt: skip
-        return FreezeTraining(**{**given, **changes})
+        return FreezeTraining(**whole(**{**given, **changes}))
 
     return make
 
@@ -217,6 +218,14 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
 def test_settings(changes, message, settings):
     with pytest.raises(ValueError, match=message):
         settings(**changes)
+
+
+def test_several_processes_are_refused(settings, files, monkeypatch):
+    """The heads are trained past what would add up the gradients of several."""
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match="FreezeTraining is for one process, and there are 2"):
+        train_freeze(settings(), files / "out", progress=False)
+    assert not (files / "out").exists()
 
 
 def test_a_score_out_of_range_is_named(settings, files):
