@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -210,17 +211,21 @@ class Bench:
         """Those of dev and test by a model that is trained now, or was before."""
         kept = self.out / f"{run.title}.npz"
         if not kept.is_file():
-            np.savez(kept, **{f"{part} {name}": each for part, own in self._trained(run).items()
-                              for name, each in own.items()})  # fmt: skip
-        with np.load(kept) as found:
-            return {part: {name: found[f"{part} {name}"] for name in READINGS} for part in self.sets}
+            found: dict[str, Any] = {
+                f"{part} {name}": each for part, own in self._trained(run).items() for name, each in own.items()
+            }
+            np.savez(kept, **found)
+        with np.load(kept) as held:
+            return {part: {name: held[f"{part} {name}"] for name in READINGS} for part in self.sets}
 
     def _trained(self, run: Run) -> Similarities:
         method = run.method
         states = self.module(method)
         pairs, count = self.labelled(run)
         pretrains = method.stage == "autoencoder"
-        more = {"sentences": str(self.sentences())} if method.stage in ("autoencoder", "whitened") else {}
+        more: dict[str, Any] = (
+            {"sentences": str(self.sentences())} if method.stage in ("autoencoder", "whitened") else {}
+        )
         if pretrains:
             name = f"pretraining, {self.template(method)}, {method.layers}, {method.width or PAPERS}, {run.seed}"
             more["pretraining"] = str(self.out / name.replace("{text}", "plain"))
@@ -297,28 +302,21 @@ class Bench:
             for where, values, _ in self._scores([found])
         ]  # fmt: skip
         records.rewrite("freeze", rows, self.results)
-        print(
-            f"{run.title}: {shared['seconds']} s",
-            *(
-                f"{row['reading']} {row['metric']} {row['set'].split()[-1]} "  # type: ignore[union-attr]
-                f"{100 * row['score']:.1f}"
-                for row in rows
-            ),
-            sep="; ",
-            flush=True,
-        )  # type: ignore[operator]
+        told = (f"{row['set']}, {row['reading']}, {row['metric']}: {row['score']:.3f}" for row in rows)
+        print(f"{run.title}: {shared['seconds']} s", *told, sep="; ", flush=True)
 
     def of_seeds(self, runs: Sequence[Run]) -> None:
         """The rows of the mean over some trainings, with intervals."""
         rows = []
         for where, values, replicates in self._scores([self.similarities(run) for run in runs]):
-            row: records.Record = {**self.described(runs[0]), **where, "seed": None, "score": float(values.mean())}
+            score = float(values.mean())
+            row: records.Record = {**self.described(runs[0]), **where, "seed": None, "score": score}
             if where["set"] == f"STS-B {self.language} test":
                 mean = replicates[: len(runs)].mean(axis=0)
                 row["low"], row["high"] = map(float, bootstrap.interval(mean))
                 if where["metric"] == "Spearman":
                     apart = bootstrap.interval(mean - replicates[-1])
-                    row |= {"ahead": row["score"] - float(self._level), "ahead_low": float(apart[0]),
+                    row |= {"ahead": score - float(self._level), "ahead_low": float(apart[0]),
                             "ahead_high": float(apart[1])}  # fmt: skip
             rows.append(row)
         records.rewrite("freeze", rows, self.results)
