@@ -151,7 +151,8 @@ class Curves(Drawing):
             axis.xaxis.set_minor_locator(NullLocator())
         axes[0].set_ylabel("Spearman x 100")
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label()[0] != "_"}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
+        columns = len(self.panels)
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False)
         return figure
 
 
