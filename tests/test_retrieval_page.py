@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from st_reba import cli
-from st_reba.data.demo import DEMO_MODEL
+
+from .backbones import DEMO_MODEL
 
 PAGE = Path(__file__).parents[1] / "docs" / "retrieval.md"
 SECTIONS = (
@@ -32,6 +33,7 @@ def test_a_section_runs_as_it_stands(heading, tmp_path, monkeypatch, capsys):
     names: dict[str, Any] = {}
     for language, code in found:
         if language == "python":
+            code = code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(DEMO_MODEL))
             exec(compile(code, PAGE.name, "exec"), names)
             assert capsys.readouterr().out
             continue

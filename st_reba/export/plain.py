@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -182,11 +182,13 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
 
 def _normalizers() -> list[normalizers.Normalizer]:
     """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
-    chinese = "".join(_ranges([code for code in range(sys.maxunicode + 1) if normalized(chr(code)).endswith("。")]))
+    chinese = _characters(lambda character: normalized(character).endswith("。"))
+    # What str.strip() takes for blank, which the separators U+001C to U+001F are and "\s" does not know.
+    blank = _characters(str.isspace)
     ends = ".?\"'。？”’"
     return [
         normalizers.Replace(Regex(rf"(?<=[{chinese}])(?<![{ends}])\z"), "。"),
-        normalizers.Replace(Regex(rf"\S\s*\K(?<![{ends}])\z"), "."),
+        normalizers.Replace(Regex(rf"[^{blank}][{blank}]*\K(?<![{ends}])\z"), "."),
         normalizers.Replace('"', "'"),
         normalizers.Replace("“", "‘"),
         normalizers.Replace("”", "’"),
@@ -195,8 +197,12 @@ def _normalizers() -> list[normalizers.Normalizer]:
     ]
 
 
+def _characters(wanted: Callable[[str], bool]) -> str:
+    """All characters that are wanted, as the inside of a character class."""
+    return "".join(_ranges([code for code in range(sys.maxunicode + 1) if wanted(chr(code))]))
+
+
 def _ranges(codes: list[int]) -> Iterator[str]:
-    """Code points as the inside of a character class."""
     first = last = codes[0]
     for code in [*codes[1:], -1]:
         if code != last + 1:

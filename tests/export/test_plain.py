@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -106,9 +107,18 @@ def test_what_engines_read(backbone_path, tmp_path):
 
 
 @given(text=st.text(st.sampled_from("ab .?\"'。？“”’‘、我，\n") | st.characters(codec="utf-8"), max_size=6))
+@example(text="\x1f")
+@example(text="a\x1f\x85")
 @settings(max_examples=examples(400), deadline=None)
 def test_texts_are_normalized_alike(text):
     assert normalizers.Sequence(_NORMALIZERS).normalize_str(text) == normalized(text)
+
+
+def test_every_blank_is_one_for_the_tokenizer_too():
+    blanks = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
+    read = normalizers.Sequence(_NORMALIZERS)
+    for text in [*blanks, *(f"a{blank}" for blank in blanks)]:
+        assert read.normalize_str(text) == normalized(text), ascii(text)
 
 
 _NORMALIZERS = _normalizers()

@@ -36,10 +36,11 @@ def test_what_cannot_be(saved, reranker_path, backbone_path):
     assert "--host 203.0.113.1 --port 0 cannot be used" in said(saved, "--host", "203.0.113.1", "--port", "0")
 
 
-def test_the_pages_code_runs(capsys):
+def test_the_pages_code_runs(capsys, backbone_path):
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 1
-    exec(compile(blocks[0], str(PAGE), "exec"), {})
+    code = blocks[0].replace("HuggingFaceTB/SmolLM2-135M-Instruct", backbone_path())
+    exec(compile(code, str(PAGE), "exec"), {})
     number, tokens = map(int, capsys.readouterr().out.split())
     assert number == 2
     assert tokens > 2
