@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from st_reba import cli
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NAMES = ("sentence1", "sentence2", "score")
 ROWS = [(f"a cat, {number}", f'the "dog" {number * 7}', float(number % 5)) for number in range(20)]
 

@@ -198,7 +198,7 @@ def test_the_sample_is_drawn_evenly(backbone):
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=400), st.integers(1, 64))
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_timed_batches(texts, batch_size):
     batches = timed_batches(texts, batch_size)
     assert len(batches) <= TIMED_BATCHES

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -222,7 +222,7 @@ def test_settings_that_a_file_may_not_make(module_class, key, value, model_of):
         SentenceTransformer(str(model), device="cpu")
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15))
 @given(kind=st.sampled_from(["model_kwargs", "tokenizer_args", "config_kwargs"]), key=st.text(min_size=1, max_size=9))
 def test_any_other_argument(kind, key, originals, tmp_path):
     """What nobody has thought of is refused, too."""
