@@ -36,11 +36,16 @@ def _load_profile() -> None:
     """By default the examples are the same in every run, so that a test fails for what a change did and not by chance.
     New ones are found by ``make test-long``, which draws many, and keeps what failed to try it first."""
     from hypothesis import HealthCheck, settings
+    from hypothesis.internal.conjecture import providers
 
     unhurried: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
     settings.register_profile("usual", derandomize=True, database=None, max_examples=25, **unhurried)
     settings.register_profile("long", print_blob=True, **unhurried)
     settings.load_profile("long" if LONG else "usual")
+    if not LONG and hasattr(providers, "_get_local_constants"):
+        # Otherwise some values are taken from the package's code: from what of it is imported by then.
+        nothing = providers.Constants()
+        vars(providers)["_get_local_constants"] = lambda: nothing
 
 
 # The environments of some programs, for tests/clients, do without it.
@@ -121,17 +126,27 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(page, "freeze", lambda figure: None)
 
 
+@pytest.fixture(scope="module")
+def timed_once():
+    """Comparisons that time each recipe in one round, on batches of a few texts."""
+    from st_reba.compare import runner, timing
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (runner, timing):
+            patched.setattr(module, "TIMED_ROUNDS", 1)
+        patched.setattr(timing, "TIMED_TEXTS", 4)
+        yield
+
+
 @pytest.fixture
-def quick_commands(monkeypatch, undrawn):
+def quick_commands(monkeypatch, undrawn, timed_once):
     """Commands that compare, where the point is not what they measure and draw: in one precision, timed once."""
     import torch
 
     from st_reba.cli.running import models
-    from st_reba.compare import runner, timing, workload
+    from st_reba.compare import workload
 
     monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
-    for module in (runner, timing):
-        monkeypatch.setattr(module, "TIMED_ROUNDS", 1)
     monkeypatch.setattr(workload, "_MEASURED_SECONDS", 0.0)
 
 

@@ -30,6 +30,8 @@ from st_reba.modules.after_pooling.choices import FILTERS
 
 from ...conftest import examples
 
+pytestmark = pytest.mark.usefixtures("timed_once")
+
 METHODS = ("Classical", "Echo-2", "ReBA-1")
 
 
