@@ -379,6 +379,21 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
         Each(("precision", "contender", "unit"), (("ratio", "time: {contender} / {unit}, {precision}"),)),
         LENGTHS_BY_BATCH,
     ),
+    "install-size": Table(
+        "install",
+        split=("system", "python"),
+        rows=Each(("part",), (("", "{part}"),)),
+        columns=(Column("packages", show="packages", bold=False), Column("MB", show="megabytes", bold=False)),
+        caption=("date", "versions"),
+    ),
+    "speed-start": Table(
+        "cost",
+        where={"table": "start"},
+        split=("machine",),
+        rows=Each(("contender",), (("", "`{contender}`"),)),
+        columns=(Column("processor time, ms", show="cost"),),
+        caption=("how", "date", "versions"),
+    ),
     "speed-corpus": Table(
         "cost",
         where={"table": "corpus"},
