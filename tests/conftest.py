@@ -36,15 +36,16 @@ def _load_profile() -> None:
     """By default the examples are the same in every run, so that a test fails for what a change did and not by chance.
     New ones are found by ``make test-long``, which draws many, and keeps what failed to try it first."""
     from hypothesis import HealthCheck, settings
-    from hypothesis.internal.conjecture import providers
 
     unhurried: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
     settings.register_profile("usual", derandomize=True, database=None, max_examples=25, **unhurried)
     settings.register_profile("long", print_blob=True, **unhurried)
     settings.load_profile("long" if LONG else "usual")
-    if not LONG and hasattr(providers, "_get_local_constants"):
+    from hypothesis.internal.conjecture import providers
+
+    if not LONG and {"_get_local_constants", "Constants"} <= vars(providers).keys():
         # Otherwise some values are taken from the package's code: from what of it is imported by then.
-        nothing = providers.Constants()
+        nothing = vars(providers)["Constants"]()
         vars(providers)["_get_local_constants"] = lambda: nothing
 
 
