@@ -129,11 +129,15 @@ def test_gradients_are_those_of_the_definition(backbone_path, eager, token_ids):
     oracle.zero_grad()
 
 
-def test_gradient_checkpointing_is_refused(backbone_path):
-    model = pipeline(KVReroutingModule(backbone_path())).train()
-    model[0].model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="Turn it off to train through KVReroutingModule"):
-        model(model.preprocess(TEXTS))
+def test_gradient_checkpointing_changes_no_gradient(backbone_path):
+    gradients = []
+    for checkpointing in (False, True):
+        model = pipeline(KVReroutingModule(backbone_path())).train()
+        if checkpointing:
+            model[0].model.gradient_checkpointing_enable()
+        model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert relative_error(*gradients) < 1e-5
 
 
 def test_a_shared_backbone_is_not_changed(backbone_path):
