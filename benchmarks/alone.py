@@ -22,8 +22,7 @@ from transformers.utils import logging
 
 from cost import SIZES, make_backbone
 from plain import Texts, encoding, load, ratio_rows, rounds
-from records import RESULTS, Value, append, machine, versions
-from st_reba.data.demo import DEMO_MODEL
+from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
 
 ALONE, TOGETHER = "Classical, mean, each text alone", "Classical, mean"
 #: Tokens of a batch: as many texts as make so many, but no more than 32.

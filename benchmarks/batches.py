@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from records import RESULTS, Value, append, machine, versions
+from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
 from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
@@ -37,7 +37,6 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.data.demo import DEMO_MODEL
 
 MODULES = {
     "Classical": (CausalTransformer, {}),

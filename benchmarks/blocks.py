@@ -379,6 +379,14 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         Each(("precision", "contender", "unit"), (("ratio", "time: {contender} / {unit}, {precision}"),)),
         LENGTHS_BY_BATCH,
     ),
+    "speed-start": Table(
+        "cost",
+        where={"table": "start"},
+        split=("machine",),
+        rows=Each(("contender",), (("", "`{contender}`"),)),
+        columns=(Column("processor time, ms", show="cost"),),
+        caption=("how", "date", "versions"),
+    ),
     "speed-corpus": Table(
         "cost",
         where={"table": "corpus"},

@@ -37,9 +37,9 @@ from transformers.utils import logging
 
 from cost import SIZES, make_backbone
 from cost import texts as of_length
-from records import RESULTS, Value, append, machine, versions
+from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, KVReroutingModule, ReBAModule, RefinedThoughtModule
-from st_reba.data.demo import DEMO_MODEL, demo_sentences
+from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
 
 PLAIN = "sentence-transformers, mean"

@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
+#: A language model of 8.4M parameters, the tests' own: see its README.md.
+DEMO_MODEL = ROOT / "tests" / "demo_lm"
+
 Value = str | int | float | None
 Record = dict[str, Value]
 

@@ -32,9 +32,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from records import RESULTS, Value, append, machine, versions
+from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
 from st_reba import ReBAModule
-from st_reba.data.demo import DEMO_MODEL, demo_sentences
+from st_reba.data.demo import demo_sentences
 
 #: Texts of a request, at most.
 TEXTS = 4

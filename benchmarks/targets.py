@@ -84,9 +84,17 @@ def on_an_accelerator(value: object) -> bool:
     return "NVIDIA" in str(value)
 
 
+def of_the_command(value: object) -> bool:
+    return str(value).startswith("st-reba ")
+
+
 PLAIN = {"unit": "sentence-transformers, mean"}
 SPEED = Targets(
     (
+        Target("`{contender}`: {quantity}, the slowest of those that run no model",
+               measured("start", "processor time, ms", of_the_command), most=1000),
+        Target("`{contender}`: {quantity}",
+               measured("start", "processor time, ms", "import st_reba after sentence_transformers"), most=300),
         Target("{contender} / plain sentence-transformers, texts of mixed lengths",
                measured("plain", "time", "Classical, mean", **PLAIN), most=0.75),
         *(

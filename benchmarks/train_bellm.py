@@ -22,7 +22,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
-from st_reba.data.demo import DEMO_MODEL
+from records import DEMO_MODEL
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.training import BeLLMTraining, build_bellm, train_bellm

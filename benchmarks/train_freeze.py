@@ -28,8 +28,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
 from transformers.utils import logging
 
+from records import DEMO_MODEL
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder
-from st_reba.data.demo import DEMO_MODEL
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
 from st_reba.modules.trained import layerwise_autoencoder

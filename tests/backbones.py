@@ -11,6 +11,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
+#: A small trained language model, English and Chinese, of 8.4M parameters: see its README.md.
+DEMO_MODEL = Path(__file__).parent / "demo_lm"
+
 VOCABULARY = 384
 SIZE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 MLP = {"intermediate_size": 48}

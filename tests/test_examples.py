@@ -8,10 +8,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
-from st_reba.data.demo import DEMO_MODEL
 
 from . import processes
-from .backbones import TEXTS
+from .backbones import DEMO_MODEL, TEXTS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -242,6 +242,8 @@ class Reader:
         words = list(given)
         if command == "compare" and not {"--out", "--save-best", "--saved"} & {*words}:
             words.append("--dry-run")
+        if command == "compare" and not {"--model", "--saved"} & {*words}:
+            words += ["--model", self.names["path"]]
         if "--out" in words:
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
         port = "8000"

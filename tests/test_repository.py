@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import zlib
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,11 @@ def test_releases_are_in_order_and_this_version_is_the_last():
     assert ".".join(map(str, numbers[0])) == VERSION
     citation = settings("CITATION.cff")
     assert (citation["version"], str(citation["date-released"])) == (VERSION, dates[0])
+
+
+def test_the_wheel_is_small():
+    files = [path for path in (ROOT / "st_reba").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 1e6
 
 
 def test_pre_commit_runs_what_lint_runs():

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..files import check_free
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_model, command
+from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_language_model, command
 from .methods import DEFAULT, METHODS
 
 
@@ -150,7 +150,7 @@ def build_command(
     if dtype is Dtype.fastest:
         raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
     check_free(out, "--out")
-    check_model(model)
+    check_language_model(model)
 
 
 def _refuse(why: str, options: Mapping[str, object]) -> None:

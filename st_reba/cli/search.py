@@ -6,18 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ..data.demo import DEMO_MODEL
 from .common import (
     BatchOption,
     BestOption,
+    DemoModelOption,
     DeviceOption,
     Dtype,
     DtypeOption,
     LengthOption,
-    ModelOption,
     OutOption,
     RandomOption,
-    check_model,
+    check_language_model,
     check_places,
     command,
 )
@@ -27,7 +26,7 @@ from .data import Given
 @command("search")
 def search_command(
     *,
-    model: ModelOption = str(DEMO_MODEL),
+    model: DemoModelOption,
     given: Given,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
     random: RandomOption = True,
@@ -44,4 +43,4 @@ def search_command(
     """
     check_places(out, best)
     given.check()
-    check_model(model)
+    check_language_model(model)

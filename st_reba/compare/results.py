@@ -171,7 +171,7 @@ class Comparison:
     """Every recipe on one model and one set of data.
 
     Attributes:
-        model: As the user named it, or "the demo LM".
+        model: As the user named it; a file by its name.
         data: What it was measured on, in words.
         tasks: The columns; the first one decides which recipe is best.
         results: The rows, controls among them.

@@ -1,4 +1,4 @@
-"""The model and the texts that ship inside the package: what runs where nothing else is given."""
+"""The texts that ship inside the package: what runs where nothing else is given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 _ASSETS = Path(__file__).parent.parent / "assets"
-
-
-#: The small bilingual language model that makes everything run offline. For demonstrations only: see its README.md.
-DEMO_MODEL = _ASSETS / "demo_lm"
 
 
 #: Those of the labelled texts in the package: how they were made stands in assets/demo_texts.md.

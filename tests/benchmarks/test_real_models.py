@@ -13,7 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.data.demo import DEMO_MODEL, DEMO_PAIRS
+from st_reba.data.demo import DEMO_PAIRS
+
+from ..backbones import DEMO_MODEL
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAIRS = 24

@@ -20,10 +20,10 @@ from st_reba.catalogue import (
 from st_reba.compare.answer import WITHOUT
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
-from st_reba.data.demo import DEMO_MODEL, demo_sentences
+from st_reba.data.demo import demo_sentences
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 
-from ..backbones import TEXTS
+from ..backbones import DEMO_MODEL, TEXTS
 from ..conftest import pipeline, relative_error
 
 

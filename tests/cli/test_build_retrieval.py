@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 
-from st_reba.data.demo import DEMO_MODEL
-
+from ..backbones import DEMO_MODEL
 from .test_commands import run
 
 TEXTS = ["A dog chases a cat.", "It rains in the mountains."]

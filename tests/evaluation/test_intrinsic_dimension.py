@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba import CausalTransformer, KVReroutingModule
-from st_reba.data.demo import DEMO_MODEL, DEMO_PAIRS
+from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import intrinsic_dimension
 from st_reba.evaluation.intrinsic_dimension import layer_dimensions, select_layers, two_nn
 
+from ..backbones import DEMO_MODEL
 from ..conftest import examples, relative_error
 
 WORDS = "the a cat dog mouse fox bank river money quick brown lazy chased loves sees 我 爱 语言"

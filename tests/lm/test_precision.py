@@ -16,12 +16,11 @@ from transformers import AutoModel
 
 import st_reba
 from st_reba import ReBAModule, RefinedThoughtModule, TwinTower
-from st_reba.data.demo import DEMO_MODEL
 from st_reba.lm.attention import kernels
 from st_reba.lm.precision import fastest_on_cpu
 
 from .. import oracles
-from ..backbones import TEXTS
+from ..backbones import DEMO_MODEL, TEXTS
 from ..conftest import paired, pipeline, relative_error
 from ..modules.test_invariance import RECIPES
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from transformers import AutoModel, MambaConfig, Qwen3NextConfig
 
-from st_reba.data.demo import DEMO_MODEL
 from st_reba.lm.projections import output_projections
 
 from .. import backbones, oracles
-from ..backbones import EACH
+from ..backbones import DEMO_MODEL, EACH
 from ..conftest import paired
 
 

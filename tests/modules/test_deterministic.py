@@ -17,8 +17,8 @@ from st_reba import (
     RefinedThoughtModule,
     WhiteningTransform,
 )
-from st_reba.data.demo import DEMO_MODEL
 
+from ..backbones import DEMO_MODEL
 from ..conftest import paired, pipeline
 
 TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 12, "x" * 90]

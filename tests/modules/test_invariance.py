@@ -29,12 +29,11 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.data.demo import DEMO_MODEL
 from st_reba.modules import checks, readout
 from st_reba.text.layout import Layout
 
 from .. import backbones
-from ..backbones import TEXTS
+from ..backbones import DEMO_MODEL, TEXTS
 from ..catalogued import completed
 from ..conftest import examples, first, long, paired, pipeline, relative_error
 

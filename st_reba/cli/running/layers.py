@@ -12,7 +12,6 @@ from scipy.stats import ConstantInputWarning
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from ...data.demo import DEMO_MODEL
 from ...data.tables import Labelled
 from ...evaluation import DependencyEvaluator, TurningPointEvaluator
 from ...evaluation.tasks import task_of
@@ -23,6 +22,7 @@ from ...text.templates import Template
 from ..common import Dtype, PoolingMode, console, marked, progress_bar
 from ..data import Given
 from .models import check_devices, load, placement
+from .showing import shown_model
 
 # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
 _EVERYTHING: dict[str, object] = {"rows": "all", "output_layer": -1, "final_norm": True}
@@ -74,9 +74,8 @@ def run(
         turning_point.draw(scratch / "layers.png")
         dependency.write_csv(scratch / "dependency.csv")
         dependency.draw(scratch / "dependency.png")
-    shown = "the demo LM" if model == str(DEMO_MODEL) else model
     metric = scored.metrics()[0]
-    title = f"{shown}, {pooling.value} pooling, {given.described(labelled)}"
+    title = f"{shown_model(model)}, {pooling.value} pooling, {given.described(labelled)}"
     # Not the table's own title, which would be broken where the table ends.
     console.print(Text(title, style="italic"), soft_wrap=True)
     console.print(_layers_table(turning_point, dependency, metric.metric))

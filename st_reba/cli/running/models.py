@@ -18,8 +18,9 @@ from ... import public as public
 from ...compare.precision import AGREED, agreement, cosines, sampled
 from ...files import is_full
 from ...lm.precision import fastest_on_cpu
+from ...lm.stand_in import stand_in
 from ...modules import CausalModule, CausalTransformer
-from ..common import Dtype, check_model, notes
+from ..common import STAND_IN, Dtype, check_model, notes
 
 
 def check_devices(device: str | None) -> None:
@@ -96,6 +97,8 @@ def load(
     **settings: object,
 ) -> CausalModule:
     transformers_logging.disable_progress_bar()
+    if model == STAND_IN:
+        model = str(stand_in())
     with usable(model):
         module = module_class(model, model_kwargs={"dtype": dtype.value}, **settings)  # type: ignore[arg-type]
     if max_seq_length is not None:

@@ -26,11 +26,10 @@ from ...compare.report import write_report, write_results
 from ...compare.results import TIED, Comparison, Task, listed, measured
 from ...compare.run import Recipes
 from ...compare.save import save_best
-from ...data.demo import DEMO_MODEL
 from ...evaluation.bootstrap import Estimate
 from ...modules import CausalModule
 from ...optional import require_report
-from ..common import console, marked, notes, progress_bar
+from ..common import STAND_IN, console, marked, notes, progress_bar
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -159,8 +158,8 @@ def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool
 
 def shown_model(model: str) -> str:
     """What to call a model: as it was given, a file by its name."""
-    if model == str(DEMO_MODEL):
-        return "the demo LM"
+    if model == STAND_IN:
+        return "random weights that stand in for a model"
     path = Path(model)
     return path.name if path.is_file() else model
 

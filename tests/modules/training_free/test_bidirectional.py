@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.data.demo import DEMO_MODEL
 from st_reba.lm.attention.masks import BothWays
 from st_reba.lm.context import entered
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
 from ...conftest import paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
