@@ -49,12 +49,24 @@ def test_contributing_names_all_that_a_contributor_runs():
     assert TARGETS - set(named_in_make(text("CONTRIBUTING.md"))) == {"bench", "clean", "real"}
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"])
 def test_what_a_page_names_lies_there(name):
     page = text(name)
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page)
     paths = re.findall(r"`((?:st_reba|tests|docs|benchmarks|\.ci)/[\w./-]*\w)/?`", page)
     assert [path for path in [*links, *paths] if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_is_short_and_has_no_dead_link_on_pypi():
+    page = text("README.md")
+    assert len(page.splitlines()) < 200
+    project = text("pyproject.toml")
+    substitutions = re.findall(r"^pattern = '(.*)'\nreplacement = ['\"](.*)['\"]$", project, re.MULTILINE)
+    assert len(substitutions) == 2
+    for pattern, replacement in substitutions:
+        page = re.sub(pattern, replacement, page)
+    assert re.findall(r"\]\((?!https?:)", page) == []
+    assert "[sentence-transformers](https://www.sbert.net)" in page
 
 
 def test_the_floors_are_those_that_lint_checks():
