@@ -379,6 +379,13 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         Each(("precision", "contender", "unit"), (("ratio", "time: {contender} / {unit}, {precision}"),)),
         LENGTHS_BY_BATCH,
     ),
+    "install-size": Table(
+        "install",
+        split=("system", "python"),
+        rows=Each(("part",), (("", "{part}"),)),
+        columns=(Column("packages", show="packages", bold=False), Column("MB", show="megabytes", bold=False)),
+        caption=("date", "versions"),
+    ),
     "speed-start": Table(
         "cost",
         where={"table": "start"},

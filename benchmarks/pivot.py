@@ -425,6 +425,8 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "seconds": partial(show_number, "seconds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
+    "packages": partial(show_number, "packages"),
+    "megabytes": lambda store, record, _: (f"{record['megabytes']:,.1f}", None),
 }
 #: What the cells of a file show where columns come from it.
 SHOW_OF = {"scores": "score", "claims": "difference", "cost": "cost", "batches": "distance", "serving": "value"}

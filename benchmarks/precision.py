@@ -129,27 +129,28 @@ class Measured:
 
     Attributes:
         seconds: Of the processor, of each part.
-        cosines: Of each pair.
+        cosines: Of each pair, in the pairs' order.
     """
 
     seconds: list[float]
-    cosines: list[NDArray[np.float32]]
+    cosines: NDArray[np.float32]
 
 
 def measure(
     models: Mapping[tuple[str, str], SentenceTransformer], pairs: Pairs, parts: int
 ) -> dict[tuple[str, str], Measured]:
     """All contenders in turn on each part of the pairs."""
-    found = {key: Measured([], []) for key in models}
+    found = {key: Measured([], np.full(len(pairs), np.nan, dtype=np.float32)) for key in models}
     for first in range(parts):
         # Sorted, so that each contender's batches hold texts of about one length.
-        own = pairs.part(range(first, len(pairs), parts))
+        places = range(first, len(pairs), parts)
+        own = pairs.part(places)
         for key, model in models.items():
             start = time.process_time()
             both = model.encode([*own.first, *own.second], batch_size=BATCH, convert_to_tensor=True)
             found[key].seconds.append(time.process_time() - start)
             left, right = both.float().chunk(2)
-            found[key].cosines.append(pairwise_cos_sim(left, right).numpy())
+            found[key].cosines[places] = pairwise_cos_sim(left, right).numpy()
     return found
 
 
@@ -161,7 +162,7 @@ def rows(
     forms = list(dict.fromkeys(form for form, _ in found))
     for recipe in dict.fromkeys(recipe for _, recipe in found):
         own = {form: found[form, recipe] for form in forms}
-        statistic = spearman({form: np.concatenate(own[form].cosines) for form in forms}, labels)
+        statistic = spearman({form: own[form].cosines for form in forms}, labels)
         scores = dict(zip(forms, statistic.values(), strict=True))
         for form in forms:
             shared = {"contender": recipe, "precision": form, "how": how}

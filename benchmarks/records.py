@@ -58,6 +58,9 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
     },
+    "install": {
+        "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
+    },
     "batches": {
         "module": str, "model": str, "precision": str, "distance": float, "date": str, "machine": str, "versions": str,
     },
@@ -74,6 +77,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
+    "install": ("part", "python", "system"),
 }
 FRACTIONS = {
     "scores": ("score", "beyond_overlap"),

@@ -50,6 +50,7 @@ NOT_RUN = {
     "it needs a GPU": 2,
     "it needs a cluster": 1,
     "it needs a program of its own; make test-clients runs it": 3,
+    "it needs Docker": 1,
     "it takes minutes": 4,
 }
 
@@ -258,12 +259,14 @@ class Reader:
         if command == "serve":
             self._servers[port] = self._servers["newest"]
 
-    def _pip(self, install: str, *packages: str) -> None:
+    def _pip(self, *words: str) -> None:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         optional = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
         known = set(re.findall(r"^([\w-]+) = \[", optional, re.MULTILINE))
-        for extras in re.findall(r"st-reba\[(.*?)\]", " ".join(packages)):
+        for extras in re.findall(r"st-reba\[(.*?)\]", " ".join(words)):
             assert set(extras.split(",")) <= known
+
+    _pipx = _uv = _pip
 
     def _python(self, script: str, *arguments: str) -> None:
         assert (ROOT / script).is_file(), script

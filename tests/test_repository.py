@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import sys
 import zlib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from typer.main import get_command
+
+from st_reba.cli import app
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    # pytest needs it there.
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 VERSION = runpy.run_path(str(ROOT / "st_reba" / "version.py"))["__version__"]
@@ -60,11 +73,9 @@ def test_what_a_page_names_lies_there(name):
 def test_the_readme_is_short_and_has_no_dead_link_on_pypi():
     page = text("README.md")
     assert len(page.splitlines()) < 200
-    project = text("pyproject.toml")
-    substitutions = re.findall(r"^pattern = '(.*)'\nreplacement = ['\"](.*)['\"]$", project, re.MULTILINE)
-    assert len(substitutions) == 2
-    for pattern, replacement in substitutions:
-        page = re.sub(pattern, replacement, page)
+    made = tomllib.loads(text("pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for each in made["substitutions"]:
+        page = re.sub(each["pattern"], each["replacement"], page)
     assert re.findall(r"\]\((?!https?:)", page) == []
     assert "[sentence-transformers](https://www.sbert.net)" in page
 
@@ -92,6 +103,42 @@ def test_releases_are_in_order_and_this_version_is_the_last():
 def test_the_wheel_is_small():
     files = [path for path in (ROOT / "st_reba").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 1e6
+
+
+def test_conda_asks_for_what_pip_asks_for():
+    recipe = yaml.safe_load(re.sub(r"{%.*?%}|{{.*?}}", "", text("conda/meta.yaml")))
+    renamed = {"pytorch": "torch", "huggingface_hub": "huggingface-hub"}
+    asked = {}
+    for line in recipe["requirements"]["run"]:
+        name, _, versions = line.partition(" ")
+        asked[renamed.get(name, name)] = versions
+    own = tomllib.loads(text("pyproject.toml"))["project"]
+    wanted = {requirement.name: requirement.specifier for requirement in map(Requirement, own["dependencies"])}
+    assert asked.pop("python") == own["requires-python"]
+    assert {name: SpecifierSet(versions) for name, versions in asked.items()} == wanted
+    assert found(r'set version = "(.*?)"', "conda/meta.yaml") == VERSION
+
+
+class TestDocker:
+    lines = text("docker/Dockerfile").splitlines()
+
+    def run(self, instruction: str) -> list[str]:
+        [line] = [line for line in self.lines if line.startswith(f"{instruction} [")]
+        return json.loads(line.removeprefix(instruction))
+
+    def test_it_starts_what_serves(self):
+        program, command, *more = self.run("ENTRYPOINT")
+        assert (program, command, more) == ("st-reba", "serve", [])
+        known = {option for each in get_command(app).commands["serve"].params for option in each.opts}
+        assert {word for word in self.run("CMD") if word.startswith("--")} <= known
+
+    def test_what_the_wheel_is_made_of_is_sent(self):
+        own = tomllib.loads(text("pyproject.toml"))
+        built = own["tool"]["hatch"]["build"]["targets"]["wheel"]
+        readme = own["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"][0]["path"]
+        needed = ["pyproject.toml", readme, *own["project"]["license-files"], *built["packages"]]
+        sent = {line.removeprefix("!") for line in text(".dockerignore").splitlines() if line.startswith("!")}
+        assert sent == {*needed, *built["force-include"]}
 
 
 def test_pre_commit_runs_what_lint_runs():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import precision  # noqa: E402
 import records  # noqa: E402
 import targets  # noqa: E402
 from pivot import Store  # noqa: E402
+from st_reba.data.tables import Pairs  # noqa: E402
 from st_reba.lm.attention.observers import fold_at_once  # noqa: E402
 
 
@@ -102,8 +104,8 @@ def test_precisions_become_rows(tmp_path: Path):
     labels = np.arange(6, dtype=np.float32)
     swapped = np.array([0, 1, 2, 3, 5, 4], dtype=np.float32)
     found = {
-        ("float32", "Echo"): precision.Measured([2.0, 4.0], [labels[:3], labels[3:]]),
-        ("bfloat16", "Echo"): precision.Measured([1.0, 1.0], [labels[:3], swapped[3:]]),
+        ("float32", "Echo"): precision.Measured([2.0, 4.0], labels),
+        ("bfloat16", "Echo"): precision.Measured([1.0, 1.0], swapped),
     }
     rows = precision.rows(found, labels, tokens=60, how="6 pairs")
     where: records.Record = {**WHERE, "table": "precision", "model": "a Llama", "batch": 32}
@@ -111,6 +113,22 @@ def test_precisions_become_rows(tmp_path: Path):
     shown = blocks.BLOCKS["speed-precision"].render(Store(tmp_path), tmp_path / "page.md").splitlines()
     assert shown[-2] == "| Echo | float32 | 10 |  | 100.00 |  |"
     assert shown[-1].startswith("| Echo | bfloat16 | 30 | 0.33 (0.25 to 0.50) | 94.29 | −5.71 [")
+
+
+class Told:
+    """A model whose vectors of a pair have the cosine that its second text tells."""
+
+    def encode(self, texts: list[str], **settings: object) -> torch.Tensor:
+        cosines = torch.tensor([float(text or 1) for text in texts])
+        return torch.stack([cosines, (1 - cosines**2).sqrt()], dim=1)
+
+
+def test_cosines_stand_in_the_order_of_the_pairs(tmp_path: Path):
+    labels = [0.1, 0.7, 0.3, 0.9, 0.2, 0.8, 0.4]
+    pairs = Pairs([""] * 7, [str(label) for label in labels], labels)
+    found = precision.measure({("float32", "Echo"): cast(Any, Told())}, pairs, parts=3)["float32", "Echo"]
+    assert len(found.seconds) == 3
+    assert found.cosines == pytest.approx(labels)
 
 
 def test_a_corpus_is_encoded_in_turn_with_a_bare_loop(tmp_path: Path):
