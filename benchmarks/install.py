@@ -74,8 +74,10 @@ def main() -> None:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "system": sys.platform,
         "date": time.strftime("%Y-%m-%d"), "versions": versions(),
     }  # fmt: skip
-    append("install", [{"part": part, "packages": count, "megabytes": round(total / 1e6, 1), **where} for part, count, total in found],
-           options.results)  # fmt: skip
+    rows = [
+        {"part": part, "packages": count, "megabytes": round(total / 1e6, 1), **where} for part, count, total in found
+    ]
+    append("install", rows, options.results)
     for part, count, total in found:
         print(f"{part}: {count} packages, {total / 1e6:.1f} MB")
 
