@@ -173,6 +173,8 @@ def desk(tmp_path, monkeypatch) -> Path:
     for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
+    # A comparison then writes its numbers and no figures, of which there are tests.
+    monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
     return tmp_path
 
 
