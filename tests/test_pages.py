@@ -247,10 +247,11 @@ class Reader:
 
     def _st_reba(self, command: str, *given: str) -> None:
         words = list(given)
-        if command == "compare" and not {"--out", "--save-best", "--saved"} & {*words}:
-            words.append("--dry-run")
-        if command == "compare" and not {"--model", "--saved"} & {*words}:
-            words += ["--model", self.names["path"]]
+        if command == "compare" and "--saved" not in words:
+            # Without a trial of half precision; and all of it where something comes out.
+            words += ["--dtype", "float32"]
+            words += [] if {"--out", "--save-best", "--dry-run"} & {*words} else ["--dry-run"]
+            words += [] if "--model" in words else ["--model", self.names["path"]]
         if "--out" in words:
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
         port = "8000"
