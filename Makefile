@@ -16,7 +16,7 @@ test test-% coverage: export OMP_NUM_THREADS := 1
 # What a worker or a fresh process has compiled, the next one reads.
 test test-% coverage: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-lowest test-5.7 test-clients test-triton typed coverage lint tables docs real bench clean
+.PHONY: demo test test-long test-lowest test-5.7 test-clients test-triton typed notebook coverage lint tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -52,6 +52,10 @@ typed: .venv-typed/.installed
 	.venv-typed/bin/python -m pip install --quiet --no-deps --force-reinstall .
 	cd tests/consumer && ../../.venv-typed/bin/mypy typed.py
 	.venv-typed/bin/pyright --project tests/consumer --pythonpath .venv-typed/bin/python
+
+# The tour in a kernel of its own, on the tests' small model; the file stays as it is.
+notebook: .venv-notebook/.installed
+	cd examples && TOUR_MODEL=../tests/demo_lm ../.venv-notebook/bin/jupyter-execute tour.ipynb
 
 # Programs that embed with sentence-transformers, each the real one; a Ray cluster; quantised weights.
 test-clients: .venv-clients/.installed .venv-langchain/.installed

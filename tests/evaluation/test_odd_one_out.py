@@ -54,7 +54,7 @@ def test_other_columns_do_not_matter(tmp_path):
         ),
         (
             HEADER + "“打”,打,打,他,打,A\n",
-            r"line 2 \(question 1\): The word '打' does not occur in '他'\. Mend .* on_missing_word=\"skip\"",
+            r"line 2 \(question 1\): The word '打' does not occur in '他'\. Correct .* on_missing_word=\"skip\"",
         ),
         (HEADER + '"' + "打" * 200_000, "after line 1: field larger .* A quotation mark may be missing"),
         (HEADER, r"questions\.csv: no question is left to ask"),
