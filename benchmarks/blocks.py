@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from listing import OF_THE_PAGE, WORTH_TRYING, Listing
+from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
 from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
@@ -145,7 +145,7 @@ LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
 LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
 SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
 
-BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
+BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
     "recipes": OF_THE_PAGE,
     "worth-trying": WORTH_TRYING,
     "first-screen": Table(
@@ -348,17 +348,17 @@ BLOCKS: dict[str, Table | Picture | Listing | Targets] = {
             Column("bag of input embeddings", {"recipe": BAG}),
         ),
     ),
-    "prompts": Table(
-        "scores",
-        where={
-            **TRAINED,
-            **SPEARMAN,
-            **AT_ITS_END,
-            "recipe": (*PROMPTEOL, "Pretended CoT", "Knowledge", "MetaEOL", "CK"),
-        },
-        split=("model",),
-        rows=RECIPES,
-        columns=tuple(Column(pairs, {"set": pairs}) for pairs in PAIRS),
+    "scores-of-the-page": Measured(
+        Table(
+            "scores",
+            where={**TRAINED, **AT_ITS_END},
+            split=("model",),
+            rows=Each(RECIPES.fields, where={"set": (*PAIRS, *TITLES)}),
+            columns=(
+                *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
+                *(Column(titles, {"set": titles}) for titles in TITLES),
+            ),
+        )
     ),
     "early-late": Table(
         "scores",

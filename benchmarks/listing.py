@@ -1,12 +1,12 @@
-"""Tables of recipes, from the catalogue: what they are called, what they read, and what they cost."""
+"""Tables of recipes, from the catalogue: what they are called, what they read, what they cost, how they scored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pivot import Store
+from pivot import Store, Table
 from st_reba.catalogue import Row, every_row
 
 
@@ -23,6 +23,24 @@ class Listing:
     def render(self, store: Store, page: Path) -> str:
         """Markdown; empty where there are none."""
         return markdown([row for row in every_row() if self.chosen(row, page)])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The scores of the recipes that a page is about, beside the classical embedding.
+
+    Attributes:
+        table: Of all recipes.
+    """
+
+    table: Table
+
+    def render(self, store: Store, page: Path) -> str:
+        """Markdown; empty where none of them was measured."""
+        names = tuple(row.name for row in every_row() if row.page == page.stem)
+        if not store.select(self.table.file, {**self.table.where, "recipe": names}):
+            return ""
+        return replace(self.table, where={**self.table.where, "recipe": ("Classical", *names)}).render(store, page)
 
 
 def markdown(rows: Sequence[Row], link: str = "") -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blocks import BLOCKS
-from listing import Listing
+from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
@@ -38,7 +38,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def filled(
-    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Targets]
+    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Measured | Targets]
 ) -> tuple[str, list[str]]:
     """The page with its tables as they should be, and the names of those that were not.
 

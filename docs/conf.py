@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
 
 from st_reba import __version__
 from st_reba.catalogue import PUBLIC_MODULES, every_row, rows
@@ -18,11 +20,15 @@ author = "The st_reba authors"
 copyright = "the st_reba authors, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"st_reba {__version__}"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
+# Browsers draw MathML themselves: a page needs no script and no network.
+html_math_renderer = "mathml"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -55,6 +61,19 @@ class Modules(SphinxDirective):
         return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(shown) + "```\n")
 
 
+def inline_math(self: HTML5Translator, node: nodes.math) -> None:
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def displayed_math(self: HTML5Translator, node: nodes.math_block) -> None:
+    self.body.append(self.starttag(node, "div", CLASS="math"))
+    self.body.append(convert(node.astext(), display="block"))
+    self.body.append("</div>\n")
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (inline_math, None), (displayed_math, None))
     app.add_directive("recipes", Recipes)
     app.add_directive("modules", Modules)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -105,3 +107,16 @@ def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
     assert "its mean cosine to the two is" in shown
     # The student is nothing of ours.
     assert "st_reba" not in (one / "modules.json").read_text()
+
+
+def test_the_tour(monkeypatch, roomy_path):
+    """Its cells, one after the other, without a kernel; `make notebook` starts one."""
+    monkeypatch.setenv("TOUR_MODEL", roomy_path)
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
+    assert set(names["recipes"]) == {"Classical, mean", "Echo-2, mean", "ReBA-2, last", "PromptEOL, last"}
+    assert names["words"].shape == (3, 32)
+    assert names["loaded"].encode(names["texts"]) == pytest.approx(names["spread"].encode(names["texts"]), abs=1e-5)

@@ -1,64 +1,342 @@
-"""What the pages of the documentation tell one to type does what they say."""
+"""Every block of README.md and of the documentation runs as it is pasted, one after the other, page by page.
+
+A tiny language model stands for each that a page names, and small numbers for those that only a large one has:
+:data:`STANDS_FOR`. What cannot run here is marked in the page, right above the block, with the reason:
+``<!-- not run: it needs the Hub -->``. :data:`NOT_RUN` counts those.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import threading
+import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+import uvicorn
+import yaml
+from huggingface_hub import CommitInfo, HfApi
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from st_reba import cli
+from st_reba import ReBAModule, cli
 from st_reba.data.demo import demo_sentences
 from st_reba.hub import compat
+from st_reba.serving import running
+from st_reba.serving.app import make_app
+from st_reba.training import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
-DOCS = Path(__file__).parents[1] / "docs"
+from . import backbones
+from .conftest import PROMPTS, pipeline
 
-#: Headings of a page, each with what its section needs besides a language model.
-SECTIONS = [
-    ("retrieval.md", "Late interaction: a vector for each token", compat.MULTI_VECTOR_IS_THERE),
-    ("retrieval.md", "Late chunking: chunks that know their document", True),
-    ("engines.md", "What an engine can carry", True),
-    ("retrieval.md", "A static model: no language model at all", True),
-]
+ROOT = Path(__file__).parents[1]
+METHODS = ROOT / "docs" / "methods"
+DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted(METHODS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *DOCS]
+FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?```(?P<language>[^\n]*)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+#: Why blocks are not run, and how many of them.
+NOT_RUN = {
+    "it needs the Hub": 3,
+    "it needs a GPU": 2,
+    "it needs a cluster": 1,
+    "it needs a program of its own; make test-clients runs it": 3,
+    "it needs Docker": 1,
+    "it takes minutes": 4,
+}
+
+#: What stands for a name or a number of the pages. The tiny language model has 3 layers, and 32 values a token.
+STANDS_FOR = {
+    "Qwen/Qwen3-0.6B": "{model}",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "{model}",
+    "princeton-nlp/unsup-simcse-bert-base-uncased": "{encoder}",
+    "path-or-id-of-an-encoder": "{encoder}",
+    "another-of-the-same-shape": "{other encoder}",
+    "openai-community/gpt2-medium": "{model}",
+    "sentence-transformers/all-nli:triplet": "nli.tsv",
+    'SentenceTransformer("org/name")': 'SentenceTransformer("my-model")',
+    "dimension=256": "dimension=8",
+    "dimension=128": "dimension=8",
+    "--static table --fit-texts": "--static table --dimensions 8 --fit-texts",
+    "--dimensions 256": "--dimensions 8",
+    "--dimensions 128": "--dimensions 8",
+    "output_layer=24": "output_layer=2",
+    "output_layer=27": "output_layer=3",
+    "prepend_layers=8": "prepend_layers=2",
+    "contrast_layer=5": "contrast_layer=1",
+    "bidirectional_layers=28": "bidirectional_layers=3",
+    "skip_first=64, skip_last=256": "skip_first=4, skip_last=8",
+    "keep=(64, 448)": "keep=(4, 28)",
+    "bottlenecks=[256, 512]": "bottlenecks=[8, 16]",
+    "bottlenecks: [256, 512]": "bottlenecks: [8, 16]",
+    "@20": "@2",
+}
+
+#: Of what sentence-transformers has from version 6 on.
+NEW_IN_6 = ("MultiVectorEncoder", "multi_vector_encoder", "--multi-vector")
+
+#: What each page of a method says, in this order; more may stand between.
+FORM = ["What it does", "When", "Equation", "Cost", "Measured", "Paper", "Differences", "Next"]
+#: Pages that are about all methods; and those of trained ones, which say how they are trained.
+OF_ANOTHER_FORM = ("index", "changes", "freeze", "jtcse")
+
+#: By what its file of settings asks for, each trained method.
+TRAININGS = {
+    "triplets": ("bellm", BeLLMTraining),
+    "pairs": ("freeze", FreezeTraining),
+    "texts": ("jtcse", JTCSETraining),
+}
 
 
-def blocks(page: str, heading: str) -> list[tuple[str, str]]:
-    """The code of a section, each with its language, as it stands there."""
-    section = re.split(r"^## ", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
-    [found] = [part for part in section if part.startswith(f"{heading}\n")]
-    return re.findall(r"^```(python|bash)\n(.*?)^```$", found, flags=re.DOTALL | re.MULTILINE)
+class Block(NamedTuple):
+    language: str
+    code: str
+    reason: str | None
 
 
-@pytest.mark.parametrize(("page", "heading", "can"), SECTIONS, ids=[heading for _, heading, _ in SECTIONS])
-def test_a_section_runs_as_it_stands(page, heading, can, roomy_path, tmp_path, monkeypatch, capsys):
-    """One block after another; any language model stands for the one that a command names."""
-    if not can:
-        pytest.skip("this version of sentence-transformers lacks what the section is about")
+def blocks(page: Path) -> list[Block]:
+    found = FENCE.finditer(page.read_text(encoding="utf-8"))
+    # What sphinx makes something of is none.
+    return [Block(match["language"], match["code"], match["reason"]) for match in found if match["language"][:1] != "{"]
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A tiny causal language model with its head, and room for long prompts."""
+    config = backbones.config("llama")
+    config.max_position_embeddings = 2048
+    config.tie_word_embeddings = True
+    torch.manual_seed(0)
+    made = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
+    directory = backbones.save(made, tmp_path_factory.mktemp("causal"), model_max_length=2048)
+    # The answers that a reranker chooses between are a token each.
+    file = Path(directory, "tokenizer.json")
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    tokens = tokenizer["model"]
+    for letter in "AB":
+        tokens["merges"].append(["Ġ", letter])
+        tokens["vocab"][f"Ġ{letter}"] = len(tokens["vocab"])
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stands_for(model, encoder_paths) -> dict[str, str]:
+    first, second = encoder_paths()
+    paths = {"{model}": model, "{encoder}": first, "{other encoder}": second}
+    return {name: paths.get(other, other) for name, other in STANDS_FOR.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory) -> Path:
+    """What pages call ``my-model``."""
+    made = pipeline(ReBAModule(model, repetitions=2, deterministic=True))
+    made.prompts = dict(PROMPTS)
+    directory = tmp_path_factory.mktemp("saved") / "my-model"
+    made.save_pretrained(str(directory), create_model_card=False)
+    return directory
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """Where a page is read: a directory with the data that pages name."""
+    texts = demo_sentences("en")[:24]
+    pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
+    rows = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs)
+    documents = [{"_id": f"d{place}", "id": place, "text": text, "body": text} for place, text in enumerate(texts)]
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    written = {
+        **dict.fromkeys(("texts.txt", "generic.txt"), "\n".join(texts)),
+        **dict.fromkeys(("pairs.tsv", "stsb_train.tsv", "stsb_dev.tsv", "dev.tsv"), rows),
+        "pairs.csv": "sentence1,sentence2,score\n" + "".join(f'"{a}","{b}",{score}\n' for a, b, score in pairs),
+        "nli.tsv": "".join(f"{a}\t{b}\t{c}\n" for a, b, c in zip(texts, texts[8:], texts[16:], strict=False)),
+        "corpus.jsonl": lines,
+        "queries.jsonl": '{"_id": "q0", "text": "a bank"}\n{"_id": "q1", "text": "an apple"}\n',
+        "qrels.tsv": "query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td1\t1\n",
+    }
+    for name, text in written.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "scifact").mkdir()
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts.txt").write_text("\n".join(demo_sentences()), encoding="utf-8")
-    names: dict[str, Any] = {}
-    found = blocks(page, heading)
-    assert {language for language, _ in found} == {"python", "bash"}
-    for language, code in found:
-        if language == "bash":
-            for line in code.replace("\\\n", " ").splitlines():
-                command, *words = shlex.split(line)
-                assert command == "st-reba"
-                if "--model" in words and not Path(words[words.index("--model") + 1]).is_dir():
-                    words[words.index("--model") + 1] = roomy_path
-                # The tiny model's vectors have 32 values.
-                words = ["8" if word in ("128", "256") else word for word in words]
-                result = CliRunner().invoke(cli.app, words)
-                assert result.exit_code == 0, result.output
+    # A comparison then writes its numbers and no figures, of which there are tests.
+    monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
+    return tmp_path
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """By the port that a page names, where ``st-reba serve`` listens: in a thread, until the page is over."""
+    threads: list[tuple[uvicorn.Server, threading.Thread]] = []
+    urls: dict[str, str] = {}
+
+    def serve(server, own, started):
+        listening = uvicorn.Server(uvicorn.Config(make_app(server), log_level="warning", ws="none"))
+        thread = threading.Thread(target=listening.run, kwargs={"sockets": [own.dup()]}, daemon=True)
+        thread.start()
+        threads.append((listening, thread))
+        while not listening.started:
+            time.sleep(0.01)
+        urls["newest"] = running.url_of(own)
+        started()
+
+    monkeypatch.setattr(running, "serve", serve)
+    yield urls
+    for listening, thread in threads:
+        listening.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that takes what it is sent."""
+    commit = CommitInfo(
+        commit_url="https://huggingface.co/org/name/commit/1", commit_message="", commit_description="", oid="1"
+    )
+    for name in ("create_commit", "upload_folder"):
+        monkeypatch.setattr(HfApi, name, lambda self, *args, **kwargs: commit)
+    for name in ("create_repo", "create_branch"):
+        monkeypatch.setattr(HfApi, name, lambda self, *args, **kwargs: type("Repository", (), {"repo_id": args[:1]}))
+
+
+class Reader:
+    """Types what a page says."""
+
+    def __init__(self, page: Path, servers: dict[str, str], capsys) -> None:
+        self._page, self._servers, self._capsys = page, servers, capsys
+        self.names: dict[str, Any] = {}
+
+    def python(self, code: str, literal: bool) -> None:
+        self._capsys.readouterr()
+        exec(compile(code, named(self._page), "exec"), self.names)
+        shown = self._capsys.readouterr().out
+        for said in re.findall(r"^print\(.*\)  # (.+)$", code, flags=re.MULTILINE):
+            # Another model has other numbers.
+            assert (said in plain(shown)) if literal else (without_numbers(said) in without_numbers(plain(shown)))
+
+    def bash(self, code: str, literal: bool) -> None:
+        for line in code.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                getattr(self, f"_{words[0].replace('-', '_')}")(*words[1:])
+
+    def yaml(self, code: str, literal: bool) -> None:
+        """The settings of a training, of one short step; a part of such settings is looked at alone."""
+        given = yaml.safe_load(code)
+        found = [TRAININGS[key] for key in given if key in TRAININGS]
+        if not found:
+            return
+        [(method, kind)] = found
+        file = re.match(r"# (\S+\.yaml)\n", code)
+        path = Path(file[1] if file else f"{method}.yaml")
+        path.write_text(yaml.safe_dump({**given, "max_steps": 1, "batch_size": 2}), encoding="utf-8")
+        read_settings(path, kind)
+
+    def _st_reba(self, command: str, *given: str) -> None:
+        words = list(given)
+        if command == "compare" and "--saved" not in words:
+            # Without a trial of half precision; and all of it where something comes out.
+            words += ["--dtype", "float32"]
+            words += [] if {"--out", "--save-best", "--dry-run"} & {*words} else ["--dry-run"]
+            words += [] if "--model" in words else ["--model", self.names["path"]]
+        if "--out" in words:
+            shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+        port = "8000"
+        if command == "serve":
+            if "--port" in words:
+                port = words.pop(words.index("--port") + 1)
+                words.remove("--port")
+            words += ["--port", "0"]
+        words = [re.sub(r"^http://[\w.]+:(\d+)", lambda match: self._servers[match[1]], word) for word in words]
+        result = CliRunner().invoke(cli.app, [command, *words])
+        assert result.exit_code == 0, result.output
+        if command == "serve":
+            self._servers[port] = self._servers["newest"]
+
+    def _pip(self, *words: str) -> None:
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        optional = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+        known = set(re.findall(r"^([\w-]+) = \[", optional, re.MULTILINE))
+        for extras in re.findall(r"st-reba\[(.*?)\]", " ".join(words)):
+            assert set(extras.split(",")) <= known
+
+    _pipx = _uv = _pip
+
+    def _python(self, script: str, *arguments: str) -> None:
+        assert (ROOT / script).is_file(), script
+
+    def _make(self, target: str) -> None:
+        """That there is such a target, tests/test_repository.py checks."""
+
+
+def plain(printed: str) -> str:
+    return re.sub(r"torch\.Size\(\[(.*?)\]\)", r"(\1)", printed)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r" *-?\d+\.\d+(e-\d+)?", "0.0", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_runs(page, model, stands_for, saved, desk, servers, hub, capsys):
+    reader = Reader(page, servers, capsys)
+    texts = (desk / "texts.txt").read_text(encoding="utf-8").splitlines()
+    reader.names |= {"path": model, "texts": texts, "others": texts[::-1]}
+    for language, code, reason in blocks(page):
+        if reason or language not in ("python", "bash", "yaml"):
             continue
-        capsys.readouterr()
-        # The tiny model's vectors have 32 values.
-        code = code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", roomy_path).replace("dimension=128", "dimension=8")
-        code = code.replace("dimension=64", "dimension=8").replace("64)", "8)")
-        exec(compile(code, page, "exec"), names)
-        told = re.findall(r"^print\(.*\)  # (.+)$", code, flags=re.MULTILINE)
-        for said in told:
-            assert said in re.sub(r"torch\.Size\(\[(.*?)\]\)", r"(\1)", capsys.readouterr().out)
+        if not compat.MULTI_VECTOR_IS_THERE and any(name in code for name in NEW_IN_6):
+            continue
+        meant = code
+        for name, other in stands_for.items():
+            meant = meant.replace(name, other)
+        written = re.search(r"--(out|save-best) my-model\b", meant)
+        if "my-model" in meant and not written and not Path("my-model").exists():
+            shutil.copytree(saved, "my-model")
+        getattr(reader, language)(meant, literal=meant == code)
+
+
+def test_what_is_not_run_is_counted():
+    assert Counter(block.reason for page in PAGES for block in blocks(page) if block.reason) == NOT_RUN
+
+
+@pytest.mark.parametrize("name", STANDS_FOR)
+def test_what_stands_for_something_is_needed(name):
+    assert any(name in block.code for page in PAGES for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_block_is_known_and_no_wider_than_a_page(page):
+    for language, code, _ in blocks(page):
+        assert language in ("python", "bash", "yaml", "text", "json", "nginx", ""), language
+        assert [line for line in code.splitlines() if len(line) > 110 and language != "text"] == []
+
+
+@pytest.mark.parametrize("page", DOCS, ids=named)
+def test_a_page_ends_with_where_to_go_next(page):
+    last = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[-1]
+    assert last.startswith("Next\n")
+    assert re.search(r"\]\([^)]*\.md\)", last)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in sorted(METHODS.glob("*.md")) if page.stem not in OF_ANOTHER_FORM],
+    ids=lambda page: page.stem,
+)
+def test_a_method_has_the_form_of_all(page):
+    heads = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [head for head in heads if head in FORM] == FORM

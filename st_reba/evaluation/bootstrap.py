@@ -111,7 +111,7 @@ def estimate(
 
     The best is the recipe, not a control, with the best score on all items; the earliest of equals. A recipe is tied
     with it if the 95% interval of their paired difference holds 0, or cannot be had. Where more than a tenth of the
-    resamples have no score (all labels alike, in a correlation), an interval is NaN, and one warning says so.
+    resamples have no score (all labels alike, in a correlation), an interval is NaN, with one warning.
 
     Args:
         statistic: The scores.

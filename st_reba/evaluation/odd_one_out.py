@@ -116,7 +116,7 @@ class OddOneOutEvaluator(BaseEvaluator):
         Args:
             path: A UTF-8 CSV file. The answer is 1 to 4, or A to D.
             on_missing_word: What to do about a question with a sentence that lacks the word. ``"skip"`` leaves it out,
-                says so in one warning, and notes it in ``skipped``.
+                gives one warning, and notes it in ``skipped``.
             **kwargs: For the constructor.
 
         Raises:
@@ -134,7 +134,7 @@ class OddOneOutEvaluator(BaseEvaluator):
             except MissingWordError as error:
                 if on_missing_word == "error":
                     raise MissingWordError(
-                        f'{path}, {where}: {error} Mend the question, or leave such out: on_missing_word="skip".'
+                        f'{path}, {where}: {error} Correct the question, or leave such out: on_missing_word="skip".'
                     ) from None
                 skipped.append((where, str(error)))
             except ValueError as error:

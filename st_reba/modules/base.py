@@ -340,7 +340,7 @@ class CausalModule(LayoutReader):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
-                "This is said once.",
+                "This warning comes once.",
                 stacklevel=2,
             )
         features = self._kept_at_home(layout).features()

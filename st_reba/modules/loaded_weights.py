@@ -1,6 +1,6 @@
 """Whether a checkpoint has all the weights of its model.
 
-What is missing in a checkpoint, transformers draws at random, and says so in a log. An embedding made of that is worth
+What is missing in a checkpoint, transformers draws at random, and logs it. An embedding made of that is worth
 nothing and is another one at each load: what the configuration ties is tied, and anything else is refused.
 """
 

@@ -47,7 +47,7 @@ def joined(parts: list[Reading]) -> Reading:
 def even_slices(batch: int, size: int) -> list[slice]:
     """A batch in parts of at most ``size`` texts.
 
-    All are of one size, near enough: a last part of a text or two would waste what the others gain.
+    All are of nearly one size: a last part of a text or two would waste what the others gain.
     """
     size = ceil(batch / ceil(batch / size))
     return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]

@@ -165,7 +165,7 @@ def _adapter_file(name_or_path: str, where: Mapping[str, Any]) -> Path | None:
 
 
 def _check_config(name_or_path: str, where: Mapping[str, Any], attention_is_chosen: bool) -> None:
-    # Where there is none, or it cannot be read, loading says so.
+    # Where there is none, or it cannot be read, loading fails with a message.
     with suppress(OSError):
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **where)
         file = "/".join(filter(None, (name_or_path, where.get("subfolder"), "config.json")))

@@ -185,7 +185,7 @@ def rows_of(arguments: SentenceTransformerTrainingArguments, *, gathered: bool) 
         gathered: Whether the loss sees the rows of all devices at once.
     """
     alone, devices = int(arguments.train_batch_size), int(arguments.world_size)
-    if arguments.accelerator_config.split_batches:
+    if getattr(arguments.accelerator_config, "split_batches", False):
         # Then a batch is one of all devices.
         alone //= devices
     return {

@@ -1,17 +1,13 @@
-"""What ``st-reba serve`` refuses, and its page."""
+"""What ``st-reba serve`` refuses."""
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from st_reba.cli import app
-
-PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 
 
 def said(*arguments):
@@ -34,13 +30,3 @@ def test_what_cannot_be(saved, reranker_path, backbone_path):
     assert "give it as MODEL" in said("--rerank", saved, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")
     assert "--host 203.0.113.1 --port 0 cannot be used" in said(saved, "--host", "203.0.113.1", "--port", "0")
-
-
-def test_the_pages_code_runs(capsys, backbone_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 1
-    code = blocks[0].replace("HuggingFaceTB/SmolLM2-135M-Instruct", backbone_path())
-    exec(compile(code, str(PAGE), "exec"), {})
-    number, tokens = map(int, capsys.readouterr().out.split())
-    assert number == 2
-    assert tokens > 2

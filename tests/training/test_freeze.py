@@ -188,7 +188,7 @@ def test_max_steps_ends_the_pretraining_too(settings, files):
 
 def test_the_seed_decides(settings, files):
     first, second, other = (
-        train_freeze(settings(seed=seed), files / name, progress=False)[1].state_dict()
+        train_freeze(settings(seed=seed, epochs=1, pretraining_epochs=1), files / name, progress=False)[1].state_dict()
         for seed, name in ((1, "a"), (1, "b"), (2, "c"))
     )
     assert same(first, second)

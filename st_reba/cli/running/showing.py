@@ -37,7 +37,7 @@ _NAME_WIDTH = 24
 
 
 def has_page(out: Path | None) -> bool:
-    """Whether a report is to have a page; says so early if the packages for it are missing."""
+    """Whether a report is to have a page; tells early if the packages for it are missing."""
     if out is None:
         return False
     try:

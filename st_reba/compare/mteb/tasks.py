@@ -12,7 +12,7 @@ from ...optional import require_mteb
 if TYPE_CHECKING:
     from mteb import AbsTask
 
-#: What the ReBA paper reports (Table 3's caption, A.3), by mteb's type of a task, in mteb's names. See docs/mteb.md.
+#: What the ReBA paper reports (Table 3's caption, A.3), by mteb's type of a task, in its names. See docs/evaluate.md.
 PAPER_METRICS = {
     "Classification": "accuracy",
     "Clustering": "v_measure",

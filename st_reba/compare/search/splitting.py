@@ -13,7 +13,7 @@ LEAST_PAIRS = 30
 
 
 def split(data: Labelled, seed: int = 0) -> tuple[Labelled, Labelled]:
-    """Two halves, near enough, in random order; items that have a text in common stay together.
+    """Two parts of nearly one size, in random order; items that have a text in common stay together.
 
     The documents of a retrieval task are no items: both halves of its queries are among all of them.
 

@@ -13,7 +13,7 @@ from st_reba.modules.changes.reroute import middle_third
 from st_reba.readers.layers import LayerReader
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
 from ...conftest import paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
@@ -33,7 +33,8 @@ def tokens(eager, token_ids):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings"), paired(ARCHITECTURES, [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)])
+    ("architecture", "settings"),
+    paired(third(2, ARCHITECTURES), [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)]),
 )
 def test_oracle(architecture, settings, shared, tokens):
     layers, bias = settings
