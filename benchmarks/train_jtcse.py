@@ -56,12 +56,11 @@ VOCABULARY = 6000
 LENGTH = 48
 SIZE: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
 MLM: dict[str, Any] = {"epochs": 5, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
-RUN: dict[str, Any] = {
-    "batch_size": 64,
+ARGUMENTS: dict[str, Any] = {
+    "per_device_train_batch_size": 64,
     "weight_decay": 0.01,
-    "evaluation_steps": 30,
+    "eval_steps": 30,
     "logging_steps": 30,
-    "progress": False,
 }
 #: A pair with at least this score is a positive of the alignment, as in SimCSE.
 ALIKE = 4.0
@@ -153,9 +152,10 @@ def train(
 ) -> None:
     """Train, and keep the model and the curve in ``out``; do nothing where they are."""
     started = time.process_time()
+    chosen = {"max_steps": options.steps, "learning_rate": options.learning_rate, "save_steps": options.steps}
     fitted = fit(
-        model, rows, loss, output=out, max_steps=options.steps, learning_rate=options.learning_rate, seed=seed,
-        evaluator=dev_evaluator(options.dev), checkpoint_steps=options.steps, **RUN,
+        model, rows, loss, output=out, arguments={**ARGUMENTS, **chosen, "seed": seed}, progress=False,
+        evaluator=dev_evaluator(options.dev),
     )  # fmt: skip
     curve = {
         "minutes": (time.process_time() - started) / 60,

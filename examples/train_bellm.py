@@ -30,8 +30,7 @@ def main() -> None:
         BeLLMTraining(
             model=options.base,
             triplets=options.triplets,
-            batch_size=options.batch_size,
-            max_steps=options.max_steps,
+            arguments={"per_device_train_batch_size": options.batch_size, "max_steps": options.max_steps},
         ),
         options.out,
     )

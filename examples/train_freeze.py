@@ -34,8 +34,7 @@ def main() -> None:
         FreezeTraining(
             model=options.base,
             pairs=options.pairs,
-            batch_size=options.batch_size,
-            max_steps=options.max_steps,
+            arguments={"per_device_train_batch_size": options.batch_size, "max_steps": options.max_steps},
         ),
         options.out,
     )

@@ -38,9 +38,11 @@ def main() -> None:
             second_model=options.second,
             cross_every=options.cross_every,
             texts=options.texts,
-            batch_size=options.batch_size,
-            learning_rate=options.learning_rate,
-            max_steps=options.max_steps,
+            arguments={
+                "per_device_train_batch_size": options.batch_size,
+                "learning_rate": options.learning_rate,
+                "max_steps": options.max_steps,
+            },
         ),
         options.out,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ EACH = [
     pytest.param(name, marks=pytest.mark.long) if name in ("gpt_j", "gpt_neo", "mpt") else name
     for name in ARCHITECTURES
 ]
+
+#: In each, heads that share keys or do not, positions of several kinds, windows or a soft cap, and a fallback.
+THIRDS = (
+    ("llama", "gemma2_softcap", "gpt2", "gpt_oss_sinks", "bloom"),
+    ("qwen2", "mistral_window", "phi3", "opt", "falcon"),
+    ("qwen3", "gemma3", "gpt_neox", "mixtral_experts", "falcon"),
+)
+
+
+def third(number: int, among: Sequence[str] = ARCHITECTURES) -> list[Any]:
+    """For tests of one method: ``make test`` takes a third of the architectures, ``make test-long`` all.
+
+    What an architecture has of its own is a matter of ``lm/``, whose tests take each. Methods take turns in the thirds,
+    so that every architecture runs under several of them.
+    """
+    usual = [name for name in THIRDS[number] if name in among]
+    return [*usual, *(pytest.param(name, marks=pytest.mark.long) for name in among if name not in usual)]
+
 
 TEXTS = [
     "I love natural language processing.",

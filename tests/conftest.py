@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -29,6 +30,28 @@ T = TypeVar("T")
 
 #: Whether all is to be tried: ``make test-long``.
 LONG = os.environ.get("ST_REBA_TESTS") == "long"
+
+
+def _load_profile() -> None:
+    """By default the examples are the same in every run, so that a test fails for what a change did and not by chance.
+    New ones are found by ``make test-long``, which draws many, and keeps what failed to try it first."""
+    from hypothesis import HealthCheck, settings
+
+    unhurried: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+    settings.register_profile("usual", derandomize=True, database=None, max_examples=25, **unhurried)
+    settings.register_profile("long", print_blob=True, **unhurried)
+    settings.load_profile("long" if LONG else "usual")
+    from hypothesis.internal.conjecture import providers
+
+    if not LONG and {"_get_local_constants", "Constants"} <= vars(providers).keys():
+        # Otherwise some values are taken from the package's code: from what of it is imported by then.
+        nothing = vars(providers)["Constants"]()
+        vars(providers)["_get_local_constants"] = lambda: nothing
+
+
+# The environments of some programs, for tests/clients, do without it.
+with contextlib.suppress(ImportError):
+    _load_profile()
 
 
 def examples(many: int) -> int:
@@ -75,15 +98,57 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
-    """Of a pipeline of three tiny layers, these two take most of the time: ST reads, for its card, which versions are
-    installed, and compiles the card's template."""
+    """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
+    are installed, and compiles the card's template; typer makes every command anew to run one."""
     import jinja2
+    import typer.testing
     from sentence_transformers.util import environment
 
+    repeated = (
+        (environment, "check_package_availability"), (jinja2.Environment, "compile"), (typer.testing, "_get_command")
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patched:
-        for module, name in ((environment, "check_package_availability"), (jinja2.Environment, "compile")):
+        for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
         yield
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Files of pictures with nothing in them, for what stands around them: to draw takes most of a report's time."""
+    from matplotlib.figure import Figure
+
+    from st_reba.compare.report import page
+
+    def save(figure, target, **settings):
+        target.write("") if hasattr(target, "write") else Path(target).touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(page, "freeze", lambda figure: None)
+
+
+@pytest.fixture(scope="module")
+def timed_once():
+    """Comparisons that time each recipe in one round, on batches of a few texts."""
+    from st_reba.compare import runner, timing
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (runner, timing):
+            patched.setattr(module, "TIMED_ROUNDS", 1)
+        patched.setattr(timing, "TIMED_TEXTS", 4)
+        yield
+
+
+@pytest.fixture
+def quick_commands(monkeypatch, undrawn, timed_once):
+    """Commands that compare, where the point is not what they measure and draw: in one precision, timed once."""
+    import torch
+
+    from st_reba.cli.running import models
+    from st_reba.compare import workload
+
+    monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
+    monkeypatch.setattr(workload, "_MEASURED_SECONDS", 0.0)
 
 
 @pytest.fixture

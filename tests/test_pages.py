@@ -86,8 +86,8 @@ NEW_IN_6 = ("MultiVectorEncoder", "multi_vector_encoder", "--multi-vector")
 
 #: What each page of a method says, in this order; more may stand between.
 FORM = ["What it does", "When", "Equation", "Cost", "Measured", "Paper", "Differences", "Next"]
-#: Pages that are about all methods; and those of trained ones, which say how they are trained.
-OF_ANOTHER_FORM = ("index", "changes", "freeze", "jtcse")
+#: Pages that are about all methods; and one that says how it is trained.
+OF_ANOTHER_FORM = ("index", "changes", "freeze")
 
 #: By what its file of settings asks for, each trained method.
 TRAININGS = {
@@ -242,7 +242,8 @@ class Reader:
         [(method, kind)] = found
         file = re.match(r"# (\S+\.yaml)\n", code)
         path = Path(file[1] if file else f"{method}.yaml")
-        path.write_text(yaml.safe_dump({**given, "max_steps": 1, "batch_size": 2}), encoding="utf-8")
+        arguments = {**given.get("arguments", {}), "max_steps": 1, "per_device_train_batch_size": 2}
+        path.write_text(yaml.safe_dump({**given, "arguments": arguments}), encoding="utf-8")
         read_settings(path, kind)
 
     def _st_reba(self, command: str, *given: str) -> None:

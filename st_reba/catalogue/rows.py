@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..jtcse.twin_tower import TwinTower
 from ..modules.after_pooling.all_but_the_top import AllButTheTop
 from ..modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from ..modules.after_pooling.embedding_filter import EmbeddingFilter
@@ -20,7 +21,6 @@ from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..modules.late_interaction.token_projection import TokenProjection
 from ..modules.trained.layer_states import LayerStates
 from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
-from ..modules.trained.twin_tower import TwinTower
 from ..modules.training_free.attention_pooling import AttentionPoolingModule
 from ..modules.training_free.bidirectional import BidirectionalLastLayer
 from ..modules.training_free.causal import CausalTransformer, InputEmbeddings

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -180,13 +181,15 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
     )
 
 
-def _normalizers() -> list[normalizers.Normalizer]:
+@cache
+def _normalizers() -> tuple[normalizers.Normalizer, ...]:
     """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
-    chinese = _characters(lambda character: normalized(character).endswith("。"))
+    # Most of a million code points are no characters.
+    chinese = _characters(lambda character: character.isprintable() and normalized(character).endswith("。"))
     # What str.strip() takes for blank, which the separators U+001C to U+001F are and "\s" does not know.
     blank = _characters(str.isspace)
     ends = ".?\"'。？”’"
-    return [
+    return (
         normalizers.Replace(Regex(rf"(?<=[{chinese}])(?<![{ends}])\z"), "。"),
         normalizers.Replace(Regex(rf"[^{blank}][{blank}]*\K(?<![{ends}])\z"), "."),
         normalizers.Replace('"', "'"),
@@ -194,7 +197,7 @@ def _normalizers() -> list[normalizers.Normalizer]:
         normalizers.Replace("”", "’"),
         normalizers.Replace(Regex(r"\?\z"), "."),
         normalizers.Replace(Regex(r"？\z"), "。"),
-    ]
+    )
 
 
 def _characters(wanted: Callable[[str], bool]) -> str:

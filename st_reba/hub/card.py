@@ -74,9 +74,21 @@ class _OurCardData(_AnyCardData):
 
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)
-        if "generated_from_trainer" in self.tags:
-            # Then there is training to report, which ST's own card does.
+        if self._was_trained and not (self.model is not None and _is_ours(self.model)):
+            # Then there is training to report, which ST's own card does. Ours has that part of it: see to_dict.
             self.template_path = self.ST_TEMPLATE
+
+    @property
+    def _was_trained(self) -> bool:
+        return "generated_from_trainer" in (self.tags or [])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the templates are filled with; for ours, of a trained model, what ST's card tells of the training."""
+        found: dict[str, Any] = super().to_dict()
+        if self._was_trained and self.template_path == TEMPLATE:
+            # In the same object, which ST looks up once more.
+            found["training_details"] = _section("## Training Details", self.ST_TEMPLATE, found)
+        return found
 
     def try_to_set_base_model(self) -> None:
         """Called by ST when it writes a card, which no error here keeps it from."""
@@ -135,6 +147,7 @@ class _OurCardData(_AnyCardData):
             "comparison": self.comparison,
             "model_string": _shortened(metadata["model_string"]),
             "model_class": type(self.model).__name__,
+            "trained": self._was_trained,
             "multi_vector": self.MULTI_VECTOR,
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
@@ -216,6 +229,13 @@ def adopt(model: Any) -> None:
     card_data.__dict__.update(vars(model.model_card_data))
     card_data.register_model(model)
     model.model_card_data = card_data
+
+
+def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> None:
+    """Put onto a model's card what the trainer noted of another, which became a part of it, or of which it was made."""
+    model.model_card_data = trained.model_card_data
+    model.model_card_data.register_model(model)
+    adopt(model)
 
 
 def add_recipe(model: Any, name: str, key: str, says: str, citation: str) -> None:
@@ -312,6 +332,18 @@ def _eval_results(result: MTEBResult) -> list[EvalResult]:
         for split, subsets in result.scores.items()
         for scores in subsets
     ]
+
+
+def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
+    """One section of a template, filled; empty where the template has none of that heading."""
+    _, found, rest = template.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    if not found:
+        return ""
+    # As huggingface_hub does, which fills the template itself.
+    from jinja2 import Template
+
+    text, _, _ = rest.partition("\n## ")
+    return str(Template(f"{heading}\n{text}").render(**values)).strip()
 
 
 def _replaced(old: list[EvalResult], new: list[EvalResult]) -> list[EvalResult]:

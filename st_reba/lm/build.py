@@ -48,7 +48,10 @@ def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
             forward = forward.__func__ if isinstance(forward, MethodType) else forward.func
         yield name, type(module) if forward is None else forward, type(module), id(forward)
     for name, weight in model.named_parameters(remove_duplicate=False):
-        yield name, weight, id(weight), *_state(weight)
+        # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which PyTorch
+        # refuses where something refers to them weakly.
+        lives = weight if type(weight.data) is Tensor else type(weight)
+        yield name, lives, id(weight), *_state(weight)
 
 
 def _state(weight: Tensor) -> tuple[object, ...]:

@@ -53,7 +53,14 @@ def current() -> Context:
 @contextlib.contextmanager
 def entered(**parts: Any) -> Iterator[None]:
     """In this block, in this thread, let these parts of the context be others; the rest stays as it is around it."""
-    token = _context.set(replace(_context.get(), **parts))
+    with resumed(replace(_context.get(), **parts)):
+        yield
+
+
+@contextlib.contextmanager
+def resumed(context: Context) -> Iterator[None]:
+    """In this block, in this thread, let what held elsewhere hold."""
+    token = _context.set(context)
     try:
         yield
     finally:

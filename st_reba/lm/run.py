@@ -15,6 +15,7 @@ from .attention.masks import Masking
 from .attention.observers import Observer
 from .attention.rerouting import Rerouting
 from .backbone import is_checkpointing
+from .checkpointing import remember_contexts
 from .context import current, entered
 from .decoder import PositionWise
 from .hooks import Hook, hooked
@@ -39,6 +40,14 @@ class Effect:
     def __bool__(self) -> bool:
         """Whether anything is changed."""
         return self.masking is not None or self.rerouting is not None or bool(self.hooks)
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether a layer that runs a second time, for its gradient, computes the same.
+
+        What attention looks up, it looks up again; a hook may have been meant for one time.
+        """
+        return not self.hooks
 
 
 @contextlib.contextmanager
@@ -88,17 +97,21 @@ def run(
         recorded.
 
     Raises:
-        ValueError: If the model is being trained with gradient checkpointing, and something is changed, looked at or
-            recorded.
+        ValueError: If the model is being trained with gradient checkpointing, and states are changed, looked at or
+            recorded, or attention is looked at.
         Halt: If the observer has seen all it wants.
     """
     recorded = current().record is not None
-    if (change or observe is not None or recorded) and is_checkpointing(model):
+    checkpointing = is_checkpointing(model)
+    repeated = all(effect.can_be_repeated for effect in change)
+    if checkpointing and (not repeated or observe is not None or recorded):
         asked = " with output_hidden_states=True" if recorded else ""
         raise ValueError(
-            "Gradient checkpointing runs each layer a second time, when nothing is watched, recorded or changed. Turn "
-            f"it off to train through {reader}{asked}."
+            "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no state is "
+            f"changed. Turn it off to train through {reader}{asked}."
         )
+    if checkpointing and change:
+        remember_contexts(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(changed(change))
         if isinstance(observe, StatesAt):
@@ -106,7 +119,7 @@ def run(
         elif observe is not None and show_maps is None:
             stack.enter_context(entered(observer=observe))
         # A second run of a layer, for its gradient, would not know which positions are read.
-        if last_layer is not None and read is not None and not is_checkpointing(model):
+        if last_layer is not None and read is not None and not checkpointing:
             stack.enter_context(last_layer.at(read if packed is None else packed.row(read)))
         if packed is not None:
             stack.enter_context(entered(packed=packed))

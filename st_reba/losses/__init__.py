@@ -1,14 +1,16 @@
 """Losses of the papers' trained methods, for sentence-transformers' own trainer."""
 
-from .info_nce import InfoNCELoss
-from .interaction import InteractionInfoNCELoss
-from .jtcse import JTCSELoss
+from ..jtcse.info_nce import InfoNCELoss
+from ..jtcse.interaction import InteractionInfoNCELoss
+from ..jtcse.loss import JTCSELoss
+from ..jtcse.tensor_modulus import TensorModulusLoss
+from .contrastive_angle import ContrastiveAngleLoss
 from .log_residual_variance import LogResidualVarianceLoss
 from .pair_scores import PairScoreMSELoss
 from .reconstruction import ReconstructionLoss
-from .tensor_modulus import TensorModulusLoss
 
 __all__ = [
+    "ContrastiveAngleLoss",
     "InfoNCELoss",
     "InteractionInfoNCELoss",
     "JTCSELoss",

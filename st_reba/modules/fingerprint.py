@@ -31,8 +31,11 @@ def fingerprint(module: CausalModule) -> str:
     return found.text()
 
 
-def content(weight: Tensor) -> memoryview:
-    """A weight's bytes."""
+def content(weight: Tensor) -> memoryview | bytes:
+    """A weight's bytes; of a quantised one, those of the tensors that it is made of."""
+    if hasattr(weight, "__tensor_flatten__"):
+        names, settings = weight.__tensor_flatten__()
+        return b"".join([*(content(getattr(weight, name)) for name in names), repr(settings).encode()])
     return weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 

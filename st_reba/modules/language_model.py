@@ -280,7 +280,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             Last hidden states (B, N, D).
 
         Raises:
-            ValueError: If something is changed or looked at, and the backbone is trained with gradient checkpointing.
+            ValueError: If states are changed or anything is looked at, and the backbone is trained with gradient
+                checkpointing.
         """
 
         def forward() -> Tensor:

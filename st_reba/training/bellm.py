@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from sentence_transformers.util import get_device_name
+from torch import nn
 from transformers import set_seed
 
-from ..files import check_free
+from ..hub.card import take_training
 from ..lm import backbone, gguf
+from ..losses import ContrastiveAngleLoss
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.loaded_weights import CheckedTransformer
 from ..optional import require_peft
 from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
-from .fitting import MODEL, asked, finish, fit
+from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_triplets
-from .settings import RunSettings, setting
+from .run_settings import RunSettings
+from .settings import setting
 
 #: Where in an output directory the adapter lies.
 ADAPTER = "adapter"
@@ -48,15 +51,44 @@ class BeLLMTraining(RunSettings):
         pool_over: ``"all"``, from the text to the end of the prompt; ``"whole"``, the prompt's beginning and special
             tokens too, as the authors' training command averages; or ``"text"``.
         temperature: tau of Eq. 6, which the paper does not give: SimCSE's, whose setting it follows.
+        contrastive_weight: Of Eq. 6, where there is an angle loss beside it.
+        angle_weight: Of AnglE's angle loss, which the paper does not have and the released command has: see
+            :class:`st_reba.losses.ContrastiveAngleLoss`.
+        angle_scale: By which differences of angles are multiplied.
         rank: Of LoRA.
         alpha: LoRA's scale times its rank.
         dropout: Of LoRA.
         target_modules: Names of the layers that LoRA adapts. ``"all-linear"`` gives the paper's 80 million parameters
             on Llama-2-7B; null leaves it to peft, which has a default for some architectures.
-        no_duplicates: Whether no text may stand twice in a batch, where it would be its own negative.
         max_seq_length: Tokens of a text, at most.
-        dtype: Of the frozen weights; ``"auto"``: float32 on a CPU, else the model's own. LoRA's are float32.
+        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 2e-4.
+        model_kwargs: As :class:`RunSettings`, for the frozen weights; LoRA's are float32.
+
+    ``BeLLMTraining.of_preset("released", model=..., triplets=...)`` has the settings of the training command that the
+    authors' repository gives, on one device, but its backbone in 4 bits.
     """
+
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "per_device_train_batch_size": 64,
+        "learning_rate": 2e-4,
+        "batch_sampler": "no_duplicates",
+    }
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "released": {
+            "contrastive_weight": 20.0,
+            "angle_weight": 1.0,
+            "rank": 64,
+            "alpha": 128,
+            "pool_over": "whole",
+            "max_seq_length": 60,
+            "arguments": {
+                "per_device_train_batch_size": 256,
+                "gradient_accumulation_steps": 32,
+                "num_train_epochs": 3,
+                "warmup_steps": 80,
+            },
+        }
+    }
 
     model: str
     triplets: str = setting(may_change=True)
@@ -66,15 +98,19 @@ class BeLLMTraining(RunSettings):
     template: str = "representative-word"
     pool_over: PoolOver = "all"
     temperature: float = setting(0.05, above=0)
+    contrastive_weight: float = setting(1.0, least=0)
+    angle_weight: float = setting(0.0, least=0)
+    angle_scale: float = setting(20.0, above=0)
     rank: int = setting(32, least=1)
     alpha: float = setting(32, above=0)
     dropout: float = setting(0.1, least=0, below=1)
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = "all-linear"
-    no_duplicates: bool = True
     max_seq_length: int | None = setting(None, least=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    learning_rate: float = setting(2e-4, above=0)
-    batch_size: int = setting(64, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.contrastive_weight and not self.angle_weight:
+            raise ValueError("contrastive_weight and angle_weight: one of them must be above 0.")
 
 
 def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
@@ -101,32 +137,49 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
         ImportError: If peft, datasets or accelerate is not installed.
     """
     output = Path(output)
-    check_free(output / MODEL, "output")
+    devices = int(begin(settings, output).world_size)
     triplets = read_triplets(settings.triplets)
-    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation, settings.batch_size)
-    set_seed(settings.seed)
+    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation, settings.batch_rows)
     model = build_bellm(settings)
     frozen = weights_digest(model)
+    # Loading may draw numbers, more where a process loads a backbone for the first time.
+    set_seed(settings.random_seed)
     add_lora(model, settings)
     fit(
         model,
         triplets,
-        MultipleNegativesRankingLoss(model, scale=1 / settings.temperature),
+        _loss(model, settings, gather_across_devices=devices > 1),
         output=output,
         **asked(settings),
         evaluator=evaluator,
-        no_duplicates=settings.no_duplicates,
         identity={**settings.identity(), "frozen_weights": frozen},
         progress=progress,
     )
     model.eval()
-    if not (output / ADAPTER).exists():
-        with finish(output, ADAPTER) as scratch:
-            model.save_pretrained(str(scratch))
-    merge_adapter(model)
-    with finish(output) as scratch:
-        model.save_pretrained(str(scratch))
+    save(model, output, ADAPTER)
+    if is_quantized(model):
+        model = _dequantized(settings, model)
+    else:
+        merge_adapter(model)
+    save(model, output)
+    publish(settings, output)
     return model
+
+
+def _loss(model: SentenceTransformer, settings: BeLLMTraining, *, gather_across_devices: bool) -> nn.Module:
+    """Eq. 6, over the rows of all devices; with AnglE's loss beside it where it has a weight."""
+    if not settings.angle_weight:
+        return MultipleNegativesRankingLoss(
+            model, scale=1 / settings.temperature, gather_across_devices=gather_across_devices
+        )
+    return ContrastiveAngleLoss(
+        model,
+        temperature=settings.temperature,
+        contrastive_weight=settings.contrastive_weight,
+        angle_weight=settings.angle_weight,
+        angle_scale=settings.angle_scale,
+        gather_across_devices=gather_across_devices,
+    )
 
 
 def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
@@ -137,9 +190,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     # An adapter is saved with its backbone's name, which shall be found from any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
-    on_cpu = settings.dtype == "auto" and get_device_name() == "cpu"
-    model_kwargs = {"dtype": "float32" if on_cpu else settings.dtype}
-    name, arguments = gguf.as_directory(name, {"model_kwargs": model_kwargs})
+    name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
     loaded = CheckedTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
@@ -208,6 +259,27 @@ def merge_adapter(model: SentenceTransformer) -> None:
     adapted.delete_adapter(names)
     for parameter in adapted.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
+
+
+def is_quantized(model: SentenceTransformer) -> bool:
+    """Whether the backbone was loaded in few bits."""
+    return getattr(model[0].model, "hf_quantizer", None) is not None
+
+
+def _dequantized(settings: BeLLMTraining, trained: SentenceTransformer) -> SentenceTransformer:
+    """The backbone loaded anew, not in few bits, with what the adapter learnt merged into it.
+
+    Added to weights of few bits, most of it would be rounded away.
+    """
+    kept = {name: value for name, value in settings.model_kwargs.items() if name != "quantization_config"}
+    whole = build_bellm(replace(settings, model_kwargs=kept))
+    add_lora(whole, settings)
+    learnt = {name: value for name, value in trained.state_dict().items() if ".lora_" in name}
+    _, unknown = whole.load_state_dict(learnt, strict=False)
+    assert not unknown, "both have the same layers"
+    merge_adapter(whole)
+    take_training(whole, trained)
+    return whole
 
 
 def _evaluator(source: str, batch_size: int) -> EmbeddingSimilarityEvaluator:

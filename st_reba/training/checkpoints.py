@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..files import durable, remove_scratch
+from .arguments import is_known, unchanged
 from .digests import data_digest
 
 #: Where in an output directory they lie.
@@ -20,6 +21,11 @@ CHECKPOINTS = "checkpoints"
 _RUN = "run.json"
 # What is known by a digest, which nobody could read.
 _DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights"}
+# What is made of several arguments, and of which.
+_MADE_OF = {
+    "rows_of_a_batch": "rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers",
+    "rows_of_a_step": "rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
+}
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
 
@@ -46,6 +52,8 @@ class CompleteCheckpoints(TrainerCallback):
         self._loss = loss
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         own = {
             name: value
             for name, value in self._loss.state_dict().items()
@@ -56,20 +64,28 @@ class CompleteCheckpoints(TrainerCallback):
             torch.save(own, stream)
 
 
-def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any) -> None:
+def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
     """Refuse to go on from the checkpoints of another run; note which run it is where there are none.
+
+    Args:
+        directory: Of the checkpoints.
+        settings: What decides the weights, by name.
+        dataset: What is trained on.
+        writes: Whether this process is the one that writes.
 
     Raises:
         ValueError: If settings or data are not those that the checkpoints were made with, or it is not known which
             those were.
     """
     # As JSON has it: a tuple comes back as a list.
-    now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}))
+    now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}, default=repr))
     directory.mkdir(parents=True, exist_ok=True)
-    remove_scratch(directory)
+    if writes:
+        remove_scratch(directory)
     if last_checkpoint(directory) is None:
-        with durable(directory / _RUN) as stream:
-            stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
+        if writes:
+            with durable(directory / _RUN) as stream:
+                stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
         return
     then = _noted(directory)
     for name in sorted({*now, *then}):
@@ -99,4 +115,8 @@ def _step(checkpoint: Path) -> int:
 
 
 def _said(name: str, run: Mapping[str, Any]) -> str:
+    if name in _MADE_OF:
+        return f"{run.get(name)} {_MADE_OF[name]}"
+    if name not in run and is_known(name):
+        return f"{name}={unchanged(name)!r}"
     return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"

@@ -60,6 +60,9 @@ class StopOnDivergence(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if args.fp16:
+            # The scaler passes over a step whose gradient left the range, and scales less.
+            return
         gradients = [
             parameter.grad
             for group in kwargs["optimizer"].param_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,16 +12,17 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
-from sentence_transformers.base.sampler import BatchSamplers
 from torch import nn
 from transformers import TrainerCallback
-from transformers.integrations.integration_utils import is_tensorboard_available
 
 from ..files import check_free, whole_directory
-from ..optional import require_accelerate
+from ..hub.checks import check_repo_id
+from ..hub.push import push
+from . import arguments as of_st
 from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
 from .divergence import DivergedError, StopOnDivergence
-from .settings import RunSettings
+from .processes import is_main, wait
+from .run_settings import FORMER, RunSettings, translated
 from .upkeep import ClearGradients, OwnIntervals, SetEpoch
 
 __all__ = ["MODEL", "DivergedError", "Fitted", "StopOnDivergence", "finish", "fit"]
@@ -58,16 +60,42 @@ class _Trainer(SentenceTransformerTrainer):
             return super().evaluate(*args, **kwargs)
 
 
-#: What every training is asked for, under the names that :func:`fit` has for it.
-_ASKED = (
-    "epochs", "max_steps", "batch_size", "learning_rate", "warmup_ratio", "weight_decay", "checkpoint_steps",
-    "evaluation_steps", "seed",
-)  # fmt: skip
-
-
 def asked(settings: RunSettings) -> dict[str, Any]:
-    """What a training is asked for, as arguments of :func:`fit`."""
-    return {name: getattr(settings, name) for name in _ASKED}
+    """What a training is asked for, as keywords of :func:`fit`."""
+    return {"arguments": settings.training_arguments}
+
+
+def begin(
+    settings: RunSettings, output: str | Path, *, one_device: bool = False
+) -> SentenceTransformerTrainingArguments:
+    """Refuse what can be refused before anything is loaded.
+
+    Args:
+        settings: What is asked for.
+        output: Directory of the run.
+        one_device: Whether the method is trained in one process alone.
+
+    Returns:
+        The arguments, which know of this process among others.
+
+    Raises:
+        ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
+            pushed and its name on the Hub is missing or malformed; or there are several processes for a method of one.
+        ImportError: If accelerate is not installed.
+    """
+    check_free(Path(output) / MODEL, "output")
+    arguments = of_st.complete(settings.training_arguments, evaluates=settings.evaluates)
+    if arguments.get("push_to_hub"):
+        if not arguments.get("hub_model_id"):
+            raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
+        check_repo_id(arguments["hub_model_id"])
+    made = of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
+    if one_device and made.world_size > 1:
+        raise ValueError(
+            f"{type(settings).__name__} is for one process, and there are {made.world_size}: what it trains is small. "
+            "Start it without a launcher."
+        )
+    return made
 
 
 def fit(
@@ -76,22 +104,13 @@ def fit(
     loss: nn.Module,
     *,
     output: str | Path,
-    epochs: float = 1,
-    batch_size: int = 32,
-    learning_rate: float = 2e-5,
-    seed: int = 42,
-    warmup_ratio: float = 0.0,
-    weight_decay: float = 0.0,
-    max_steps: int = -1,
-    checkpoint_steps: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
     evaluator: BaseEvaluator | None = None,
-    evaluation_steps: int | None = None,
     data_collator: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
-    no_duplicates: bool = False,
     identity: Mapping[str, Any] | None = None,
-    logging_steps: int = 50,
     progress: bool = True,
+    **former: Any,
 ) -> Fitted:
     """Train a model in place, from the last complete checkpoint in ``output/checkpoints`` if there is one.
 
@@ -105,23 +124,17 @@ def fit(
         dataset: A ``datasets.Dataset`` with the columns that the loss expects.
         loss: A loss of ST's, or one called in the same way.
         output: The run's directory. Checkpoints and the TensorBoard log lie in ``output/checkpoints``.
-        epochs: Passes over the data.
-        batch_size: Rows a step, on each device.
-        learning_rate: At its highest; it falls linearly to 0.
-        seed: Of the order of the rows and of all that is random.
-        warmup_ratio: Share of the steps in which the rate rises from 0.
-        weight_decay: Of AdamW.
-        max_steps: Ends the run after so many steps, whatever ``epochs`` says; -1 for no such end.
-        checkpoint_steps: Steps between checkpoints; None: one at the end of each epoch. The last two are kept.
-        evaluator: Run every ``evaluation_steps`` steps; None: at the end of each epoch.
-        evaluation_steps: See ``evaluator``.
+        arguments: Of ``SentenceTransformerTrainingArguments``, by name. What is not given is as
+            :data:`st_reba.training.arguments.DEFAULTS` has it, checkpoints and evaluations once an epoch, and otherwise
+            as it is there.
+        evaluator: What evaluates.
         data_collator: Turns a list of rows into a batch; None: ST's own.
         callbacks: Further callbacks of the trainer.
-        no_duplicates: Whether no text may stand twice in a batch, for losses with in-batch negatives.
         identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
-            arguments here, all that decide the weights must be, and the data's content.
-        logging_steps: Steps between entries of the log.
+            arguments, all that decide the weights must be, and the data's content. Devices and their batches may be
+            others where a step has the same rows, and a loss sees the same rows at once.
         progress: Whether to show a bar.
+        **former: ``epochs``, ``batch_size`` and the others by which arguments were called until version 0.6.
 
     Raises:
         DivergedError: If the loss or a gradient is no longer a finite number, before it reaches the weights.
@@ -129,44 +142,32 @@ def fit(
             already.
         ImportError: If accelerate is not installed.
     """
-    require_accelerate()
     output = Path(output)
     check_free(output / MODEL, "output")
     checkpoints = output / CHECKPOINTS
-    hyperparameters = {
-        "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed,
-        "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "max_steps": max_steps,
-        "no_duplicates": no_duplicates,
-    }  # fmt: skip
-    check_same_run(checkpoints, {**hyperparameters, "loss": type(loss).__name__, **(identity or {})}, dataset)
-    evaluates = "no" if evaluator is None else "epoch" if evaluation_steps is None else "steps"
-    arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(checkpoints),
-        num_train_epochs=epochs,
-        max_steps=max_steps,
-        per_device_train_batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_ratio,
-        weight_decay=weight_decay,
-        seed=seed,
-        batch_sampler=BatchSamplers.NO_DUPLICATES if no_duplicates else BatchSamplers.BATCH_SAMPLER,
-        save_strategy="epoch" if checkpoint_steps is None else "steps",
-        save_steps=checkpoint_steps or 0,
-        save_total_limit=2,
-        eval_strategy=evaluates,
-        eval_steps=evaluation_steps,
-        logging_steps=logging_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        disable_tqdm=not progress,
-        report_to=["tensorboard"] if is_tensorboard_available() else [],
-        dataloader_pin_memory=model.device.type == "cuda",
-    )
+    if unknown := [name for name in former if name not in FORMER]:
+        raise TypeError(f"fit() takes no {unknown[0]!r}: give arguments={{...}}, those of sentence-transformers.")
+    if former:
+        told = (
+            f"{', '.join(sorted(former))}: keywords of fit() until version 0.6, which will go. Give arguments={{...}}."
+        )
+        warnings.warn(told, FutureWarning, stacklevel=2)
+    given = of_st.check(translated(former, arguments or {}))
+    chosen = of_st.complete(given, evaluates=evaluator is not None)
+    if "dataloader_pin_memory" not in chosen:
+        chosen["dataloader_pin_memory"] = model.device.type == "cuda"
+    made = of_st.made(chosen, checkpoints, progress=progress)
+    decided = {
+        **of_st.identity(chosen),
+        **of_st.rows_of(made, gathered=getattr(loss, "gather_across_devices", False)),
+        "loss": type(loss).__name__,
+    }
+    check_same_run(checkpoints, {**decided, **(identity or {})}, dataset, writes=is_main())
     upkeep = [SetEpoch(), ClearGradients(), OwnIntervals()]
     watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss)]
     trainer = _Trainer(
         model=model,
-        args=arguments,
+        args=made,
         train_dataset=dataset,
         loss=loss,
         evaluator=evaluator,
@@ -187,3 +188,29 @@ def fit(
 def finish(output: str | Path, name: str = MODEL) -> AbstractContextManager[Path]:
     """A directory to save a finished model in, which becomes ``output/name`` when all of it is written, or vanishes."""
     return whole_directory(Path(output) / name, "output")
+
+
+def save(model: SentenceTransformer, output: str | Path, name: str = MODEL) -> None:
+    """Save a finished model as ``output/name``, from one process for all; nothing where it is there already."""
+    if is_main() and not (Path(output) / name).exists():
+        with finish(output, name) as directory:
+            model.save_pretrained(str(directory))
+    wait()
+
+
+def publish(settings: RunSettings, output: str | Path) -> None:
+    """Push the finished model to the Hub, if the arguments ask for it.
+
+    Raises:
+        ValueError: As :func:`st_reba.hub.push.push`, and so of its other errors. The finished model stays where it is.
+    """
+    arguments = settings.training_arguments
+    if arguments.get("push_to_hub") and is_main():
+        push(
+            Path(output) / MODEL,
+            arguments["hub_model_id"],
+            private=bool(arguments.get("hub_private_repo")),
+            revision=arguments.get("hub_revision"),
+            token=arguments.get("hub_token"),
+        )
+    wait()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
@@ -12,14 +13,16 @@ from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
-from ..files import check_free
+from ..hub.card import take_training
 from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
+from .arguments import without_evaluation
 from .digests import weights_digest
-from .fitting import MODEL, asked, finish, fit
+from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_sentences
-from .settings import RunSettings, setting
+from .run_settings import RunSettings
+from .settings import setting
 from .states import ModelOnStates, StatesCache
 
 Stage = Literal["cosines", "siamese", "autoencoder"]
@@ -47,18 +50,24 @@ class FreezeTraining(RunSettings):
         template: See :class:`st_reba.modules.LayerStates`.
         pool_over: See :class:`st_reba.modules.LayerStates`.
         max_seq_length: Tokens of a text; None: what the model has room for.
-        dtype: In which the model runs; ``"auto"``: float32 on a CPU, else its own.
         bottlenecks: See :class:`st_reba.modules.LayerwiseAutoencoder`.
         head_dimension: See :class:`st_reba.modules.LayerwiseAutoencoder`.
         pretraining_epochs: Passes over the sentences.
         pretraining_batch_size: Texts a step.
         pretraining_learning_rate: At its highest.
         cache: Directory of the states; None: ``states`` in the output. One cache serves any number of runs.
+        arguments: As :class:`RunSettings`; 12 epochs in batches of 64, a rate of 1e-3. The pretraining has them too,
+            but for the three that are named above.
+        model_kwargs: As :class:`RunSettings`, for the frozen model.
     """
 
-    epochs: int = setting(12, least=1)
-    batch_size: int = setting(64, least=2)
-    learning_rate: float = setting(1e-3, above=0)
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "num_train_epochs": 12,
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1e-3,
+    }
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+
     model: str
     pairs: str = setting(may_change=True)
     evaluation: str | None = setting(None, may_change=True)
@@ -70,7 +79,6 @@ class FreezeTraining(RunSettings):
     template: str = "{text}"
     pool_over: Literal["text", "all"] | None = None
     max_seq_length: int | None = setting(None, least=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     bottlenecks: tuple[int, ...] | None = None
     head_dimension: int = setting(64, least=1)
     pretraining_epochs: int = setting(15, least=1)
@@ -113,7 +121,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         RuntimeError: If the model's weights are not what they were, so that something is wrong.
     """
     output = Path(output)
-    check_free(output / MODEL, "output")
+    begin(settings, output, one_device=True)
     pairs = _scaled(read_scored_pairs(settings.pairs), settings.pairs, settings)
     sentences = _sentences(settings, pairs)
     evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
@@ -123,7 +131,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     _fill(cache, [*sentences, *pairs["sentence1"], *pairs["sentence2"], *evaluated], progress)
 
-    set_seed(settings.seed)
+    set_seed(settings.random_seed)
     autoencoder = _autoencoder(settings, states)
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
     if settings.stage == "autoencoder":
@@ -143,8 +151,9 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     if weights_digest(states) != before:
         raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
     model = SentenceTransformer(modules=[states, autoencoder])
-    with finish(output) as directory:
-        model.save_pretrained(str(directory))
+    take_training(model, trained)
+    save(model, output)
+    publish(settings, output)
     return model
 
 
@@ -171,14 +180,12 @@ def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
 
 def _states(settings: FreezeTraining) -> LayerStates:
     """The frozen model, where it shall run."""
-    device = get_device_name()
-    dtype = "float32" if settings.dtype == "auto" and device == "cpu" else settings.dtype
     states = LayerStates(
-        settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs={"dtype": dtype}
+        settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
     )
     if settings.max_seq_length is not None:
         states.max_seq_length = settings.max_seq_length
-    return states.requires_grad_(False).to(device).eval()
+    return states.requires_grad_(False).to(get_device_name()).eval()
 
 
 def _autoencoder(settings: FreezeTraining, states: LayerStates) -> LayerwiseAutoencoder:
@@ -205,12 +212,12 @@ def _pretrain(
         require_datasets().Dataset.from_dict({"sentence": sentences}),
         ReconstructionLoss(trained),
         output=output,
-        epochs=settings.pretraining_epochs,
-        max_steps=settings.max_steps,
-        batch_size=settings.pretraining_batch_size,
-        learning_rate=settings.pretraining_learning_rate,
-        checkpoint_steps=settings.checkpoint_steps,
-        seed=settings.seed,
+        arguments={
+            **without_evaluation(settings.training_arguments),
+            "num_train_epochs": settings.pretraining_epochs,
+            "per_device_train_batch_size": settings.pretraining_batch_size,
+            "learning_rate": settings.pretraining_learning_rate,
+        },
         identity=identity,
         progress=progress,
     )

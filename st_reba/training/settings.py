@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import types
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 
-S = TypeVar("S", bound="Settings")
+from .values import converted, described, fits, hints_of, in_range, nearest
 
-_NAMES: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+S = TypeVar("S", bound="Settings")
 
 
 def setting(
@@ -46,40 +42,52 @@ def setting(
 class Settings:
     """Base of the frozen dataclasses that name what a training may be asked for.
 
-    A field is a ``str``, ``int``, ``float``, ``bool``, a ``Literal``, a ``tuple[T, ...]`` of those, or a union of them;
-    :func:`setting` gives it a range.
+    A field is a ``str``, ``int``, ``float``, ``bool``, a ``Literal``, a ``tuple[T, ...]`` of those, a ``dict``, or a
+    union of them; :func:`setting` gives it a range.
 
     Raises:
         ValueError: If a value has another type or is out of range, naming the field, what was given and what is
             allowed.
     """
 
+    #: Values that belong together, by the name that the key ``preset`` of a file has for them.
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: Keys that are taken still, and named to nobody any more.
+    FORMER_KEYS: ClassVar[frozenset[str]] = frozenset()
+
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = hints_of(type(self))
         for known in fields(self):
             value = getattr(self, known.name)
-            if not _fits(value, hints[known.name]) or not _in_range(value, known.metadata):
-                allowed = _described(hints[known.name], known.metadata)
+            if not fits(value, hints[known.name]) or not in_range(value, known.metadata):
+                allowed = described(hints[known.name], known.metadata)
                 raise ValueError(f"{known.name}: {value!r} was given, but it must be {allowed}.")
 
+    @classmethod
+    def of_preset(cls, name: str, /, **given: Any) -> Self:
+        """The settings of a preset, with others in place of some of them or besides.
 
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
-    """What every run of the trainer is asked for; see :func:`st_reba.training.fit`."""
+        Raises:
+            ValueError: If there is no such preset, or as the class itself.
+        """
+        return cls(**cls._with_preset(name, given))
 
-    epochs: int = setting(1, least=1)
-    max_steps: int = setting(-1, least=-1)
-    batch_size: int = setting(32, least=1)
-    learning_rate: float = setting(2e-5, above=0)
-    warmup_ratio: float = setting(0.0, least=0, below=1)
-    weight_decay: float = setting(0.0, least=0)
-    checkpoint_steps: int | None = setting(None, least=1, may_change=True)
-    evaluation_steps: int | None = setting(None, least=1, may_change=True)
-    seed: int = setting(42, least=0)
+    @classmethod
+    def _with_preset(cls, name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        if name not in cls.PRESETS:
+            raise ValueError(
+                f"preset: {name!r} was given, but it must be {' or '.join(map(repr, cls.PRESETS))}, or left out."
+            )
+        chosen = {**cls.PRESETS[name], **given}
+        for key, value in cls.PRESETS[name].items():
+            if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+                chosen[key] = {**value, **given[key]}
+        return chosen
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that a run which goes on must share with the run that was interrupted."""
-        return {known.name: getattr(self, known.name) for known in fields(self) if not known.metadata.get("may_change")}
+    @classmethod
+    def instead_of(cls, key: str, known: list[str]) -> str:
+        """Which key to use instead of one that is unknown, in a sentence."""
+        return f"Keys: {', '.join(known)}.{nearest(key, known)}"
 
 
 def read_settings(path: str | Path, kind: type[S]) -> S:
@@ -98,74 +106,29 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    known = {found.name: found for found in fields(kind)}
     if not isinstance(given, dict):
         held = "nothing" if given is None else f"a {type(given).__name__}"
-        raise ValueError(f"{path} holds {held}, but it must hold lines such as seed: 42. Keys: {', '.join(known)}.")
-    if unknown := [key for key in given if key not in known]:
-        raise ValueError(f"{path}: the key {unknown[0]!r} is unknown. Keys: {', '.join(known)}.")
-    needed = [name for name, found in known.items() if found.default is MISSING and found.default_factory is MISSING]
-    hints = _hints(kind)
-    if missing := [name for name in needed if name not in given]:
-        raise ValueError(f"{path}: the key {missing[0]!r} is missing. Add it: {_described(hints[missing[0]], {})}.")
+        keys = ", ".join(_known(kind))
+        raise ValueError(f"{path} holds {held}, but it must hold lines such as seed: 42. Keys: {keys}.")
     try:
-        return kind(**{key: _converted(value, hints[key]) for key, value in given.items()})
+        return _made(kind, given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _hints(kind: type[Settings]) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _made(kind: type[S], given: Mapping[str, Any]) -> S:
+    known, hints = {found.name: found for found in fields(kind)}, hints_of(kind)
+    if kind.PRESETS and "preset" in given:
+        given = kind._with_preset(given["preset"], {key: value for key, value in given.items() if key != "preset"})
+    if unknown := [key for key in given if key not in known]:
+        raise ValueError(f"the key {unknown[0]!r} is unknown. {kind.instead_of(str(unknown[0]), _known(kind))}")
+    needed = [name for name, found in known.items() if found.default is MISSING and found.default_factory is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        raise ValueError(f"the key {missing[0]!r} is missing. Add it: {described(hints[missing[0]], {})}.")
+    return kind(**{key: converted(value, hints[key]) for key, value in given.items()})
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    options = _options(hint)
-    if len(options) > 1:
-        return any(_fits(value, option) for option in options)
-    if get_origin(hint) is Literal:
-        return any(value == allowed and type(value) is type(allowed) for allowed in get_args(hint))
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint
-
-
-def _in_range(value: Any, limits: Any) -> bool:
-    if type(value) not in (int, float):
-        return True
-    least, above, below = (limits.get(name) for name in ("least", "above", "below"))
-    return (least is None or value >= least) and (above is None or value > above) and (below is None or value < below)
-
-
-def _converted(value: Any, hint: Any) -> Any:
-    """YAML's lists as tuples, and the numbers that YAML 1.1 takes for text (``2e-4``)."""
-    options = _options(hint)
-    if isinstance(value, list) and any(get_origin(option) is tuple for option in options):
-        return tuple(value)
-    if isinstance(value, str) and float in options and str not in options:
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _described(hint: Any, limits: Any) -> str:
-    named = " or ".join(_named(option) for option in _options(hint))
-    words = {"least": "at least {:g}", "above": "above {:g}", "below": "below {:g}"}
-    ranges = [words[name].format(limits[name]) for name in words if limits.get(name) is not None]
-    return ", ".join([named, *ranges])
-
-
-def _named(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(f'"{allowed}"' if isinstance(allowed, str) else str(allowed) for allowed in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list, each {_described(get_args(hint)[0], {})}"
-    return _NAMES.get(hint, str(hint))
+def _known(kind: type[Settings]) -> list[str]:
+    """The keys that a file may have, but those that it should not have any more."""
+    names = [found.name for found in fields(kind) if found.name not in kind.FORMER_KEYS]
+    return [*names, "preset"] if kind.PRESETS else names

@@ -21,6 +21,8 @@ from st_reba.readers.store import EmbeddingStore
 from ..backbones import own
 from ..conftest import pipeline
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def run(*arguments, expect: int = 1) -> str:
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})

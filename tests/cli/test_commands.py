@@ -37,6 +37,8 @@ runner = CliRunner()
 
 #: Where it does not matter which recipes are compared.
 TWO = ("--recipes", "classical", "echo-2")
+#: On a few texts, where it does not matter on which.
+FITTED = ("--fit-texts", "texts.txt")
 
 
 def run(*arguments: str, expect: int = 0) -> str:
@@ -55,6 +57,7 @@ def test_help_names_the_commands():
     assert "build" in output
 
 
+@pytest.mark.usefixtures("quick_commands")
 class TestCompare:
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
@@ -196,7 +199,7 @@ class TestCompare:
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu")
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random", *TWO)
         monkeypatch.setattr(models, "agreement", lambda first, second: 0.995)
         output = run("compare", *options)
         assert "In bfloat16: the cosines of 24 of the texts are in the order of those of float32 up to 0.995." in output
@@ -488,25 +491,28 @@ class TestBuild:
             (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
              {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
             (("--method", "classical", "--template", "prompteol"), "CausalTransformer", {"rows": "last"}),
-            (("--method", "early-late"), "EarlyLateModule",
+            (("--method", "early-late", *FITTED), "EarlyLateModule",
              {"template": TEMPLATES["prompteol"], "early_layer": 1, "normalize_text": True}),
-            (("--method", "early-late", "--template", "prompteol-zh"), "EarlyLateModule",
+            (("--method", "early-late", "--template", "prompteol-zh", *FITTED), "EarlyLateModule",
              {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
-            (("--method", "early-late", "--template", "in one word, {text}:"), "EarlyLateModule",
+            (("--method", "early-late", "--template", "in one word, {text}:", *FITTED), "EarlyLateModule",
              {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
             (("--recipe", "RT-4"), "RefinedThoughtModule", {"iterations": 4}),
             (("--method", "refined-thought"), "RefinedThoughtModule", {"iterations": 2}),
             (("--method", "bidirectional"), "BidirectionalLastLayer", {"bidirectional_layers": 1, "pool_over": "all"}),
             (("--recipe", "Echo-2, bidirectional"), "EchoModule", {"repetitions": 2, "bidirectional_layers": 1}),
             (("--recipe", "reba-5", "--pooling", "last"), "ReBAModule", {"repetitions": 5, "rows": "last"}),
-            (("--recipe", "Echo-2, layer 2, whitened"), "EchoModule", {"repetitions": 2, "output_layer": 2}),
-            (("--recipe", "classical+idf-weighted"), "CausalTransformer", {"output_layer": None}),
+            (("--recipe", "Echo-2, layer 2, whitened", *FITTED), "EchoModule",
+             {"repetitions": 2, "output_layer": 2}),
+            (("--recipe", "classical+idf-weighted", *FITTED), "CausalTransformer", {"output_layer": None}),
             (("--method", "ck"), "MetaEOLModule",
              {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
               "output_layer": 2, "final_norm": False}),
         ],
     )  # fmt: skip
-    def test_a_ready_directory(self, options, kind, settings, roomy_path, tmp_path):
+    def test_a_ready_directory(self, options, kind, settings, roomy_path, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("texts.txt").write_text("\n".join(f"{number}: {text}" for number in range(9) for text in TEXTS))
         out = tmp_path / "deep" / "model"
         self.build(lambda: roomy_path, out, *options, "--max-seq-length", 20)
         model = SentenceTransformer(str(out), device="cpu")

@@ -31,11 +31,11 @@ def layers(backbone_path, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--pooling", "last", "--batch-size", 2, "--max-seq-length", 9), ("--template", "springer"),
+    [("--pooling", "last", "--batch-size", 2, "--max-seq-length", 9), ("--template", "springer"),
      ("--template", 'A word for {text}:"', "--dtype", "bfloat16"), ("--template", "prompteol", "--pooling", "last"),
      ("--template", "pretended-cot", "--pooling", "last")],
 )  # fmt: skip
-def test_tables_and_plots(options, layers, tmp_path):
+def test_tables_and_plots(options, layers, tmp_path, undrawn):
     out = tmp_path / "deep" / "out"
     output = layers("--out", out, *options)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
@@ -54,6 +54,7 @@ def test_in_the_current_directory_by_default(layers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layers()
     assert sorted(path.name for path in (tmp_path / "st-reba-layers").iterdir()) == FILES
+    assert all(path.read_bytes()[1:4] == b"PNG" for path in (tmp_path / "st-reba-layers").glob("*.png"))
     assert "st-reba-layers exists and is not an empty directory: choose another --out" in layers(expect=1)
 
 
@@ -64,14 +65,14 @@ def test_in_the_current_directory_by_default(layers, tmp_path, monkeypatch):
         ("text1\ttext2\tlabel", "a cat\ta dog\t1\none\ttwo\t0", "Average precision"),
     ],
 )
-def test_every_task_that_has_labels(header, rows, metric, layers, tmp_path):
+def test_every_task_that_has_labels(header, rows, metric, layers, tmp_path, undrawn):
     (tmp_path / "task.tsv").write_text(f"{header}\n{rows}\n", encoding="utf-8")
     output = layers("--data", tmp_path / "task.tsv", "--out", tmp_path / "out")
     assert f"│ Layer │ {metric} │" in output.replace("┃", "│")
     assert f"{metric[:1].lower()}{metric[1:]}, x 100" in output
 
 
-def test_retrieval(backbone_path, tmp_path):
+def test_retrieval(backbone_path, tmp_path, undrawn):
     (tmp_path / "q.jsonl").write_text('{"_id": 1, "text": "a cat?"}\n', encoding="utf-8")
     (tmp_path / "c.tsv").write_text("_id\ttext\n7\ta cat\n8\ta dog\n9\ta bank\n", encoding="utf-8")
     (tmp_path / "r.tsv").write_text("1\t7\t1\n", encoding="utf-8")
@@ -114,7 +115,7 @@ def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
 
 
-def test_a_layer_whose_score_is_no_number_is_a_dash_and_no_warning(layers, tmp_path, recwarn):
+def test_a_layer_whose_score_is_no_number_is_a_dash_and_no_warning(layers, tmp_path, recwarn, undrawn):
     """The input embedding of a prompt's end is one for all texts, so nothing correlates with it."""
     output = layers("--out", tmp_path / "out", "--template", "prompteol", "--pooling", "last")
     assert "│ 0 │ - │" in output

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from st_reba import cli
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NAMES = ("sentence1", "sentence2", "score")
 ROWS = [(f"a cat, {number}", f'the "dog" {number * 7}', float(number % 5)) for number in range(20)]
 
@@ -77,7 +79,7 @@ def served(tmp_path):
 def compared(source, model, out):
     """What was said of the data, and the scores."""
     arguments = ("compare", "--model", model, "--data", source, "--device", "cpu", "--recipes", "classical")
-    options = ("--no-random", "--out", out)
+    options = ("--no-controls", "--out", out)
     result = CliRunner().invoke(cli.app, [str(argument) for argument in (*arguments, *options)])
     assert result.exit_code == 0, result.output
     rows = csv.DictReader((out / "results.csv").read_text(encoding="utf-8").splitlines())

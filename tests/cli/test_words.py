@@ -24,6 +24,8 @@ from st_reba.cli.common import clear_errors
 from ..backbones import TEXTS
 from ..conftest import pipeline
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 # Read as markup, the first is lost, the second closes what was never opened, the third becomes a sign.
 ODD = Path("[report] a", "[", "red] :warning: b")
 

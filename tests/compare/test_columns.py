@@ -42,7 +42,7 @@ def overlap_of(recipes, pairs, texts=None):
 @pytest.fixture(scope="module")
 def pairs():
     demo = read_pairs(DEMO_PAIRS)
-    return Pairs(demo.first[:40], demo.second[:40], demo.scores[:40])
+    return Pairs(demo.first[:24], demo.second[:24], demo.scores[:24])
 
 
 def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):

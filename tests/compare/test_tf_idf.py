@@ -34,7 +34,7 @@ def test_what_scikit_learn_gives(backbone):
 @given(
     st.lists(st.text("ab d猫"), min_size=1, max_size=6), st.text("abcd猫", min_size=1), st.text("abcd猫", min_size=1)
 )
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 def test_naively(backbone, fit_texts, first, second):
     """With tokens, too, that no text had which idf was counted on."""
     counted = [set(ids) for ids in backbone.token_ids(fit_texts) if ids]

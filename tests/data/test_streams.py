@@ -10,7 +10,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba.data.sources import File
@@ -85,7 +85,7 @@ class TestLines:
             open_texts(path).index(2)
 
 
-@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30))
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1),
     size=st.integers(1, 5),

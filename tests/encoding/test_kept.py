@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba.data.kept import MAX_DEPTH, MAX_KEYS, Place
@@ -70,7 +70,7 @@ KINDS = st.recursive(
 COLUMNS = KINDS.flatmap(lambda kind: st.lists(st.none() | kind, min_size=CHUNK + 1, max_size=4 * CHUNK))
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(values=COLUMNS)
 def test_every_value_comes_back_or_none_is_encoded(values, ones):
     with tempfile.TemporaryDirectory() as name:

@@ -96,7 +96,7 @@ def test_a_partial_correlation_takes_out_what_is_given():
     assert math.isnan(values["flat"])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(-3, 3), st.floats(-1e3, 1e3, allow_subnormal=False)), min_size=2, max_size=12
@@ -229,7 +229,7 @@ def test_interval_of_some_replicates():
     assert interval(replicates[0], level=0.5)[0] == 25
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.lists(st.booleans(), min_size=2, max_size=40))
 def test_an_accuracy_lies_within_its_interval(answers):
     found = estimate(mean({"a": answers}), resamples=100)["a"]

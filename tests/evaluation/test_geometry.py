@@ -96,7 +96,7 @@ def test_perturbations(text, expected):
     assert perturb(text) == expected
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.text(min_size=2).filter(lambda text: len(text.strip()) > 1))
 def test_any_text_loses_a_little(text):
     cut = perturb(text)

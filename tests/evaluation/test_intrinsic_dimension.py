@@ -39,7 +39,7 @@ def test_a_curved_line_is_a_line():
     assert two_nn(torch.stack([t.cos(), t.sin(), t], dim=1)) == pytest.approx(1, abs=0.2)
 
 
-@settings(deadline=None, max_examples=examples(10))
+@settings(max_examples=examples(10))
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 99))
 def test_units_do_not_matter(scale, shift, seed):
     points = cloud(3, points=60, seed=seed).double()

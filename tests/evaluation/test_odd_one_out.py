@@ -174,7 +174,7 @@ def test_equals_share(center):
     assert asking([3], center=center).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @example(np.array([[[-1.0, 1], [-1, -2], [0, 0], [0, -1]]] * 3), [0, 1, 3, 2])
 @given(arrays(np.float64, (3, 4, 2), elements=st.integers(-3, 3)), st.permutations(range(4)))
 def test_the_order_of_the_sentences_does_not_matter(vectors, order):

@@ -49,7 +49,7 @@ class Judge:
         return np.array([len(document) for _, document in pairs])
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
 def test_fusion_is_that_of_sentence_transformers(first, second, positive):
     """What ST's evaluator scores is the order that is found here."""

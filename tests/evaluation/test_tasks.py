@@ -110,7 +110,7 @@ def test_retrieval(prompts):
         assert measured["recall"][row] == pytest.approx(len(relevant & set(ranked[:100])) / len(relevant))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=20

@@ -1,11 +1,13 @@
-"""Somebody who loads models: ``load.py WORKPLACE CASES``, in a process of its own.
+"""Somebody who loads models: ``load.py WORKPLACE CASES OFFLINE``, in a process of its own.
 
 Each case is a name and the arguments of ``SentenceTransformer``. Writes what each gave to ``loaded.json`` in the
-workplace: the module's class and the embeddings, or the error.
+workplace: the module's class and the embeddings, or the error. Once a file ``the Hub is gone`` lies there, it does the
+same with the cases that need no Hub, and writes ``offline.json``.
 """
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,5 +27,13 @@ def load(arguments: dict[str, Any], texts: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     workplace = Path(sys.argv[1])
     texts = json.loads((workplace / "texts.json").read_text())
-    outcomes = {name: load(arguments, texts) for name, arguments in json.loads(sys.argv[2]).items()}
-    (workplace / "loaded.json").write_text(json.dumps(outcomes))
+
+    def write(name: str, cases: str) -> None:
+        outcomes = {case: load(arguments, texts) for case, arguments in json.loads(cases).items()}
+        (workplace / "unfinished.json").write_text(json.dumps(outcomes))
+        (workplace / "unfinished.json").rename(workplace / f"{name}.json")
+
+    write("loaded", sys.argv[2])
+    while not (workplace / "the Hub is gone").exists():
+        time.sleep(0.01)
+    write("offline", sys.argv[3])

@@ -139,15 +139,6 @@ def hostile(hub, pushed):
 MARKING = "import os, pathlib\npathlib.Path(os.environ['MARK']).touch()\nclass Thing: pass\n"
 
 
-def run_loads(hub, workplace: Path, home: Path, cases: dict[str, dict]) -> dict[str, dict]:
-    done = processes.run(
-        SCRIPTS / "load.py", workplace, json.dumps(cases), out=workplace / "load.log", with_st=False,
-        env=environment(hub, home, MARK=str(home / "mark")),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return json.loads((workplace / "loaded.json").read_text())
-
-
 @pytest.fixture(scope="module")
 def home(workplace):
     """The cache of the machine that loads, and a module on its path that leaves a mark when it is imported."""
@@ -158,7 +149,8 @@ def home(workplace):
 
 
 @pytest.fixture(scope="module")
-def loaded(hub, workplace, home, pushed, hostile):
+def outcomes(hub, workplace, home, pushed, hostile):
+    """What one process got from the Hub, and what when the Hub was gone."""
     repository = hub.storage.repositories[REPO]
     hub.storage.put(GATED, {path: file.content for path, file in repository.files().items()}, gated=True)
     cases = {
@@ -184,20 +176,37 @@ def loaded(hub, workplace, home, pushed, hostile):
         "no such repository": {"model_name_or_path": "org/no-such", "token": OWNER},
         **{name: {"model_name_or_path": repo_id} for name, repo_id in hostile.items()},
     }
-    return run_loads(hub, workplace, home, cases)
-
-
-@pytest.fixture(scope="module")
-def offline(hub, workplace, home, loaded):
-    hub.stop()
-    cases = {
+    without_the_hub = {
         "local files only": {"model_name_or_path": REPO, "local_files_only": True},
         "local files only, branch": {"model_name_or_path": REPO, "revision": "three-copies", "local_files_only": True},
         "never loaded": {"model_name_or_path": "base/tiny-llama", "local_files_only": True},
     }
-    outcomes = run_loads(hub, workplace, home, cases)
+    log = workplace / "load.log"
+    process = processes.start(
+        SCRIPTS / "load.py", workplace, json.dumps(cases), json.dumps(without_the_hub), out=log, with_st=False,
+        env=environment(hub, home, MARK=str(home / "mark")),
+    )  # fmt: skip
+    try:
+        while not (workplace / "loaded.json").exists():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.02)
+        hub.stop()
+        (workplace / "the Hub is gone").touch()
+        assert process.wait(timeout=180) == 0, log.read_text()
+    finally:
+        process.kill()
     hub.start()
-    return outcomes
+    return [json.loads((workplace / f"{name}.json").read_text()) for name in ("loaded", "offline")]
+
+
+@pytest.fixture(scope="module")
+def loaded(outcomes):
+    return outcomes[0]
+
+
+@pytest.fixture(scope="module")
+def offline(outcomes):
+    return outcomes[1]
 
 
 def same(outcome: dict, workplace: Path, name: str) -> bool:
@@ -437,7 +446,8 @@ class TestHostile:
     def test_nothing_is_half_written(self, loaded, home, workplace):
         assert not list(home.rglob("*.incomplete"))
         assert {path.name for path in workplace.iterdir()} <= {
-            "texts.json", "push.log", "load.log", "pushed.json", "loaded.json", "pusher", "loader",
+            "texts.json", "push.log", "load.log", "pushed.json", "loaded.json", "offline.json", "pusher", "loader",
+            "the Hub is gone",
             "two.npy", "three.npy", "echo.npy", "classical.npy",
             "built", "built-two.npy", "built-three.npy", "built-echo.npy",
         }  # fmt: skip

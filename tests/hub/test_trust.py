@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -20,7 +20,7 @@ from st_reba import CausalTransformer, EmbeddingFilter, LayerwiseAutoencoder, Re
 from st_reba.modules.lm_head import head_blocks
 
 from ..backbones import TEXTS, own
-from ..conftest import examples, pipeline, relative_error
+from ..conftest import examples, paired, pipeline, relative_error
 
 SETTINGS = "sentence_bert_config.json"
 
@@ -190,9 +190,13 @@ REFUSED: dict[str, Any] = {
 OLD_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
 
 
-@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind, keys in REFUSED.items() for key in keys])
-@pytest.mark.parametrize("module_class", [ReBAModule, TwinTower])
-def test_arguments_that_a_file_may_not_give(module_class, kind, key, model_of, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("argument", "module_class"),
+    paired([(kind, key) for kind, keys in REFUSED.items() for key in keys], [ReBAModule, TwinTower]),
+    ids=lambda value: value[1] if isinstance(value, tuple) else None,
+)
+def test_arguments_that_a_file_may_not_give(module_class, argument, model_of, tmp_path, monkeypatch):
+    kind, key = argument
     monkeypatch.chdir(tmp_path)
     model = model_of(module_class)
     before = set(tmp_path.rglob("*"))
@@ -204,25 +208,29 @@ def test_arguments_that_a_file_may_not_give(module_class, kind, key, model_of, t
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("backend", "onnx"),
-        ("cache_dir", "/elsewhere"),
-        ("model_name_or_path", "org/other"),
-        ("second_model_name_or_path", "org/other"),
-        ("tokenizer_name_or_path", "org/other"),
-        ("transformer_kwargs", {}),
-    ],
+    ("setting", "module_class"),
+    paired(
+        [
+            ("backend", "onnx"),
+            ("cache_dir", "/elsewhere"),
+            ("model_name_or_path", "org/other"),
+            ("second_model_name_or_path", "org/other"),
+            ("tokenizer_name_or_path", "org/other"),
+            ("transformer_kwargs", {}),
+        ],
+        [ReBAModule, TwinTower],
+    ),
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-@pytest.mark.parametrize("module_class", [ReBAModule, TwinTower])
-def test_settings_that_a_file_may_not_make(module_class, key, value, model_of):
+def test_settings_that_a_file_may_not_make(module_class, setting, model_of):
+    key, value = setting
     model = model_of(module_class)
     change(own(model) / SETTINGS, **{key: value})
     with pytest.raises(ValueError, match=rf"{SETTINGS} sets {key}, which is no setting of {module_class.__name__}"):
         SentenceTransformer(str(model), device="cpu")
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15))
 @given(kind=st.sampled_from(["model_kwargs", "tokenizer_args", "config_kwargs"]), key=st.text(min_size=1, max_size=9))
 def test_any_other_argument(kind, key, originals, tmp_path):
     """What nobody has thought of is refused, too."""

@@ -41,7 +41,7 @@ from st_reba import (
 )
 
 from .. import oracles
-from ..backbones import EACH, TEXTS, VOCABULARY
+from ..backbones import TEXTS, VOCABULARY, third
 from ..conftest import paired, pipeline, relative_error
 
 #: Modules that begin a pipeline, or read what no text encoder hands on.
@@ -153,7 +153,7 @@ def test_lstm_wants_lengths_that_no_transformer_gives(backbone_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", third(1))
 def test_the_layers_are_those_of_transformer(architecture, backbone_path):
     """The same, in the same order, on every architecture; and no hooks are left that cannot be pickled."""
     path = backbone_path(architecture)

@@ -257,8 +257,9 @@ class TestKept:
     def test_a_killed_conversion_leaves_nothing(self, files, cache, tmp_path):
         """Killed when all but the last step is done, while another process waits for it."""
         script = (
-            "import pathlib, sys, time\n"
+            "import functools, pathlib, sys, time\n"
             "from st_reba.lm import gguf\n"
+            "gguf.cached_assets_path = functools.partial(gguf.cached_assets_path, assets_dir=sys.argv[3])\n"
             "def stall(*_):\n"
             "    pathlib.Path(sys.argv[2]).touch()\n"
             "    time.sleep(600)\n"
@@ -267,10 +268,7 @@ class TestKept:
         )
         mark = tmp_path / "stalled"
         printed = tmp_path / "printed"
-        process = processes.start(
-            "-c", script, files(), mark, out=printed, with_st=False,
-            env={**os.environ, "HF_ASSETS_CACHE": str(cache.parent.parent)},
-        )  # fmt: skip
+        process = processes.start("-c", script, files(), mark, cache.parent.parent, out=printed)
         try:
             while not mark.exists():
                 assert process.poll() is None, printed.read_text()
@@ -366,6 +364,7 @@ class TestRefused:
             TwinTower(str(files()))
 
 
+@pytest.mark.usefixtures("quick_commands")
 class TestCommands:
     @pytest.fixture
     def run(self, cache, monkeypatch, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import warnings
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from transformers import AutoModel
 
 import st_reba
-from st_reba import ReBAModule, RefinedThoughtModule, TwinTower
+from st_reba import CausalTransformer, ReBAModule, RefinedThoughtModule, TwinTower
 from st_reba.lm.attention import kernels
 from st_reba.lm.precision import fastest_on_cpu
 
@@ -140,20 +142,37 @@ class TestAutocast:
         assert logged == [1, 2]
 
 
+@contextlib.contextmanager
+def by_default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def loaded_under(backbone_path):
+    """``loaded_under(dtype, architecture)``: a backbone that was loaded when that was the default, once."""
+
+    @functools.cache
+    def loaded(dtype, architecture):
+        with by_default(dtype):
+            return CausalTransformer(backbone_path(architecture))
+
+    return loaded
+
+
 @pytest.mark.parametrize(("case", "dtype"), paired(CASES, [torch.bfloat16, torch.float64]))
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_the_default_dtype_changes_nothing(case, dtype, module, backbone_path):
+def test_the_default_dtype_changes_nothing(case, dtype, module, loaded_under):
     architecture, recipe = case
     expected = pipeline(module(architecture, recipe)).encode(TEXTS)
     module_class, arguments = RECIPES[recipe]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     kernels.trusted_kernel.cache_clear()
-    try:
-        encode = pipeline(module_class(backbone_path(architecture), **arguments)).encode
-        found = encode(TEXTS)
-    finally:
-        torch.set_default_dtype(before)
+    with by_default(dtype):
+        found = pipeline(module_class(loaded_under(dtype, architecture), **arguments)).encode(TEXTS)
     assert relative_error(found, expected) < 1e-6
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from st_reba.lm.attention.masks import BothWays
 from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.context import Context, current, entered
 from st_reba.lm.hooks import Halt, Hook, listen
@@ -106,6 +107,17 @@ def test_checkpointing_is_refused_where_it_would_be_wrong(asked):
     }[asked]
     with pytest.raises(ValueError, match="Gradient checkpointing .* to train through A test\\."):
         run(model, forward(model), reader="A test", **given)
+
+
+def test_a_model_that_does_not_say_how_it_repeats_a_layer():
+    """The name is private, and its layers would be causal when they run again."""
+    model = backbones.backbone("llama").train()
+    model.gradient_checkpointing = True
+    for module in model.modules():
+        vars(module).pop("_gradient_checkpointing_func", None)
+    masking = BothWays({0}, torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="LlamaModel does not say how it runs a layer a second time"):
+        run(model, forward(model), change=[Effect(masking=masking)], reader="A test")
 
 
 def test_a_context_keeps_what_is_around_it():

@@ -23,7 +23,7 @@ from st_reba.modules.changes import BeforeFeedForward
 
 from .. import oracles
 from ..backbones import EACH, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 #: Those whose feed-forward part is no module of its own, or knows of the residual stream, or is added to in place.
@@ -64,11 +64,11 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), METHODS, ids=lambda given: getattr(given, "__name__", str(given)))
-@pytest.mark.parametrize("final_norm", [True, False])
-def test_of_any_method_it_is_what_a_model_without_that_part_gives(kind, settings, final_norm, backbone_path, tmp_path):
+@pytest.mark.parametrize(("method", "final_norm"), paired(METHODS, [True, False, False, True]), ids=str)
+def test_of_any_method_it_is_what_a_model_without_that_part_gives(method, final_norm, shared, backbone_path, tmp_path):
     """Alone and in a batch, after an early exit too, saved and loaded."""
-    module = kind(backbone_path(), readout="before_mlp", output_layer=2, final_norm=final_norm, **settings)
+    kind, settings = method
+    module = kind(shared(), readout="before_mlp", output_layer=2, final_norm=final_norm, **settings)
     without = kind(backbone_path(), output_layer=2, final_norm=final_norm, **settings)
     with torch.no_grad():
         without.model.layers[-1].mlp.down_proj.weight.zero_()

@@ -239,13 +239,26 @@ def settings_without(settings, changes):
     return {name: value for name, value in settings.items() if name != "output_layer" or EXIT not in changes}
 
 
-#: Of pairs that nothing refuses, three methods show what all at once does not.
+#: Where a change is refused, so are all at once: there, each alone shows what goes together.
+REFUSING = {method for method, _ in REFUSED}
+
+
+def usual(method, architecture, changes) -> bool:
+    """All at once under every method; each alone, in pairs and on another architecture under some."""
+    if architecture != "llama":
+        return method in ("prompt", "reba", "thought", "values")
+    if changes is ALL:
+        return True
+    return method in ({"prompt", "reba"} if len(changes) == 2 else {"prompt", "echo", "thought", *REFUSING})
+
+
 CASES = [
-    ((method, "llama", changes) if len(changes) != 2 or method in ("prompt", "reba", "thought") else
-     long(method, "llama", changes))
-    for method in METHODS for changes in SETS
-]  # fmt: skip
-CASES += [(method, "gemma3", SETS[-1]) for method in METHODS]
+    case if usual(*case) else long(*case)
+    for case in [
+        *itertools.product(METHODS, ["llama"], SETS),
+        *itertools.product(METHODS, ["gemma3"], [ALL]),
+    ]
+]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
 
 from .. import backbones
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."
 
@@ -180,33 +180,36 @@ def test_lengths(backbone_path):
 WRONG_LENGTHS = [0, -1, 1.5, True, "512"]
 
 
-@pytest.mark.parametrize("length", WRONG_LENGTHS)
 class TestWrongLengths:
     """One sentence, wherever the number of tokens comes from."""
 
-    @pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, RefinedThoughtModule])
+    @pytest.mark.parametrize(
+        ("length", "module_class"), paired(WRONG_LENGTHS, [CausalTransformer, EchoModule, RefinedThoughtModule])
+    )
     def test_given(self, length, module_class, backbone_path):
         with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens, 1 or more"):
             module_class(backbone_path(), max_seq_length=length)
 
-    def test_set(self, length, backbone_path):
-        module = CausalTransformer(backbone_path())
+    @pytest.mark.parametrize("length", WRONG_LENGTHS)
+    def test_set(self, length, shared):
+        module = CausalTransformer(shared())
         with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
             module.max_seq_length = length
         with pytest.raises(ValueError, match=rf"^max_length={length!r}: give a number of tokens"):
             module.preprocess(["a"], processing_kwargs={"text": {"max_length": length}})
 
-    def test_saved(self, length, backbone_path, tmp_path):
-        pipeline(CausalTransformer(backbone_path())).save_pretrained(str(tmp_path))
+    @pytest.mark.parametrize("length", WRONG_LENGTHS)
+    def test_saved(self, length, shared, tmp_path):
+        pipeline(CausalTransformer(shared())).save_pretrained(str(tmp_path), create_model_card=False)
         path = tmp_path / "0_CausalTransformer" / "sentence_bert_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "max_seq_length": length}))
         with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
             SentenceTransformer(str(tmp_path), device="cpu")
 
-    @pytest.mark.parametrize("shared", [False, True])
-    def test_of_the_tokenizer(self, length, shared, backbone_path, tmp_path):
+    @pytest.mark.parametrize(("length", "loaded"), paired(WRONG_LENGTHS, [False, True]))
+    def test_of_the_tokenizer(self, length, loaded, backbone_path, tmp_path):
         message = rf"^the tokenizer's model_max_length={length!r}: give a number of tokens"
-        if shared:
+        if loaded:
             module = CausalTransformer(backbone_path())
             module.tokenizer.model_max_length = length
             with pytest.raises(ValueError, match=message):
@@ -218,6 +221,7 @@ class TestWrongLengths:
             CausalTransformer(str(path.parent))
         assert CausalTransformer(str(path.parent), max_seq_length=7).max_seq_length == 7
 
+    @pytest.mark.parametrize("length", WRONG_LENGTHS[:2])
     def test_of_twin_towers(self, length, encoder_paths):
         with pytest.raises(ValueError, match=rf"^max_seq_length={length!r}: give a number of tokens"):
             TwinTower(*encoder_paths(), max_seq_length=length)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba import (
@@ -108,7 +108,8 @@ words = st.sampled_from(
 anything = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
     st.lists(words, max_size=12).map(" ".join),
-    st.sampled_from(["x" * 10_000, "汉字" * 5_000, "a b " * 2_500]),
+    # Longer than what any of the modules reads.
+    st.sampled_from(["x" * 1_200, "汉字" * 300, "a b " * 300]),
 )
 
 
@@ -133,7 +134,7 @@ def model(shared):
 @pytest.mark.parametrize("kind", first(KINDS, 1))
 @pytest.mark.parametrize("recipe", RECIPES)
 class TestBatches:
-    @settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(30))
     @given(batch=st.lists(anything, min_size=1, max_size=5), data=st.data())
     def test_a_batch_is_its_texts(self, recipe, kind, model, batch, data):
         pooling = data.draw(st.sampled_from(["mean", "lasttoken", "max", "cls", "weightedmean"]))
@@ -157,24 +158,24 @@ class TestBatches:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["mistral_window", long("gemma2_softcap"), "gpt2", long("mixtral_experts"), long("bloom"), "falcon"]
-)
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "classical",
-        "echo-2",
-        "reba-2",
-        "reba-3 last",
-        "reba-2 chunks",
-        "metaeol",
-        "kv re-routing",
-        "token prepending",
-        "token prepending, blocks",
-        "value aggregation",
-        "contrastive prompting",
-        "early and late",
-    ],
+    ("recipe", "architecture"),
+    paired(
+        [
+            "classical",
+            "echo-2",
+            "reba-2",
+            "reba-3 last",
+            "reba-2 chunks",
+            "metaeol",
+            "kv re-routing",
+            "token prepending",
+            "token prepending, blocks",
+            "value aggregation",
+            "contrastive prompting",
+            "early and late",
+        ],
+        ["falcon", "mistral_window", "gpt2", "bloom", "gemma2_softcap", long("mixtral_experts")],
+    ),
 )
 def test_batches_of_other_architectures(architecture, recipe, model):
     if architecture in backbones.OWN_ATTENTION and recipe == "kv re-routing":
@@ -398,7 +399,7 @@ def test_two_threads_with_two_models(shared):
     failures = []
 
     def work(model, expected):
-        for _ in range(5):
+        for _ in range(3):
             if relative_error(model.encode(TEXTS, batch_size=2), expected) > 1e-5:
                 failures.append(model)
 
@@ -414,7 +415,7 @@ def test_two_threads_with_one_model(backbone_path):
     model = pipeline(ReBAModule(backbone_path()))
     expected = model.encode(TEXTS)
     with ThreadPoolExecutor(4) as pool:
-        results = pool.map(lambda _: model.encode(TEXTS), range(40))
+        results = pool.map(lambda _: model.encode(TEXTS), range(16))
     assert all(np.array_equal(result, expected) for result in results)
 
 

@@ -148,8 +148,8 @@ def test_pickle(case, backbone_path, shared):
 def run(tmp_path):
     """``run(code, *arguments)``: what a fresh process, as a user's would be, prints."""
 
-    def printed(code: str, *arguments: str, expect: int = 0, **settings: bool) -> str:
-        done = processes.run("-c", textwrap.dedent(code), *arguments, out=tmp_path / "printed", **settings)
+    def printed(code: str, *arguments: str, expect: int = 0) -> str:
+        done = processes.run("-c", textwrap.dedent(code), *arguments, out=tmp_path / "printed")
         assert done.returncode == expect, done.stdout
         return done.stdout
 
@@ -217,11 +217,13 @@ def test_a_machine_without_st_reba(saved, run):
             if name.replace("-", "_") == "st_reba":
                 raise metadata.PackageNotFoundError(name)
             return original(name)
-        metadata.version = version
+        for module in list(sys.modules.values()):
+            if getattr(module, "version", None) is original:
+                module.version = version
         from sentence_transformers import SentenceTransformer
         SentenceTransformer(sys.argv[1] + "/model", device="cpu", trust_remote_code=True)
     """
-    message = run(code, str(saved), expect=1, with_st=False)
+    message = run(code, str(saved), expect=1)
     if registry.REQUIREMENTS_ARE_CHECKED:
         assert f"st_reba>={__version__}, but it is not installed" in message
         assert "is part of st_reba; import st_reba before loading it." in message

@@ -30,7 +30,7 @@ from st_reba.lm.attention import function
 from st_reba.lm.decoder import view
 from st_reba.lm.dry_run import dry_run
 
-from ..backbones import EACH, TEXTS
+from ..backbones import TEXTS, third
 from ..conftest import paired, pipeline
 
 MODULES = {
@@ -127,7 +127,7 @@ def test_classical_and_echo_keep_the_choice_of_attention(kind, chosen, backbone_
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", third(2))
 def test_a_view_computes_the_same_with_the_same_weights(architecture, backbone_path):
     model = CausalTransformer(backbone_path(architecture)).model
     twin = view(model)

@@ -23,6 +23,7 @@ from st_reba import (
     ValueAggregationModule,
 )
 from tests.backbones import EACH, OWN_ATTENTION, TEXTS
+from tests.conftest import paired
 
 MIXED = [*TEXTS, "", "a b c"]
 METHODS = [
@@ -62,8 +63,8 @@ def embedded(module, texts=MIXED):
 
 
 @pytest.mark.parametrize(("made", "settings"), METHODS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_equals_the_padded_batch(made, settings, backbone_path, rows_run):
-    padded = made(backbone_path(), unpad_inputs=False, **settings).eval()
+def test_equals_the_padded_batch(made, settings, shared, backbone_path, rows_run):
+    padded = made(shared(), **settings).eval()
     packed = made(backbone_path(), unpad_inputs=True, **settings).eval()
     expected = embedded(padded)
     assert all(shape[0] > 1 for shape in rows_run)
@@ -74,12 +75,11 @@ def test_equals_the_padded_batch(made, settings, backbone_path, rows_run):
     assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
-@pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("made", [CausalTransformer, ReBAModule])
+@pytest.mark.parametrize(("name", "made"), paired(EACH, [CausalTransformer, ReBAModule]))
 @pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")
-def test_every_architecture(made, name, backbone_path, rows_run):
+def test_every_architecture(made, name, shared, backbone_path, rows_run):
     """Windows and soft caps are those of each text, wherever it stands in the row; some architectures are padded."""
-    expected = embedded(made(backbone_path(name)).eval())
+    expected = embedded(made(shared(name)).eval())
     rows_run.clear()
     if name in OWN_ATTENTION:
         with pytest.warns(UserWarning, match="unpad_inputs=True: .* does not read texts in one row"):

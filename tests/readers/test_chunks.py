@@ -29,7 +29,7 @@ from st_reba.readers import chunks
 from st_reba.readers.chunks import _cut
 
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline, relative_error
+from ..conftest import examples, paired, pipeline, relative_error
 
 TEXT = TEXTS[2]
 SPANS = [(0, 23), (23, 50), (50, len(TEXT)), (10, 30), (4, 7)]
@@ -94,8 +94,7 @@ def test_the_chunk_of_a_whole_text_is_what_encode_gives(mode, reader, shared):
     assert relative_error(np.concatenate([each.vectors for each in found]), model.encode(TEXTS)) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
-@pytest.mark.parametrize("pool_over", ["text", "all"])
+@pytest.mark.parametrize(("kind", "pool_over"), paired(["bytes", "sentencepiece", "bert", "greedy"], ["text", "all"]))
 def test_the_same_of_special_tokens_and_prompts(kind, pool_over, shared):
     model = pipeline(CausalTransformer(shared("llama", kind), pool_over=pool_over))
     model.prompts = {"document": "A text: "}
@@ -138,7 +137,7 @@ def test_weights_of_tokens_count_within_a_chunk(shared):
     length=st.integers(1, 12),
     data=st.data(),
 )
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length, data, shared):
     overlap = data.draw(st.integers(0, length - 1))
     model = pipeline(ReBAModule(shared()))
@@ -195,8 +194,9 @@ class TestLongTexts:
             ]
             assert relative_error(vector, tokens[mine].mean(0)) < 1e-5
 
-    @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
-    @pytest.mark.parametrize("pool_over", ["text", "all"])
+    @pytest.mark.parametrize(
+        ("kind", "pool_over"), paired(["bytes", "sentencepiece", "bert", "greedy"], ["all", "text"])
+    )
     def test_every_chunk_has_its_tokens_whatever_the_tokenizer(self, kind, pool_over, backbone_path):
         model = pipeline(CausalTransformer(backbone_path("llama", kind), max_seq_length=24, pool_over=pool_over))
         found = encode_chunks(model, [self.LONG, TEXT], chunk_tokens=5, overlap=2, prompt="so: ", batch_size=3)

@@ -41,7 +41,7 @@ def test_what_was_added_is_only_looked_up():
         assert torch.equal(found, torch.stack([vector("wide", text, None) for text in ("bb", "a")]))
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -126,7 +126,7 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
         assert relative_error(found, everything[key]) < 1e-5
 
 
-@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6))
 @given(
     texts=st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*TEXTS, *LONG, "", " "])), min_size=1, max_size=7),
     batch_size=st.integers(1, 7),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.text.builder import LayoutBuilder
@@ -127,7 +127,6 @@ class TestTemplate:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestLayout:
-    @settings(deadline=None)
     @given(
         batch=st.lists(texts, min_size=1, max_size=4),
         parts=st.lists(literals, min_size=2, max_size=4),
@@ -159,7 +158,6 @@ class TestLayout:
             assert (layout.copy_index[row, length:] == -1).all()
             assert layout.text_length[row] == len(own)
 
-    @settings(deadline=None)
     @given(
         batch=st.lists(st.tuples(texts, literals), min_size=1, max_size=4),
         template=st.lists(literals, min_size=2, max_size=4),

@@ -33,13 +33,13 @@ from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.templates import normalized
 
 from .. import oracles
-from ..backbones import EACH, TEXTS, own
+from ..backbones import TEXTS, own, third
 from ..conftest import paired, pipeline, relative_error
 
 RECIPE = {"pool_over": "all", "rows": "last", "normalize_text": True}
 
 
-@pytest.mark.parametrize(("architecture", "template"), paired(EACH, ["prompteol", "promptsum-zh"]))
+@pytest.mark.parametrize(("architecture", "template"), paired(third(1), ["prompteol", "promptsum-zh"]))
 def test_oracle(architecture, template, shared, eager, token_ids):
     model = pipeline(CausalTransformer(shared(architecture), template=template, **RECIPE), "lasttoken")
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))
@@ -148,9 +148,9 @@ class TestWholes:
         assert relative_error(ours, expected) < 1e-5
 
     @pytest.mark.parametrize("recipe", ONCE)
-    def test_a_batch_is_its_texts(self, recipe, greedy):
+    def test_a_batch_is_its_texts(self, recipe, shared):
         module_class, settings = ONCE[recipe]
-        model = pipeline(module_class(greedy[0], **settings))
+        model = pipeline(module_class(shared("llama", "greedy"), **settings))
         model[0]._warned_empty = True
         texts = [*TEXTS, "", '"', "I" * 400, "自然语言" * 80, " a "]
         together = model.encode(texts, batch_size=len(texts), prompt="query: ")
@@ -161,9 +161,9 @@ class TestWholes:
             assert vector.any() == bool(text)
 
     @pytest.mark.parametrize("recipe", ONCE)
-    def test_a_long_text_is_cut_and_its_prompt_is_not(self, recipe, greedy):
+    def test_a_long_text_is_cut_and_its_prompt_is_not(self, recipe, greedy, shared):
         module_class, settings = ONCE[recipe]
-        module = module_class(greedy[0], **settings)
+        module = module_class(shared("llama", "greedy"), **settings)
         tokenizer, positions = greedy[2], 256
         for text in ("I love " * 200, "自然语言" * 200, "🥊" * 300):
             features = module.preprocess([text], prompt="query: ")

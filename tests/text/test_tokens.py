@@ -151,7 +151,7 @@ def expected(tokenizer, kind, front, text, behind):
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestWholes:
-    @settings(deadline=None, max_examples=examples(25))
+    @settings(max_examples=examples(25))
     @given(text=texts, prompt=fronts, template=templates)
     @example(text="I love dogs", prompt="", template=TEMPLATES["prompteol"])
     @example(text=" a ", prompt="", template="a{text} means")
@@ -167,7 +167,7 @@ class TestWholes:
         assert (layout.copy_index[0, specials:] == 0).tolist() == marks
         assert (layout.copy_index[0, :specials] == NOT_TEXT).all()
 
-    @settings(deadline=None, max_examples=examples(25))
+    @settings(max_examples=examples(25))
     @given(
         text=texts, prompt=fronts, template=templates, max_tokens=st.integers(1, 9), spare=st.integers(0, 2),
         side=st.sampled_from(["left", "right"]),
@@ -196,7 +196,7 @@ class TestWholes:
         in_pieces = [*builder.specials_before, *before, *leading, *first, *following]
         assert found in [*wholes, in_pieces]
 
-    @settings(deadline=None, max_examples=examples(15))
+    @settings(max_examples=examples(15))
     @given(text=texts, prompt=fronts)
     def test_a_slot_splits_the_string(self, kind, tokenizers, text, prompt):
         own = tokenizers[kind]

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.autograd import gradcheck
+from transformers import set_seed
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
 from st_reba.hub.checks import check_saved_model
@@ -18,6 +19,7 @@ from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter
 from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import first, relative_error
+from .shorthand import whole
 
 pytest.importorskip("peft")
 
@@ -34,9 +36,8 @@ def triplets(tmp_path):
 
 @pytest.fixture
 def settings(backbone_path, triplets):
-    return lambda **changes: BeLLMTraining(
-        **{"model": backbone_path(), "triplets": triplets, "batch_size": 4, "rank": 4, "learning_rate": 1e-2, **changes}
-    )
+    given = {"model": backbone_path(), "triplets": triplets, "batch_size": 4, "rank": 4, "learning_rate": 1e-2}
+    return lambda **changes: BeLLMTraining(**whole(**{**given, **changes}))
 
 
 class TestLoss:
@@ -65,7 +66,8 @@ class TestLoss:
 def test_the_papers_defaults():
     settings = BeLLMTraining(model="m", triplets="t")
     assert (settings.rank, settings.alpha, settings.dropout) == (32, 32, 0.1)
-    assert (settings.learning_rate, settings.seed, settings.bidirectional_layers) == (2e-4, 42, "last")
+    assert (settings.training_arguments["learning_rate"], settings.random_seed) == (2e-4, 42)
+    assert settings.bidirectional_layers == "last"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,24 @@ def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatc
         assert modules[0]["type"].startswith("st_reba.modules.")
 
 
+def test_gradient_checkpointing_changes_no_gradient(settings):
+    """All layers are turned when they run again, too; the adapter has a gradient, though the embeddings have none."""
+    gradients = []
+    for checkpointing in (False, True):
+        model = build_bellm(settings(bidirectional_layers="all"))
+        set_seed(0)
+        add_lora(model, settings(dropout=0.0))
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train()
+        embeddings = model(model.preprocess(TEXTS))["sentence_embedding"]
+        (embeddings @ torch.linspace(-1, 1, embeddings.shape[1])).sum().backward()
+        found = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+        gradients.append(torch.cat([gradient.flatten() for gradient in found.values()]))
+    assert gradients[0].norm() > 1e-2
+    assert relative_error(*gradients) < 1e-5
+
+
 def test_pushing(settings, tmp_path):
     """The merged model can be; the adapter once its backbone has a name that others know."""
     train_bellm(settings(max_steps=1), tmp_path, progress=False)
@@ -196,7 +216,7 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
 
     from .test_fitting import StopAfter
 
-    given = settings(dtype="bfloat16", epochs=2, checkpoint_steps=2)
+    given = settings(model_kwargs={"dtype": "bfloat16"}, epochs=2, checkpoint_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
     fit = bellm.fit
     with monkeypatch.context() as patch:

@@ -13,10 +13,11 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
-from st_reba.training import DivergedError, finish, fit
+from st_reba.training import DivergedError, RunSettings, finish, fitting
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
+from .shorthand import whole
 
 ROWS = Dataset.from_dict(
     {
@@ -26,6 +27,10 @@ ROWS = Dataset.from_dict(
 )
 # Three steps an epoch.
 RUN = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-2, "checkpoint_steps": 2, "progress": False}
+
+
+def fit(*args, **settings):
+    return fitting.fit(*args, **whole(**settings))
 
 
 class StopAfter(TrainerCallback):
@@ -65,8 +70,9 @@ def model(backbone_path):
     """Makes the same model each time: with dropout, whole or with an adapter."""
 
     def make(kind: str = "whole"):
-        set_seed(1)
         made = pipeline(BidirectionalLastLayer(backbone_path()), "lasttoken")
+        # Here: what a process finds out of a backbone once, draws numbers too.
+        set_seed(1)
         if kind == "adapter":
             peft = pytest.importorskip("peft")
             made.add_adapter(peft.LoraConfig(r=4, lora_dropout=0.3, target_modules="all-linear"))
@@ -87,7 +93,8 @@ def weights(module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("no_duplicates", first([True, False], 1))
 def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
     """Interrupted within the second epoch, and again right after the checkpoint at its end."""
-    settings = {**RUN, "no_duplicates": no_duplicates}
+    sampler = "no_duplicates" if no_duplicates else "batch_sampler"
+    settings = {**RUN, "arguments": {"batch_sampler": sampler}}
     first = Noisy(model(kind))
     straight = fit(first.model, ROWS, first, output=tmp_path / "straight", **settings)
     assert (straight.steps, straight.resumed_at) == (9, 0)
@@ -189,6 +196,15 @@ class TestCheckpoints:
         ("changes", "message"),
         [
             ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but now it is learning_rate=0.001"),
+            (
+                {"batch_size": 2},
+                "a run with 4 rows that the loss sees at once: per_device_train_batch_size, on all dev",
+            ),
+            (
+                {"arguments": {"gradient_accumulation_steps": 2}},
+                "a run with 4 rows of a step: .* now it is 8 rows of a",
+            ),
+            ({"arguments": {"max_grad_norm": 0.5}}, "a run with max_grad_norm=1.0, but now it is max_grad_norm=0.5"),
             ({"identity": {"model": "b"}}, "a run with model='a', but now it is model='b'"),
             ({"identity": {}}, "a run with model='a', but now it is model=None"),
         ],
@@ -257,3 +273,51 @@ class TestCheckpoints:
             (scratch / "config.json").write_text(json.dumps({}))
         with pytest.raises(ValueError, match="model exists and is not an empty directory: choose another output"):
             self.resume(model(), stopped)
+
+
+class TestTheHub:
+    """What is pushed is the finished model, when all is done."""
+
+    @pytest.fixture
+    def settings(self):
+        def make(**arguments):
+            return RunSettings(arguments={"push_to_hub": True, "report_to": "none", **arguments})
+
+        return make
+
+    def test_pushing(self, settings, tmp_path, monkeypatch):
+        pushed = []
+        monkeypatch.setattr(fitting, "push", lambda *args, **kwargs: pushed.append((args, kwargs)))
+        asked = settings(hub_model_id="org/name", hub_private_repo=True, hub_revision="v2")
+        made = fitting.begin(asked, tmp_path)
+        # The trainer would make the repository before there is anything in it.
+        assert (made.push_to_hub, made.hub_model_id) == (False, "org/name")
+        fitting.publish(asked, tmp_path)
+        told = {"private": True, "revision": "v2", "token": None}
+        assert pushed == [((tmp_path / "model", "org/name"), told)]
+        fitting.publish(RunSettings(), tmp_path)
+        assert len(pushed) == 1
+        assert fitting.begin(settings(hub_model_id="org/name", hub_strategy="every_save"), tmp_path).push_to_hub
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [({}, "push_to_hub needs a name: add hub_model_id: org/name"), ({"hub_model_id": "a b"}, "a b")],
+    )
+    def test_a_name_is_asked_for_first(self, arguments, message, settings, tmp_path):
+        with pytest.raises(ValueError, match=message):
+            fitting.begin(settings(**arguments), tmp_path)
+
+
+def test_a_keyword_that_there_is_not(model, tmp_path):
+    with pytest.raises(TypeError, match="fit\\(\\) takes no 'epoch': give arguments={...}"):
+        fit(model(), ROWS, None, output=tmp_path, epoch=3)
+
+
+def test_keywords_of_version_0_6(model, tmp_path):
+    trained = model()
+    loss = MultipleNegativesRankingLoss(trained)
+    given = {"epochs": 1, "batch_size": 4, "max_steps": 1, "no_duplicates": True, "warmup_ratio": 0.1}
+    with pytest.warns(FutureWarning, match="batch_size, .* of fit.. until version 0.6, which will go"):
+        assert fitting.fit(trained, ROWS, loss, output=tmp_path, progress=False, **given).steps == 1
+    run = json.loads((tmp_path / "checkpoints/run.json").read_text())
+    assert (run["batch_sampler"], run["rows_of_a_step"], run["warmup_steps"]) == ("no_duplicates", 4, 0.1)

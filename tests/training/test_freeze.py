@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
@@ -14,6 +14,8 @@ from st_reba.training.digests import weights_digest
 from st_reba.training.freeze import FreezeTraining, train_freeze
 
 from ..backbones import TEXTS
+from ..conftest import first
+from .shorthand import whole
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -33,7 +35,7 @@ def settings(backbone_path, files):
             "model": backbone_path(), "pairs": str(files / "pairs.tsv"), "epochs": 2, "batch_size": 8,
             "pretraining_epochs": 2, "pretraining_batch_size": 4, "head_dimension": 4, "cache": str(files / "cache"),
         }  # fmt: skip
-        return FreezeTraining(**{**given, **changes})
+        return FreezeTraining(**whole(**{**given, **changes}))
 
     return make
 
@@ -116,8 +118,7 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("run", ["out/checkpoints", "pretraining"])
+@pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
 def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     given = settings(checkpoint_steps=2)
     whole = train_freeze(given, files / "whole", progress=False)
@@ -164,7 +165,7 @@ def test_max_steps_ends_the_pretraining_too(settings, files):
 
 def test_the_seed_decides(settings, files):
     first, second, other = (
-        train_freeze(settings(seed=seed), files / name, progress=False)[1].state_dict()
+        train_freeze(settings(seed=seed, epochs=1, pretraining_epochs=1), files / name, progress=False)[1].state_dict()
         for seed, name in ((1, "a"), (1, "b"), (2, "c"))
     )
     assert same(first, second)
@@ -186,12 +187,20 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
         ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
         ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" has no pretraining'),
-        ({"batch_size": 1}, "batch_size: 1 was given, but it must be a whole number, at least 2"),
+        ({"batch_size": 1}, "per_device_train_batch_size: 1 was given, but it must be a whole number, at least 2"),
     ],
 )
 def test_settings(changes, message, settings):
     with pytest.raises(ValueError, match=message):
         settings(**changes)
+
+
+def test_several_processes_are_refused(settings, files, monkeypatch):
+    """The heads are trained past what would add up the gradients of several."""
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match="FreezeTraining is for one process, and there are 2"):
+        train_freeze(settings(), files / "out", progress=False)
+    assert not (files / "out").exists()
 
 
 def test_a_score_out_of_range_is_named(settings, files):

@@ -69,8 +69,8 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_values_given_in_python_are_checked_too():
-    with pytest.raises(ValueError, match="epochs: 0 was given, but it must be a whole number, at least 1"):
-        RunSettings(epochs=0)
+    with pytest.raises(ValueError, match="arguments: num_train_epochs: 0 was given, but it must be a number, above"):
+        RunSettings(arguments={"num_train_epochs": 0})
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -17,6 +17,7 @@ from ...training import (
     train_freeze,
     train_jtcse,
 )
+from ...training.processes import is_main
 from ..common import console
 from ..train import TrainedMethod
 from .models import usable
@@ -31,6 +32,8 @@ def run(*, method: TrainedMethod, config: Path, out: Path) -> None:
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from the last checkpoint in {out}.", soft_wrap=True)
         raise typer.Exit(130) from None
+    if not is_main():
+        return
     for directory in written:
         line = f'import st_reba; SentenceTransformer("{directory}")'
         console.print(f"Wrote {directory}. Load it with: {line}", soft_wrap=True)

@@ -95,17 +95,6 @@ def tiny(**changes) -> Comparison:
     return dataclasses.replace(Comparison("a model", "texts", tasks, results), **changes)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Reports with empty pictures, for what stands around them: to draw takes most of the time."""
-
-    def drawn(figure, name, alt, directory, narrow=None):
-        nothing = report.Picture("data:,", "data:,")
-        return report.Drawing(name, alt, nothing, None if narrow is None else nothing)
-
-    monkeypatch.setattr(report, "_draw", drawn)
-
-
 def page_of(comparison: Comparison, tmp_path) -> tuple[str, Page]:
     text = write_report(comparison, tmp_path / "out").read_text(encoding="utf-8")
     return text, Page(text)

@@ -146,7 +146,7 @@ class TestWhitening:
         seed=st.integers(0, 2**32 - 1),
         shrinkage=st.sampled_from([1e-3, SHRINKAGE, 1.0, 5]),
     )
-    @settings(deadline=None, max_examples=examples(40))
+    @settings(max_examples=examples(40))
     def test_shrinkage(self, texts, size, seed, shrinkage):
         """With any number of texts, also fewer than dimensions: distances are those of the oracle, signs apart."""
         draw = np.random.default_rng(seed)

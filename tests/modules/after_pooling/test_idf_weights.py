@@ -35,7 +35,7 @@ def model(backbone_path):
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_document_frequencies(texts, split):
     """Of any texts, in two batches: each token once a text, and texts without tokens do not count."""
     found = DocumentFrequencies(12)

@@ -36,7 +36,7 @@ def assert_equal(moments: Moments, vectors) -> None:
     offset=st.sampled_from([0.0, 1.0, 1e4]),
     split=st.integers(0, 8),
 )
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_batches_do_not_matter(seed, sizes, offset, split):
     """In whatever batches the vectors come, and wherever two halves are merged: numpy's, of all at once."""
     vectors = torch.randn(sum(sizes), 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset

@@ -50,7 +50,7 @@ def cosines(vectors):
 shares = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(lambda parts: tuple(np.array(parts) / sum(parts)))
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(shares, st.integers(2, 7), st.integers(3, 40), st.floats(0.1, 30), st.integers(0, 99))
 def test_oracle(shares, width, texts, shrinkage, seed):
     """Of any sizes: more dimensions than texts, too."""

@@ -11,7 +11,7 @@ from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
 from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
-from ...backbones import EACH, TEXTS, own
+from ...backbones import TEXTS, own, third
 from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -26,7 +26,7 @@ def prompts(token_ids):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings"), paired(EACH, [(0, 3, 0.5), (1, 2, "norm"), (1, 2, 2), (2, 3, 0.5)])
+    ("architecture", "settings"), paired(third(2), [(0, 3, 0.5), (1, 2, "norm"), (1, 2, 2), (2, 3, 0.5)])
 )
 def test_oracle(architecture, settings, shared, eager, prompts):
     layer, output_layer, scale = settings

@@ -13,7 +13,7 @@ from st_reba.modules.changes.reroute import middle_third
 from st_reba.readers.layers import LayerReader
 
 from ... import oracles
-from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
+from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
 from ...conftest import paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
@@ -33,7 +33,8 @@ def tokens(eager, token_ids):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings"), paired(ARCHITECTURES, [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)])
+    ("architecture", "settings"),
+    paired(third(2, ARCHITECTURES), [([1], 0.0), ([0, 1, 2], 0.0), ([0, 2], 1.5), ([2], -2.0)]),
 )
 def test_oracle(architecture, settings, shared, tokens):
     layers, bias = settings
@@ -128,11 +129,15 @@ def test_gradients_are_those_of_the_definition(backbone_path, eager, token_ids):
     oracle.zero_grad()
 
 
-def test_gradient_checkpointing_is_refused(backbone_path):
-    model = pipeline(KVReroutingModule(backbone_path())).train()
-    model[0].model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="Turn it off to train through KVReroutingModule"):
-        model(model.preprocess(TEXTS))
+def test_gradient_checkpointing_changes_no_gradient(backbone_path):
+    gradients = []
+    for checkpointing in (False, True):
+        model = pipeline(KVReroutingModule(backbone_path())).train()
+        if checkpointing:
+            model[0].model.gradient_checkpointing_enable()
+        model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert relative_error(*gradients) < 1e-5
 
 
 def test_a_shared_backbone_is_not_changed(backbone_path):

@@ -10,7 +10,7 @@ from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, enc
 from st_reba.lm.prefixes import Prefixes
 
 from ... import oracles
-from ...backbones import EACH, TEXTS
+from ...backbones import TEXTS, third
 from ...conftest import pipeline, relative_error
 
 TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
@@ -21,7 +21,7 @@ def whole_prompts(token_ids, text, before=""):
     return [token_ids(before + TEMPLATES.get(task, task).replace("{text}", text)) for task in TASKS]
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", third(0))
 def test_oracle(architecture, shared, eager, token_ids):
     model = pipeline(MetaEOLModule(shared(architecture), templates=TASKS))
     vectors = model.encode(TEXTS, batch_size=len(TEXTS))

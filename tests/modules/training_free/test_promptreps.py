@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -17,7 +18,7 @@ from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, wo
 
 from ... import backbones
 from ...backbones import TEXTS, own
-from ...conftest import relative_error
+from ...conftest import paired, relative_error
 
 PROMPTS = dict(preset("promptreps").prompts)
 SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}
@@ -40,9 +41,16 @@ def saved(tmp_path_factory):
     return make
 
 
+@functools.cache
+def words_in_lower_case(path):
+    """A tokenizer, and those of its tokens that may be added to a text's own."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return tokenizer, lower_case_tokens(tokenizer, backbones.VOCABULARY)
+
+
 def naive(model, path, text, prompt="", expansion=0, top_k=128):
     """The definition: the whole language model on the prompt, log1p of relu, one text at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer, lower_case = words_in_lower_case(path)
     ids = tokenizer(prompt + TEMPLATES["promptreps"].replace("{text}", text), return_tensors="pt")["input_ids"]
     with torch.no_grad():
         weights = torch.log1p(torch.relu(model(input_ids=ids).logits[0, -1]))
@@ -52,18 +60,22 @@ def naive(model, path, text, prompt="", expansion=0, top_k=128):
         assert tokenizer.decode([mark]) == '"'
         own |= set(tokens)
     kept = sorted(own, key=lambda token: -weights[token])[:top_k]
-    others = [token for token in lower_case_tokens(tokenizer, len(weights)) if token not in own]
+    others = [token for token in lower_case if token not in own]
     kept += sorted(others, key=lambda token: -weights[token])[:expansion]
     found = torch.zeros_like(weights)
     found[kept] = weights[kept]
     return found
 
 
-@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("llama", True), ("gemma2_softcap", True),
-                                                    ("gpt2", True), ("qwen3", False)])  # fmt: skip
-@pytest.mark.parametrize("settings", [{}, {"expansion": 5}, {"top_k": 3, "expansion": 2}])
-def test_equals_the_definition(architecture, tied, settings, saved):
-    model, path = saved(architecture, tied)
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    paired(
+        [("llama", False), ("gemma2_softcap", True), ("qwen3", False), ("gpt2", True), ("llama", True)],
+        [{}, {"expansion": 5}, {"top_k": 3, "expansion": 2}],
+    ),
+)
+def test_equals_the_definition(model, settings, saved):
+    model, path = saved(*model)
     encoder = SparseEncoder(modules=[PromptRepsModule(path, **settings)], device="cpu", prompts=PROMPTS)
     for encode, prompt in ((encoder.encode, ""), (encoder.encode_query, "Query: ")):
         found = encode(TEXTS).to_dense()

@@ -14,7 +14,7 @@ from st_reba import CausalTransformer, TokenPrependingModule
 from st_reba.modules.changes.prepend import Slots
 
 from ... import backbones, oracles
-from ...backbones import EACH, TEXTS, own
+from ...backbones import TEXTS, own, third
 from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
@@ -25,7 +25,7 @@ def drawn(module):
     return torch.randn(module.model.get_input_embeddings().weight.shape[1], generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("architecture", "settings"), paired(EACH, [(1, 3), (2, 2), (3, 3)]))
+@pytest.mark.parametrize(("architecture", "settings"), paired(third(1), [(1, 3), (2, 2), (3, 3)]))
 def test_oracle(architecture, settings, shared, eager, token_ids):
     layers, output_layer = settings
     module = TokenPrependingModule(

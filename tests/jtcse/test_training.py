@@ -9,9 +9,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from st_reba import TwinTower
-from st_reba.training import DivergedError, JTCSETraining, fit, jtcse, read_settings, train_jtcse
+from st_reba.jtcse import training
+from st_reba.training import DivergedError, JTCSETraining, fit, read_settings, train_jtcse
 
 from ..backbones import TEXTS
+from ..training.shorthand import whole
 
 
 class StopAfter(TrainerCallback):
@@ -33,16 +35,15 @@ def texts(tmp_path):
 @pytest.fixture
 def settings(encoder_paths, texts):
     first, second = encoder_paths()
-    return lambda **changes: JTCSETraining(
-        **{
-            "model": first, "second_model": second, "texts": texts, "batch_size": 4, "learning_rate": 1e-3,
-            "epochs": 2, "checkpoint_steps": 2, **changes,
-        }
-    )  # fmt: skip
+    given = {
+        "model": first, "second_model": second, "texts": texts, "batch_size": 4, "learning_rate": 1e-3,
+        "epochs": 2, "checkpoint_steps": 2,
+    }  # fmt: skip
+    return lambda **changes: JTCSETraining(**whole(**{**given, **changes}))
 
 
 def stopping(monkeypatch, step: int) -> None:
-    monkeypatch.setattr(jtcse, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
+    monkeypatch.setattr(training, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
 
 
 def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from ..conftest import examples
 from .test_info_nce import vectors
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(max_examples=examples(25))
 @given(batch=st.integers(1, 5), width=st.integers(1, 5), seed=st.integers(0, 99))
 def test_oracle(batch, width, seed):
     h, h_plus, p, p_plus = vectors(4, batch, 2, width, seed=seed)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from st_reba.lm import encoders
+from st_reba.jtcse import encoders
 
 from .. import backbones
 

@@ -15,7 +15,7 @@ def vectors(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(max_examples=examples(25))
 @given(batch=st.integers(1, 6), width=st.integers(1, 5), temperature=st.floats(0.03, 3), seed=st.integers(0, 99))
 def test_oracle(batch, width, temperature, seed):
     anchors, positives = vectors(2, batch, width, seed=seed)

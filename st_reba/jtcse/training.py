@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
@@ -11,12 +13,12 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
-from ..files import check_free
-from ..losses import JTCSELoss
-from ..modules import TwinTower
-from .fitting import MODEL, asked, finish, fit
-from .rows import read_scored_pairs, read_sentences
-from .settings import RunSettings, setting
+from ..training.fitting import asked, begin, fit, publish, save
+from ..training.rows import read_scored_pairs, read_sentences
+from ..training.run_settings import RunSettings
+from ..training.settings import setting
+from .loss import JTCSELoss
+from .twin_tower import TwinTower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +35,20 @@ class JTCSETraining(RunSettings):
         evaluation: Scored pairs to evaluate on while training: see :func:`st_reba.training.read_scored_pairs`.
         cross_every: As for :class:`st_reba.TwinTower`; 0 trains TNCSE.
         max_seq_length: Tokens of a text.
-        no_duplicates: Whether no text may stand twice in a batch, where it would be its own negative.
         temperature: As for :class:`st_reba.losses.JTCSELoss`, and so are the weights and ``least_cosine``.
+        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 1.3e-6, a decay of 0.01, an
+            evaluation every 100 steps.
+        model_kwargs: As :class:`RunSettings`, for both towers.
     """
+
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1.3e-6,
+        "weight_decay": 0.01,
+        "eval_steps": 100,
+        "batch_sampler": "no_duplicates",
+    }
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
 
     model: str
     texts: str = setting(may_change=True)
@@ -43,16 +56,11 @@ class JTCSETraining(RunSettings):
     evaluation: str | None = setting(None, may_change=True)
     cross_every: int = setting(2, least=0)
     max_seq_length: int = setting(64, least=3)
-    no_duplicates: bool = True
     temperature: float = setting(0.05, above=0)
     info_nce_weight: float = setting(1.0, least=0)
     interaction_weight: float = setting(1.0, least=0)
     modulus_weight: float = setting(1.0, least=0)
     least_cosine: float = setting(1e-4, above=0, below=1)
-    batch_size: int = setting(64, least=2)
-    learning_rate: float = setting(1.3e-6, above=0)
-    weight_decay: float = setting(0.01, least=0)
-    evaluation_steps: int | None = setting(100, least=1, may_change=True)
 
 
 def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
@@ -70,16 +78,17 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         ValueError: If a row of the data is malformed, the towers do not fit together, or ``output`` is another run's.
         DivergedError: As in :func:`st_reba.training.fit`.
     """
-    check_free(Path(output) / MODEL, "output")
+    begin(settings, output)
     texts = read_sentences(settings.texts)
     evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
     # A pooler that a checkpoint lacks is drawn at random.
-    set_seed(settings.seed)
+    set_seed(settings.random_seed)
     towers = TwinTower(
         settings.model,
         settings.second_model,
         cross_every=settings.cross_every,
         max_seq_length=settings.max_seq_length,
+        model_kwargs=settings.loading(),
     )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
     loss = JTCSELoss(
@@ -89,7 +98,7 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         interaction_weight=settings.interaction_weight,
         modulus_weight=settings.modulus_weight,
         least_cosine=settings.least_cosine,
-        seed=settings.seed,
+        seed=settings.random_seed,
     )
     fit(
         model,
@@ -98,12 +107,11 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         output=output,
         **asked(settings),
         evaluator=evaluator,
-        no_duplicates=settings.no_duplicates,
         identity=settings.identity(),
         progress=progress,
     )
-    with finish(output) as directory:
-        model.save_pretrained(str(directory))
+    save(model, output)
+    publish(settings, output)
     return model
 
 

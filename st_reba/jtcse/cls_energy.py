@@ -12,9 +12,9 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..lm import encoders
+from ..evaluation.metrics_file import append_metrics
 from ..lm.dry_run import dry_run
-from .metrics_file import append_metrics
+from . import encoders
 
 logger = logging.getLogger(__name__)
 

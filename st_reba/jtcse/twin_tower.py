@@ -18,15 +18,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...hub import card, compat
-from ...lm import encoders
-from ...lm.gguf_names import is_gguf
-from ..checks import check_inside, check_length
-from ..language_model import initialise
-from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
-from ..published import Published
-from ..saved_settings import check_model
-from ..saving import backbone_of, note_requirement
+from ..hub import card, compat
+from ..lm.gguf_names import is_gguf
+from ..modules.checks import check_inside, check_length
+from ..modules.language_model import initialise
+from ..modules.loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
+from ..modules.published import Published
+from ..modules.saved_settings import check_model
+from ..modules.saving import backbone_of, note_requirement
+from . import encoders
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +50,7 @@ class TwinTower(CheckedTransformer, metaclass=Published):
     :class:`st_reba.losses.JTCSELoss` asks for it.
 
     In every k-th layer, the attention weights of each tower weigh the values of the other as well (Equation 10); see
-    :func:`st_reba.lm.encoders.cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is
+    :func:`st_reba.jtcse.encoders.cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is
     TNCSE.
 
     Args:

@@ -1,0 +1,5 @@
+"""``python -m st_reba``: the command, for launchers that start a module, such as ``accelerate launch -m st_reba``."""
+
+from .cli import app
+
+app(prog_name="st-reba")

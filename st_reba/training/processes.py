@@ -1,0 +1,15 @@
+"""Several processes that train one model, as ``accelerate launch`` starts them."""
+
+from __future__ import annotations
+
+from ..optional import require_accelerate
+
+
+def is_main() -> bool:
+    """Whether this is the one process that writes and tells; a process alone is."""
+    return bool(require_accelerate().PartialState().is_main_process)
+
+
+def wait() -> None:
+    """Until all of them are here."""
+    require_accelerate().PartialState().wait_for_everyone()

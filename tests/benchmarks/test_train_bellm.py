@@ -1,0 +1,70 @@
+"""What BeLLM's training reaches becomes rows and a table; what was run is not run again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import blocks  # noqa: E402
+import records  # noqa: E402
+import train_bellm  # noqa: E402
+from pivot import Store  # noqa: E402
+
+from ..backbones import TEXTS, tokenizer  # noqa: E402
+
+
+def table(seed: int) -> SentenceTransformer:
+    """A quick model, another for each seed."""
+    words = tokenizer()
+    weights = torch.randn(len(words), 8, generator=torch.Generator().manual_seed(seed))
+    return SentenceTransformer(
+        modules=[StaticEmbedding(words.backend_tokenizer, embedding_weights=weights), Normalize()], device="cpu"
+    )
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
+    rows = [f"{text}\t{other}\t{5 - i}\n" for i, text in enumerate(TEXTS) for other in TEXTS]
+    (tmp_path / "stsb_en_test.tsv").write_text("".join(rows), encoding="utf-8")
+    asked = []
+
+    def trained(settings, work, progress):
+        asked.append(settings)
+        return table(settings.random_seed + 7 * (settings.bidirectional_layers == "all"))
+
+    monkeypatch.setattr(train_bellm, "train_bellm", trained)
+    monkeypatch.setattr(train_bellm, "build_bellm", lambda settings: table(100))
+    monkeypatch.setattr(train_bellm.Bench, "untrained", lambda bench: bench._kept("prompt", lambda: table(101)))
+    table(102).save_pretrained(str(tmp_path / "embedder"))
+    arguments = [
+        "--data", tmp_path, "--triplets", "triplets.tsv", "--source", "made up", "--path", "model",
+        "--embedder", tmp_path / "embedder", "--out", tmp_path / "out", "--results", tmp_path / "results",
+        "--preset", preset, "--readings", "every token", "--seeds", "1", "2",
+    ]  # fmt: skip
+    train_bellm.main([*map(str, arguments)])
+    assert [settings.pool_over for settings in asked] == ["whole"] * 6
+    assert {settings.loading()["dtype"] for settings in asked} == {"bfloat16"}
+    assert {settings.angle_weight for settings in asked} == {float(preset == "released")}
+
+    found = records.read("bellm", tmp_path / "results")
+    # Two references; before, two seeds and their mean, with no layer turned, the last and all.
+    assert len(found) == 2 + 3 * 4
+    method = "BeLLM" if preset == "paper" else "BeLLM, the released command's settings"
+    means = {row["turned"]: row for row in found if row["method"] == method and row["seed"] is None}
+    each = [row["score"] for row in found if row["turned"] == "all" and row["seed"] is not None]
+    assert means["all"]["score"] == pytest.approx(sum(each) / 2)
+    assert means["all"]["low"] <= means["all"]["score"] <= means["all"]["high"]
+    assert means["all"]["ahead"] == pytest.approx(means["all"]["score"] - means["none"]["score"])
+    assert means["none"]["ahead"] is None
+    shown = blocks.BLOCKS["bellm"].render(Store(tmp_path / "results"), tmp_path / "page.md")
+    assert "| all | every token |" in shown
+    train_bellm.main([*map(str, arguments)])
+    assert len(asked) == 6
