@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
-from picture import ByCost, ByLayer, Named, Panel, Picture, Series
+from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
 from records import Value
 from targets import SPEED as SPEED_TARGETS
@@ -28,6 +28,16 @@ RANDOM = {"weights": "random"}
 AT_ITS_END = {"layer": None, "filter": ""}
 SPEARMAN = {"metric": "Spearman"}
 RECIPES = Each(("recipe", "pooling"))
+#: How FREEZE's scores are read: by the trained similarity, and by what a vector store sees.
+OWN, COSINE = {"reading": "its own similarity"}, {"reading": "cosine"}
+PEARSON = {"metric": "Pearson"}
+#: The methods of the paper's table.
+PAPERS_ROWS = (
+    "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
+    "autoencoder, log-variance, the paper's head",
+)  # fmt: skip
+#: The layers, the width and the rate that were best on the development pairs.
+WHITENED = "whitened, prompt, last, 256, 0.0001"
 
 
 def is_layer(value: Value) -> bool:
@@ -41,6 +51,11 @@ def each_fifth(value: Value) -> bool:
 
 def of_test_queries(value: Value) -> bool:
     return str(value).endswith(" test")
+
+
+def all_pairs(value: Value) -> bool:
+    """All labelled pairs that there are, not a few of them."""
+    return isinstance(value, int) and value > 1000
 
 
 def is_control(value: Value) -> bool:
@@ -103,6 +118,22 @@ def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *s
         rows=rows,
         columns=columns,
         caption=tuple(name for name in said if name not in (*rows.fields, *columns.fields)),
+    )
+
+
+def trained_on_states(rows: Each, *columns: Column, **where: object) -> Table:
+    """FREEZE's methods: means over the seeds."""
+    return Table(
+        "freeze",
+        where={"seed": None, "set": PAIRS, **where},
+        split=("model", "set"),
+        rows=rows,
+        columns=(
+            *columns,
+            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}),
+            Column("ahead of Early and late", {**SPEARMAN, **COSINE}, show="ahead", bold=False),
+        ),
+        caption=("precision", "pairs", "date"),
     )
 
 
@@ -345,6 +376,65 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
             *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
             *(Column(titles, {"set": titles}) for titles in TITLES),
         ),
+    ),
+    "freeze-paper": trained_on_states(
+        Each(("method",), where={"method": PAPERS_ROWS}),
+        Column("Pearson of its own similarity", {**PEARSON, **OWN}),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=PAPERS_ROWS,
+        pairs=all_pairs,
+    ),
+    "freeze-ahead": trained_on_states(
+        Each(("method", "layers", "width", "dimensions", "rate")),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=lambda method: method not in PAPERS_ROWS,
+        pairs=all_pairs,
+    ),
+    "freeze-choice": Table(
+        "freeze",
+        where={"seed": 0, "set": tuple(map(dev, PAIRS)), "pairs": 1000},
+        split=("model", "set"),
+        rows=Each(
+            ("layers", "width", "dimensions", "rate"), where={"method": lambda name: str(name).startswith("whitened")}
+        ),
+        columns=(
+            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}, interval=False),
+            Column("Spearman of its own similarity", {**SPEARMAN, **OWN}, interval=False),
+        ),
+        caption=("pairs", "date"),
+    ),
+    "freeze-few": trained_on_states(
+        Each(("method", "pairs"), (("method", "{method}"), ("labelled pairs", "{pairs}"))),
+        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
+        method=("autoencoder, log-variance", WHITENED),
+    ),
+    "freeze-picture": ByLabels(
+        "freeze.svg",
+        panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, CHINESE)),
+        series=(
+            Series("from a whitening, at a prompt's end: cosine", {"method": WHITENED, **COSINE}),
+            Series("the paper's: its own similarity", {"method": "autoencoder, log-variance", **OWN}),
+            Series("the paper's: cosine", {"method": "autoencoder, log-variance", **COSINE}),
+        ),
+        levels=(
+            Series("Early and late, no labels", EARLY_LATE),
+            Series("PromptEOL, whitened, no labels", {"recipe": PROMPTEOL, "pooling": "last", "filter": PARTWISE}),
+            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
+        ),
+    ),
+    "distil": Table(
+        "distil",
+        where={"set": ENGLISH},
+        split=("model", "set", "corpus"),
+        rows=Each(("student", "dimensions"), (("student", "{student}"), ("dimensions", "{dimensions}"))),
+        columns=(
+            Column("Spearman x 100"),
+            Column("share of the teacher's, %", show="share", bold=False),
+            Column("held-out texts: order of cosines", show="agreement", bold=False),
+            Column("held-out texts: nearest ten", show="neighbours", bold=False),
+            Column("processor seconds", show="seconds", bold=False),
+        ),
+        caption=("precision", "texts", "date"),
     ),
     "bellm": Table(
         "bellm",

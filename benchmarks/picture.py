@@ -1,4 +1,4 @@
-"""Scores as pictures, by layer and by cost, each drawn anew when what it shows has changed."""
+"""Scores as pictures, by layer, by cost and by number of labels, each drawn anew when what it shows has changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Series:
     where: Conditions
 
 
-#: Of a line: (layer, score, low, high), by rising layer; the last two are None where there is no interval.
+#: Of a line: (layer or count, score, low, high), the first rising; the last two are None where there is no interval.
 Points = list[tuple[int, float, float | None, float | None]]
 
 
@@ -108,16 +108,51 @@ class Lines(Drawing):
         return figure
 
     def _draw(self, axis: Axes, lines: dict[str, Points], level: float | None) -> None:
-        for colour, (title, points) in zip(COLOURS, lines.items(), strict=False):
-            if not points:
-                continue
-            layers = [layer for layer, *_ in points]
-            axis.plot(layers, [100 * score for _, score, *_ in points], color=colour, linewidth=1.6, label=title)
-            if all(low is not None and high is not None for *_, low, high in points):
-                lows, highs = ([100 * bound for bound in bounds] for bounds in list(zip(*points, strict=True))[2:])
-                axis.fill_between(layers, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        draw_lines(axis, lines)
         if level is not None:
             axis.axhline(100 * level, color=GREY, linestyle="--", linewidth=1.2, label=self.level_title)
+
+
+def draw_lines(axis: Axes, lines: dict[str, Points], marker: str = "") -> None:
+    """Scores as lines, with bands where all of a line's points have an interval."""
+    for colour, (title, points) in zip(COLOURS, lines.items(), strict=False):
+        if not points:
+            continue
+        places = [place for place, *_ in points]
+        scores = [100 * score for _, score, *_ in points]
+        axis.plot(places, scores, color=colour, linewidth=1.6, marker=marker, markersize=4, label=title)
+        if all(low is not None and high is not None for *_, low, high in points):
+            lows, highs = ([100 * bound for bound in bounds] for bounds in list(zip(*points, strict=True))[2:])
+            axis.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)
+
+
+@dataclass(frozen=True)
+class Curves(Drawing):
+    """Score by number of labels: lines, and levels that need none, for each panel."""
+
+    panels: dict[str, tuple[dict[str, Points], dict[str, float]]]
+    title = "Score by number of labels"
+
+    def figure(self) -> Figure:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
+
+        figure = Figure(figsize=(4.4 * len(self.panels), 4.2), layout="constrained")
+        axes = figure.subplots(1, len(self.panels), squeeze=False)[0]
+        for axis, (title, (lines, levels)) in zip(axes, self.panels.items(), strict=True):
+            axis.set_title(title)
+            axis.set_xlabel("labelled pairs")
+            draw_lines(axis, lines, marker="o")
+            for style, (name, level) in zip(("--", ":", "-."), levels.items(), strict=False):
+                axis.axhline(100 * level, color=GREY, linestyle=style, linewidth=1.2, label=name)
+            counts = sorted({count for points in lines.values() for count, *_ in points})
+            axis.set_xscale("log")
+            axis.set_xticks(counts, [f"{count:,}" for count in counts])
+            axis.xaxis.set_minor_locator(NullLocator())
+        axes[0].set_ylabel("Spearman x 100")
+        handles = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label()[0] != "_"}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
+        return figure
 
 
 class Point(NamedTuple):
@@ -232,6 +267,49 @@ class ByLayer(Picture):
         found = store.select("scores", {**conditions, "layer": lambda layer: layer is not None})
         scored = [record for record in found if record["score"] is not None]
         points: Any = ((record["layer"], record["score"], record["low"], record["high"]) for record in scored)
+        return sorted(points)
+
+
+@dataclass(frozen=True)
+class ByLabels(Picture):
+    """Score by number of labelled pairs: a panel a model and set, a line a method of freeze.csv.
+
+    Attributes:
+        name: Of the SVG file.
+        panels: From left to right; those of which nothing was measured are left out.
+        series: Rows of freeze.csv.
+        levels: Rows of scores.csv: what needs no labels of the panel's set. A model in them is instead of the panel's.
+    """
+
+    name: str
+    panels: tuple[Panel, ...]
+    series: tuple[Series, ...]
+    levels: tuple[Series, ...]
+
+    def alt(self, drawing: Curves) -> str:
+        return f"Spearman correlation by number of labelled pairs: {'; '.join(drawing.panels)}"
+
+    def drawing(self, store: Store) -> Curves | None:
+        panels: dict[str, Any] = {}
+        for panel in self.panels:
+            common: Conditions = {"model": panel.model, "set": panel.set, "metric": "Spearman", "seed": None}
+            lines = {series.title: self._points(store, {**common, **series.where}) for series in self.series}
+            untrained: Conditions = {"set": panel.set, "metric": "Spearman", "weights": "trained", "layer": None}
+            levels = {
+                series.title: found["score"]
+                for series in self.levels
+                if (found := store.find("scores", {**untrained, "model": panel.model, **series.where})) is not None
+            }
+            if any(lines.values()):
+                panels[f"{panel.model}, {panel.set}"] = (lines, levels)
+        return Curves(panels) if panels else None
+
+    @staticmethod
+    def _points(store: Store, conditions: Conditions) -> Points:
+        points: Any = (
+            (record["pairs"], record["score"], record["low"], record["high"])
+            for record in store.select("freeze", conditions)
+        )
         return sorted(points)
 
 

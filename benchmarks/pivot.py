@@ -343,7 +343,7 @@ class Table:
 
 CAPTIONS = {
     "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
-    "queries": "{} queries", "documents": "{} documents",
+    "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs", "texts": "{} texts",
 }  # fmt: skip
 
 
@@ -368,16 +368,16 @@ def show_fraction(value: str, low: str, high: str, store: Store, record: Record,
     return percent(record[value]) + after, float(record[value])  # type: ignore[arg-type]
 
 
-def show_difference(store: Store, record: Record, with_interval: bool) -> Shown:
+def show_difference(value: str, low: str, high: str, store: Store, record: Record, with_interval: bool) -> Shown:
     """A paired difference: bold where the first is ahead, with = where its interval holds 0."""
-    text, value = show_fraction("difference", "low", "high", store, record, with_interval)
-    low, high = record["low"], record["high"]
-    if not isinstance(low, float) or not isinstance(high, float):
-        return text, value
+    text, found = show_fraction(value, low, high, store, record, with_interval)
+    least, most = record[low], record[high]
+    if not isinstance(least, float) or not isinstance(most, float):
+        return text, found
     figure, _, rest = text.partition(" ")
-    if low > 0:
-        return f"**{figure}** {rest}".strip(), value
-    return (f"{text} =" if high >= 0 else text), value
+    if least > 0:
+        return f"**{figure}** {rest}".strip(), found
+    return (f"{text} =" if most >= 0 else text), found
 
 
 def show_cost(store: Store, record: Record, with_interval: bool) -> Shown:
@@ -415,7 +415,8 @@ def show_number(name: str, store: Store, record: Record, with_interval: bool) ->
 SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "score": partial(show_fraction, "score", "low", "high"),
     "beyond overlap": partial(show_fraction, "beyond_overlap", "beyond_low", "beyond_high"),
-    "difference": show_difference,
+    "difference": partial(show_difference, "difference", "low", "high"),
+    "ahead": partial(show_difference, "ahead", "ahead_low", "ahead_high"),
     "median": partial(show_fraction, "median", "low", "high"),
     "cost": show_cost,
     "points": show_points,
@@ -425,6 +426,10 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "seconds": partial(show_number, "seconds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
+    "share": partial(show_fraction, "share", "share_low", "share_high"),
+    "agreement": lambda store, record, _: show_fraction("agreement", "low", "high", store, record, False),
+    "neighbours": lambda store, record, _: show_fraction("neighbours", "low", "high", store, record, False),
+    "dimensions": partial(show_number, "dimensions"),
     "packages": partial(show_number, "packages"),
     "megabytes": lambda store, record, _: (f"{record['megabytes']:,.1f}", None),
 }

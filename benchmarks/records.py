@@ -58,6 +58,17 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "set": str, "recipe": str, "layer": int, "dimensions": int, "precision": str, "score": float,
         "low": float, "high": float, "speed": float, "size": float, "date": str, "machine": str, "versions": str,
     },
+    "freeze": {
+        "model": str, "precision": str, "set": str, "method": str, "template": str, "layers": str, "width": str,
+        "dimensions": int, "loss": str, "rate": float, "pairs": int, "seed": int, "reading": str, "metric": str,
+        "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float, "ahead_high": float,
+        "seconds": int, "date": str, "versions": str,
+    },
+    "distil": {
+        "model": str, "precision": str, "set": str, "teacher": str, "corpus": str, "texts": int, "student": str,
+        "dimensions": int, "score": float, "low": float, "high": float, "share": float, "share_low": float,
+        "share_high": float, "agreement": float, "neighbours": float, "seconds": int, "date": str, "versions": str,
+    },
     "bellm": {
         "model": str, "precision": str, "triplets": str, "set": str, "metric": str, "method": str, "turned": str,
         "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
@@ -80,6 +91,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
+    "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
+    "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
@@ -91,6 +104,8 @@ FRACTIONS = {
     "ablations": ("score", "difference"),
     "retrieval": ("score",),
     "static": ("score",),
+    "freeze": ("score", "ahead"),
+    "distil": ("score", "agreement"),
     "bellm": ("score", "ahead"),
 }
 ALLOWED = {"weights": ("trained", "random")}

@@ -490,14 +490,16 @@ def layer_states(model, ids):
 def freeze_embedding(autoencoder, states):
     """One text's embedding from its states (L, D): the encodings, each of length 1, one after another."""
     parts = []
-    for layer, state in enumerate(states):
+    layers = autoencoder.layers or range(1, len(states) + 1)
+    for place, layer in enumerate(layers):
+        state = states[layer - 1]
         if autoencoder.encoders:
-            norm, linear, _ = autoencoder.encoder[layer]
+            norm, linear, _ = autoencoder.encoder[place]
             deviation = ((state - state.mean()) ** 2).mean().add(norm.eps).sqrt()
             state = (state - state.mean()) / deviation * norm.weight + norm.bias
             state = torch.tanh(linear.weight @ state + linear.bias)
         parts.append(state / (state @ state).sqrt())
-    return torch.cat(parts) / len(states) ** 0.5
+    return torch.cat(parts) / len(layers) ** 0.5
 
 
 def freeze_score(autoencoder, first, second):

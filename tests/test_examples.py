@@ -10,6 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
+from st_reba.data.demo import demo_sentences
 
 from . import processes
 from .backbones import DEMO_MODEL, TEXTS
@@ -75,6 +76,17 @@ def test_train_freeze(tmp_path, backbone_path, run):
     assert "its embeddings are (2, 32)" in shown
     assert ", 1.0000])" in shown.splitlines()[-1]
     assert isinstance(SentenceTransformer(str(out / "model"))[1], LayerwiseAutoencoder)
+
+
+def test_distil(tmp_path, roomy_path, run):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(demo_sentences("en")[:50]), encoding="utf-8")
+    shown = run(
+        "distil.py", "--model", roomy_path, "--texts", str(texts), "--student", "static",
+        "--out", str(tmp_path / "out"), "--held-out", "10", "--max-steps", "1",
+    )  # fmt: skip
+    assert "On texts that were held out: {'held-out_spearman_cosines': " in shown
+    assert "tensor([[1.0000" in shown
 
 
 def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):

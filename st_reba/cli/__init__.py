@@ -7,10 +7,23 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
-from . import build, compare, encode, export, layers, push, search, serve, train, verify
+from . import build, compare, distil, encode, export, layers, push, search, serve, train, verify
 from .common import app, console
 
-__all__ = ["app", "build", "compare", "encode", "export", "layers", "push", "search", "serve", "train", "verify"]
+__all__ = [
+    "app",
+    "build",
+    "compare",
+    "distil",
+    "encode",
+    "export",
+    "layers",
+    "push",
+    "search",
+    "serve",
+    "train",
+    "verify",
+]
 
 
 @app.callback(invoke_without_command=True)

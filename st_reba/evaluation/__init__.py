@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .agreement import AgreementEvaluator
 from .conditional import ConditionalSimilarityEvaluator
 from .dependency import DependencyEvaluator
 from .geometry import EmbeddingGeometryEvaluator
@@ -10,6 +11,7 @@ from .pair_scores import PairScoreEvaluator
 from .turning_point import TurningPointEvaluator
 
 __all__ = [
+    "AgreementEvaluator",
     "CLSEnergyEvaluator",
     "ConditionalSimilarityEvaluator",
     "DependencyEvaluator",

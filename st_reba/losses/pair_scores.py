@@ -40,14 +40,23 @@ def pair_scores(model: Any, sentence_features: Iterable[dict[str, Any]]) -> Tens
     Raises:
         ValueError: If there are not two columns.
     """
+    first, second = (model(column)["sentence_embedding"] for column in columns_of_pairs(sentence_features))
+    last = getattr(model, "module", model)[-1]
+    if isinstance(last, LayerwiseAutoencoder):
+        return last.scores(first, second)
+    return pairwise_cos_sim(first, second)
+
+
+def columns_of_pairs(sentence_features: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The two columns of a batch.
+
+    Raises:
+        ValueError: If there are not two.
+    """
     features = list(sentence_features)
     if len(features) != 2:
         raise ValueError(
             f"{len(features)} columns of texts were given: a similarity is one of two. Select two text columns and the "
             "label of the dataset."
         )
-    first, second = (model(column)["sentence_embedding"] for column in features)
-    last = getattr(model, "module", model)[-1]
-    if isinstance(last, LayerwiseAutoencoder):
-        return last.scores(first, second)
-    return pairwise_cos_sim(first, second)
+    return features

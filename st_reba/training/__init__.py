@@ -6,6 +6,7 @@ Needs the extra ``train``: ``pip install "st-reba[train]"``.
 from typing import TYPE_CHECKING, Any
 
 from .bellm import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
+from .distil import DistilTraining, train_distil
 from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
 from .freeze import FreezeTraining, train_freeze
 from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
@@ -14,6 +15,7 @@ from .settings import Settings, read_settings, setting
 
 __all__ = [
     "BeLLMTraining",
+    "DistilTraining",
     "DivergedError",
     "Fitted",
     "FreezeTraining",
@@ -33,6 +35,7 @@ __all__ = [
     "read_triplets",
     "setting",
     "train_bellm",
+    "train_distil",
     "train_freeze",
     "train_jtcse",
 ]

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -216,7 +216,20 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 
 
-def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
+class LoRA(Protocol):
+    """The settings of an adapter, as :class:`BeLLMTraining` describes them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def target_modules(self) -> tuple[str, ...] | Literal["all-linear"] | None: ...
+
+
+def add_lora(model: SentenceTransformer, settings: LoRA) -> None:
     """Give the backbone a fresh adapter, and train nothing else.
 
     Raises:

@@ -20,7 +20,7 @@ CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
 # What is known by a digest, which nobody could read.
-_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights"}
+_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights", "sentences": "other sentences"}
 # What is made of several arguments, and of which.
 _MADE_OF = {
     "rows_of_a_batch": "rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers",

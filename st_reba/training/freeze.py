@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +11,37 @@ from typing import Any, ClassVar, Literal
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
+from torch import nn
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
-from ..losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
+from ..losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
+from ..losses.cosent import SCALE
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
 from .arguments import without_evaluation
-from .digests import weights_digest
+from .digests import data_digest, weights_digest
 from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_sentences
 from .run_settings import RunSettings
 from .settings import setting
 from .states import ModelOnStates, StatesCache
 
-Stage = Literal["cosines", "siamese", "autoencoder"]
+Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
+Loss = Literal["mse", "log-variance", "cosent"]
 
-_LOSSES = {"mse": PairScoreMSELoss, "log-variance": LogResidualVarianceLoss}
+#: The loss of each stage, where none is asked for.
+_USUAL: dict[Stage, Loss] = {
+    "cosines": "mse", "siamese": "mse", "autoencoder": "log-variance", "whitened": "cosent",
+}  # fmt: skip
+#: Texts that a whitening is fitted on, at most.
+_WHITENED = 4096
+#: What decides the pretrained encoders, beside their data and the trainer's own settings.
+_OF_PRETRAINING = (
+    "model", "model_kwargs", "template", "pool_over", "max_seq_length", "bottlenecks", "layers", "head_dimension",
+    "frozen_weights",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +52,16 @@ class FreezeTraining(RunSettings):
         model: A decoder-only model's path or Hub id. It is read, never trained.
         pairs: Pairs of texts with a score: see :func:`st_reba.training.read_scored_pairs`.
         evaluation: Other pairs, on which each epoch is evaluated.
-        sentences: Texts that the autoencoders are pretrained on, beside those of the pairs: see
-            :func:`st_reba.training.read_sentences`.
+        sentences: Texts that the autoencoders are pretrained on, or the whitening is fitted on, beside those of the
+            pairs: see :func:`st_reba.training.read_sentences`.
         stage: Which of the paper's models (section 4.2). ``"cosines"``: an MLP on the cosines of the states;
             ``"siamese"``: encoders and MLP, trained together; ``"autoencoder"``: the same, of which the encoders were
-            first trained to be decoded.
-        loss: ``"log-variance"``, or the ``"mse"`` that the paper used before. None: as the paper, the former for
-            ``"autoencoder"`` and the latter for the other two.
+            first trained to be decoded. ``"whitened"`` is ours: the encoders begin as a whitening of their states, see
+            :meth:`st_reba.modules.LayerwiseAutoencoder.whiten`.
+        loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
+            cosine of the embeddings: see :class:`st_reba.losses.EmbeddingCoSENTLoss`. None: the first for
+            ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
+        scale: Of ``"cosent"``: see :class:`st_reba.losses.EmbeddingCoSENTLoss`.
         lowest_score: The score in ``pairs`` that means 0.
         highest_score: The score in ``pairs`` that means 1.
         template: See :class:`st_reba.modules.LayerStates`.
@@ -52,9 +69,12 @@ class FreezeTraining(RunSettings):
         max_seq_length: Tokens of a text; None: what the model has room for.
         bottlenecks: See :class:`st_reba.modules.LayerwiseAutoencoder`.
         head_dimension: See :class:`st_reba.modules.LayerwiseAutoencoder`.
+        layers: Behind which layers states are read: see :class:`st_reba.modules.LayerwiseAutoencoder`.
         pretraining_epochs: Passes over the sentences.
         pretraining_batch_size: Texts a step.
         pretraining_learning_rate: At its highest.
+        pretraining: Directory of the pretrained encoders; None: ``pretraining`` in the output. A run that finds them
+            there finished takes them: one pretraining serves any number of runs with the same settings of it.
         cache: Directory of the states; None: ``states`` in the output. One cache serves any number of runs.
         arguments: As :class:`RunSettings`; 12 epochs in batches of 64, a rate of 1e-3. The pretraining has them too,
             but for the three that are named above.
@@ -73,7 +93,8 @@ class FreezeTraining(RunSettings):
     evaluation: str | None = setting(None, may_change=True)
     sentences: str | None = setting(None, may_change=True)
     stage: Stage = "autoencoder"
-    loss: Literal["mse", "log-variance"] | None = None
+    loss: Loss | None = None
+    scale: float = setting(SCALE, above=0)
     lowest_score: float = 0.0
     highest_score: float = 5.0
     template: str = "{text}"
@@ -81,9 +102,11 @@ class FreezeTraining(RunSettings):
     max_seq_length: int | None = setting(None, least=1)
     bottlenecks: tuple[int, ...] | None = None
     head_dimension: int = setting(64, least=1)
+    layers: tuple[int, ...] | None = None
     pretraining_epochs: int = setting(15, least=1)
     pretraining_batch_size: int = setting(256, least=1)
     pretraining_learning_rate: float = setting(1e-3, above=0)
+    pretraining: str | None = setting(None, may_change=True)
     cache: str | None = setting(None, may_change=True)
 
     def __post_init__(self) -> None:
@@ -95,9 +118,18 @@ class FreezeTraining(RunSettings):
             )
         if self.stage == "cosines" and self.bottlenecks is not None:
             raise ValueError('bottlenecks: stage "cosines" has no encoders. Leave it out, or choose another stage.')
-        if self.stage != "autoencoder" and self.sentences is not None:
+        if self.stage == "cosines" and self.loss == "cosent":
             raise ValueError(
-                f'sentences: stage "{self.stage}" has no pretraining. Leave it out, or choose another stage.'
+                'loss: "cosent" trains the embeddings, and those of stage "cosines" have nothing to train. Choose '
+                "another loss, or another stage."
+            )
+        if self.stage in ("cosines", "siamese") and self.sentences is not None:
+            raise ValueError(
+                f'sentences: stage "{self.stage}" reads no further texts. Leave it out, or choose another stage.'
+            )
+        if self.stage != "autoencoder" and self.pretraining is not None:
+            raise ValueError(
+                f'pretraining: stage "{self.stage}" has none. Leave it out, or choose the stage "autoencoder".'
             )
 
 
@@ -135,13 +167,19 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     autoencoder = _autoencoder(settings, states)
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
     if settings.stage == "autoencoder":
-        _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, output / "pretraining", identity, progress)
+        pretraining = Path(settings.pretraining or output / "pretraining")
+        own = {name: identity[name] for name in _OF_PRETRAINING if name in identity}
+        _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, pretraining, own, progress)
         autoencoder = autoencoder.without_decoders()
+    elif settings.stage == "whitened":
+        sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
+        autoencoder.whiten(cache.states(sample))
+        identity["sentences"] = data_digest(require_datasets().Dataset.from_dict({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
     fit(
         trained,
         pairs,
-        _LOSSES[settings.loss or ("log-variance" if settings.stage == "autoencoder" else "mse")](trained),
+        _loss(trained, settings),
         output=output,
         **asked(settings),
         evaluator=evaluator,
@@ -155,6 +193,13 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     save(model, output)
     publish(settings, output)
     return model
+
+
+def _loss(trained: SentenceTransformer, settings: FreezeTraining) -> nn.Module:
+    asked_for = settings.loss or _USUAL[settings.stage]
+    if asked_for == "cosent":
+        return EmbeddingCoSENTLoss(trained, settings.scale)
+    return LogResidualVarianceLoss(trained) if asked_for == "log-variance" else PairScoreMSELoss(trained)
 
 
 def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
@@ -171,8 +216,8 @@ def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
 
 
 def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
-    """Different texts to be reconstructed."""
-    if settings.stage != "autoencoder":
+    """Different texts that the encoders see before the labels."""
+    if settings.stage in ("cosines", "siamese"):
         return []
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
     return list(dict.fromkeys([*further, *pairs["sentence1"], *pairs["sentence2"]]))
@@ -196,6 +241,7 @@ def _autoencoder(settings: FreezeTraining, states: LayerStates) -> LayerwiseAuto
         head_dimension=settings.head_dimension,
         encoders=settings.stage != "cosines",
         decoders=settings.stage == "autoencoder",
+        layers=settings.layers,
     )
 
 

@@ -24,7 +24,7 @@ from .. import processes
 from ..backbones import TEXTS
 from ..conftest import pipeline
 
-COMMANDS = ("build", "compare", "encode", "export", "layers", "push", "search", "serve", "train", "verify")
+COMMANDS = ("build", "compare", "distil", "encode", "export", "layers", "push", "search", "serve", "train", "verify")
 
 #: What takes from a tenth of a second to several seconds to import.
 SLOW = {

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
 from st_reba import LayerStates, LayerwiseAutoencoder
-from st_reba.losses import LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
+from st_reba.losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from st_reba.losses.pair_scores import pair_scores
 
 from .. import oracles
@@ -56,6 +57,25 @@ def test_mean_squared_error(model):
     predictions = pair_scores(model, columns(model))
     expected = sum((one - other) ** 2 for one, other in zip(predictions, LABELS, strict=True)) / 5
     assert torch.allclose(PairScoreMSELoss(model)(columns(model), LABELS), expected)
+
+
+def test_cosent_trains_the_embedding_and_the_head_behind_it(model, backbone_path):
+    embeddings = [model(column)["sentence_embedding"] for column in columns(model)]
+    ranking = CoSENTLoss(model, scale=7).compute_loss_from_embeddings(embeddings, LABELS)
+    squares = (model[-1].scores(*embeddings) - LABELS).square().mean()
+    weights = dict(model[-1].named_parameters())
+    encoders = {name: weight for name, weight in weights.items() if name.startswith("encoder")}
+    expected = torch.autograd.grad(ranking, list(encoders.values()), retain_graph=True)
+    loss = EmbeddingCoSENTLoss(model, scale=7)(columns(model), LABELS)
+    assert torch.allclose(loss, ranking + squares, atol=1e-4)
+    loss.backward()
+    for (name, weight), own in zip(encoders.items(), expected, strict=True):
+        assert torch.allclose(weight.grad, own, atol=1e-4), name
+    assert all(weight.grad.any() for name, weight in weights.items() if name.startswith("head"))
+    plain = pipeline(LayerStates(backbone_path()))
+    embeddings = [plain(column)["sentence_embedding"] for column in columns(plain)]
+    expected = CoSENTLoss(plain, scale=5).compute_loss_from_embeddings(embeddings, LABELS)
+    assert torch.allclose(EmbeddingCoSENTLoss(plain)(columns(plain), LABELS), expected, atol=1e-4)
 
 
 def test_the_score_is_the_heads_or_else_the_cosine(model, backbone_path):

@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
+from st_reba.losses import ReconstructionLoss
 from st_reba.training import DivergedError, freeze
 from st_reba.training.digests import weights_digest
 from st_reba.training.freeze import FreezeTraining, train_freeze
@@ -44,9 +45,9 @@ def same(one, other) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("stage", ["cosines", "siamese", "autoencoder"])
+@pytest.mark.parametrize("stage", ["cosines", "siamese", "autoencoder", "whitened"])
 def test_each_stage_trains_saves_and_loads(stage, settings, files):
-    further = {"sentences": str(files / "sentences.txt")} if stage == "autoencoder" else {}
+    further = {"sentences": str(files / "sentences.txt")} if stage in ("autoencoder", "whitened") else {}
     given = settings(stage=stage, evaluation=str(files / "pairs.tsv"), epochs=8, learning_rate=3e-2, **further)
     model = train_freeze(given, files / "out", progress=False)
     assert [type(module) for module in model] == [LayerStates, LayerwiseAutoencoder]
@@ -60,6 +61,28 @@ def test_each_stage_trains_saves_and_loads(stage, settings, files):
     assert torch.equal(loaded[-1].score_pairs(loaded.encode(first), loaded.encode(second)), scores)
     assert torch.equal(model[-1].score_pairs(embeddings, embeddings), torch.ones(len(TEXTS)))
     assert np.corrcoef(scores, labels)[0, 1] > (0.6 if stage == "cosines" else 0.9)
+
+
+def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
+    given = settings(stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,), epochs=8, learning_rate=3e-2)
+    model = train_freeze(given, files / "out", progress=False)
+    first, second, labels = zip(*PAIRS, strict=True)
+    embeddings = model.encode(first)
+    assert embeddings.shape == (25, 16)
+    assert np.corrcoef((embeddings * model.encode(second)).sum(axis=1), labels)[0, 1] > 0.9
+
+
+def test_one_pretraining_serves_several_runs(settings, files, monkeypatch):
+    shared = {"pretraining": str(files / "pretraining"), "sentences": str(files / "sentences.txt")}
+    alone = train_freeze(settings(sentences=shared["sentences"], loss="mse"), files / "alone", progress=False)
+    train_freeze(settings(**shared), files / "first", progress=False)
+    seen = []
+    monkeypatch.setattr(ReconstructionLoss, "forward", lambda self, *args, **kwargs: seen.append(args))
+    second = train_freeze(settings(**shared, loss="mse"), files / "second", progress=False)
+    assert seen == []
+    assert same(second[1].state_dict(), alone[1].state_dict())
+    with pytest.raises(ValueError, match="holds checkpoints of a run with bottlenecks=None, but now"):
+        train_freeze(settings(**shared, bottlenecks=(4,)), files / "third", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +205,13 @@ def test_checkpoints_hold_what_is_trained_alone(settings, files):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stage": "all"}, 'stage: \'all\' was given, but it must be "cosines" or "siamese" or "autoencoder"'),
-        ({"loss": "mae"}, 'loss: \'mae\' was given, but it must be "mse" or "log-variance" or null'),
+        ({"stage": "all"}, 'stage: \'all\' was given, but it must be "cosines" or "siamese" or "autoencoder" or "wh'),
+        ({"loss": "mae"}, 'loss: \'mae\' was given, but it must be "mse" or "log-variance" or "cosent" or null'),
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
         ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
-        ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" has no pretraining'),
+        ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" reads no further texts'),
+        ({"stage": "cosines", "loss": "cosent"}, 'loss: "cosent" trains the embeddings, and those of stage "cosines"'),
+        ({"stage": "whitened", "pretraining": "x"}, 'pretraining: stage "whitened" has none'),
         ({"batch_size": 1}, "per_device_train_batch_size: 1 was given, but it must be a whole number, at least 2"),
     ],
 )

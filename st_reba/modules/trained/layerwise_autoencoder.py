@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
+from ..after_pooling.moments import Moments
+from ..after_pooling.partwise_whitening import SHRINKAGE, PartwiseWhitening
 from ..saved_settings import MAX_LAYERS
 from ..stored import StoredModule
 
@@ -42,21 +44,25 @@ class LayerwiseAutoencoder(StoredModule):
     With ``decoders``, each layer can also be decoded, which :class:`st_reba.losses.ReconstructionLoss` trains: the
     encoder sees a state through its LayerNorm alone, so that (without the affine part) is what is reconstructed.
 
+    With ``layers``, some of the layers are read, and L is their number in all of the above: an embedding has as many
+    numbers as their widths together.
+
     Args:
-        depth: L, the number of layers.
+        depth: The number of layers that :class:`LayerStates` hands on.
         hidden_size: D, the width of a state.
-        bottlenecks: Widths of the encodings, for equal shares of the depth: ``(256, 512)`` is 256 in the first half of
+        bottlenecks: Widths of the encodings, for equal shares of the layers: ``(256, 512)`` is 256 in the first half of
             the layers and 512 in the second, L widths are one for each. None: the paper's 256 and 512, though no more
             than a quarter and a half of D, as in the paper's model.
         head_dimension: Width of the MLP's hidden layer.
         encoders: False takes the states as they are: the paper's first iteration (4.2.1), an MLP on raw cosines.
         decoders: Whether there are decoders.
+        layers: Behind which layers the states are read, counted from 1, rising. None: all of them.
 
     Raises:
-        ValueError: If a size is out of range, or there are more bottlenecks than layers.
+        ValueError: If a size is out of range, there are more bottlenecks than layers, or no such layers.
     """
 
-    config_keys = ["depth", "hidden_size", "bottlenecks", "head_dimension", "encoders", "decoders"]
+    config_keys = ["depth", "hidden_size", "bottlenecks", "head_dimension", "encoders", "decoders", "layers"]
 
     def __init__(
         self,
@@ -67,35 +73,40 @@ class LayerwiseAutoencoder(StoredModule):
         head_dimension: int = 64,
         encoders: bool = True,
         decoders: bool = False,
+        layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         _check_size("depth", depth, MAX_LAYERS)
         _check_size("hidden_size", hidden_size)
         _check_size("head_dimension", head_dimension)
+        #: Behind which layers the states are read, counted from 1; None: all of them.
+        self.layers = None if layers is None else _checked_layers(layers, depth)
+        self._indices = range(depth) if self.layers is None else [layer - 1 for layer in self.layers]
+        count = len(self._indices)
         if bottlenecks is None:
             quarter, half = PAPER_BOTTLENECKS
-            bottlenecks = (min(quarter, max(1, hidden_size // 4)), min(half, max(1, hidden_size // 2)))[-depth:]
+            bottlenecks = (min(quarter, max(1, hidden_size // 4)), min(half, max(1, hidden_size // 2)))[-count:]
         if decoders and not encoders:
             raise ValueError("decoders=True with encoders=False: there is nothing to decode. Leave out one of the two.")
         self.depth = depth
         self.hidden_size = hidden_size
-        self.bottlenecks = _checked_bottlenecks(bottlenecks, depth, hidden_size)
+        self.bottlenecks = _checked_bottlenecks(bottlenecks, count, hidden_size)
         self.head_dimension = head_dimension
         self.encoders = encoders
         self.decoders = decoders
         #: (L,) widths of the encodings.
         self.widths = [
-            self.bottlenecks[layer * len(self.bottlenecks) // depth] if encoders else hidden_size
-            for layer in range(depth)
+            self.bottlenecks[place * len(self.bottlenecks) // count] if encoders else hidden_size
+            for place in range(count)
         ]
         if encoders:
             self.encoder = nn.ModuleList(_encoder(hidden_size, width) for width in self.widths)
         if decoders:
             self.decoder = nn.ModuleList(nn.Linear(width, hidden_size) for width in self.widths)
-        self.head = SimilarityHead(depth, head_dimension)
+        self.head = SimilarityHead(count, head_dimension)
 
     def get_embedding_dimension(self) -> int:
-        """The widths of all layers' encodings, together."""
+        """The widths of all encodings, together."""
         return sum(self.widths)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -123,7 +134,7 @@ class LayerwiseAutoencoder(StoredModule):
         """The embeddings (B, E) of states (B, L, D)."""
         unit = [normalize(encoding, dim=-1) for encoding in self.encode_layers(states)]
         is_text = states.flatten(1).any(dim=1)
-        return torch.cat(unit, dim=-1) * (is_text / self.depth**0.5)[:, None]
+        return torch.cat(unit, dim=-1) * (is_text / len(unit) ** 0.5)[:, None]
 
     def encode_layers(self, states: Tensor) -> list[Tensor]:
         """Each layer's encodings, L times (B, b_l), as long as they come out, of states (B, L, D)."""
@@ -133,10 +144,15 @@ class LayerwiseAutoencoder(StoredModule):
                 f"are for {self.depth} layers and width {self.hidden_size}. Use the model they were made for, or make "
                 "others."
             )
-        layers = states.to(self.head.dtype).unbind(dim=1)
+        layers = self._of_layers(states)
         if not self.encoders:
-            return list(layers)
+            return layers
         return [encode(layer) for encode, layer in zip(self.encoder, layers, strict=True)]
+
+    def _of_layers(self, states: Tensor) -> list[Tensor]:
+        """L times (B, D): those that are read."""
+        layers = states.to(self.head.dtype).unbind(dim=1)
+        return [layers[index] for index in self._indices]
 
     def reconstruction_errors(self, states: Tensor) -> Tensor:
         """(L,): each layer's mean squared error, over texts and dimensions, of reconstructing the normalised states.
@@ -148,9 +164,37 @@ class LayerwiseAutoencoder(StoredModule):
         """
         if not self.decoders:
             raise ValueError("There are no decoders to reconstruct states with: make the module with decoders=True.")
-        wanted = layer_norm(states.to(self.head.dtype), (self.hidden_size,)).unbind(dim=1)
+        wanted = [layer_norm(layer, (self.hidden_size,)) for layer in self._of_layers(states)]
         decoded = [decode(layer) for decode, layer in zip(self.decoder, self.encode_layers(states), strict=True)]
         return torch.stack([(one - other).square().mean() for one, other in zip(decoded, wanted, strict=True)])
+
+    @torch.no_grad()
+    def whiten(self, states: Tensor, *, shrinkage: float = SHRINKAGE) -> None:
+        r"""Let each encoder begin as a whitening of its layer's normalised states, in place of its random weights.
+
+        .. math:: f_l(z) = \tanh(W_l (\mathrm{norm}(z) - \mu_l))
+
+        with the mean :math:`\mu_l` and the first directions of :class:`PartwiseWhitening` for these states. So the
+        cosine of two embeddings is one that needs no labels, and few labels have less to change.
+
+        Args:
+            states: (B, L, D) of plain texts, some hundreds or more, as :class:`LayerStates` gives them.
+            shrinkage: As for :class:`PartwiseWhitening`.
+
+        Raises:
+            ValueError: If there are no encoders, or the texts are too few or too much alike.
+        """
+        if not self.encoders:
+            raise ValueError("There are no encoders to begin as a whitening: make the module with encoders=True.")
+        texts = states[states.flatten(1).any(dim=1)]
+        for encode, layer in zip(self.encoder, self._of_layers(texts), strict=True):
+            moments = Moments(self.hidden_size)
+            moments.add(layer_norm(layer, (self.hidden_size,)))
+            whitening = PartwiseWhitening.from_moments(moments, shares=[1.0], shrinkage=shrinkage)
+            norm, linear, _ = cast(tuple[nn.LayerNorm, nn.Linear, nn.Module], tuple(encode.children()))
+            norm.reset_parameters()
+            linear.weight.copy_(whitening.weight[0, : linear.out_features])
+            linear.bias.copy_(-linear.weight @ whitening.mean[0].to(linear.weight))
 
     def without_decoders(self) -> LayerwiseAutoencoder:
         """A copy that has no decoders, for when pretraining is over."""
@@ -240,11 +284,22 @@ def _check_size(name: str, value: Any, most: int = _WIDEST) -> None:
         raise ValueError(f"{name}={value!r}: give a whole number from 1 to {most}.")
 
 
-def _checked_bottlenecks(bottlenecks: Sequence[int], depth: int, hidden_size: int) -> list[int]:
-    if isinstance(bottlenecks, (str, int)) or not 1 <= len(bottlenecks) <= depth:
+def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:
+    listed = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else []
+    known = all(type(layer) is int and 1 <= layer <= depth for layer in listed)
+    if not listed or not known or listed != sorted(set(listed)):
         raise ValueError(
-            f"bottlenecks={bottlenecks!r}: give a list of widths for equal shares of the {depth} layers, such as "
-            f"[256, 512]; at most {depth}."
+            f"layers={layers!r}: give a rising list of layers from 1 to {depth}, such as [{max(1, depth // 2)}, "
+            f"{depth}], or None for all of them."
+        )
+    return listed
+
+
+def _checked_bottlenecks(bottlenecks: Sequence[int], count: int, hidden_size: int) -> list[int]:
+    if isinstance(bottlenecks, (str, int)) or not 1 <= len(bottlenecks) <= count:
+        raise ValueError(
+            f"bottlenecks={bottlenecks!r}: give a list of widths for equal shares of the {count} layers, such as "
+            f"[256, 512]; at most {count}."
         )
     for width in bottlenecks:
         if type(width) is not int or not 1 <= width <= hidden_size:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder
+from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, PartwiseWhitening
+from st_reba.modules.after_pooling.moments import Moments
 
 from ... import oracles
 from ...backbones import TEXTS
@@ -17,6 +18,7 @@ CASES = {
     "one width": {"bottlenecks": [5]},
     "a width a layer": {"bottlenecks": [3, 4, 7], "head_dimension": 2},
     "raw cosines": {"encoders": False},
+    "some layers": {"layers": [1, 3], "bottlenecks": [4, 5]},
 }
 
 
@@ -112,6 +114,22 @@ def test_reconstruction(states):
         bare.reconstruction_errors(states[0])
 
 
+@pytest.mark.parametrize("layers", [None, [2]])
+def test_encoders_can_begin_as_a_whitening(layers, states):
+    module = LayerwiseAutoencoder(3, 32, bottlenecks=[32], layers=layers)
+    texts = states.flatten(0, 1)
+    module.whiten(torch.cat([texts, torch.zeros(1, 3, 32)]))
+    for encode, layer in zip(module.encoder, layers or [1, 2, 3], strict=True):
+        normed = torch.nn.functional.layer_norm(texts[:, layer - 1], (32,))
+        moments = Moments(32)
+        moments.add(normed)
+        expected = PartwiseWhitening.from_moments(moments, shares=[1.0])({"sentence_embedding": normed})
+        found = torch.nn.functional.normalize(encode(texts[:, layer - 1]).atanh(), dim=-1)
+        assert torch.allclose(found, expected["sentence_embedding"], atol=1e-4)
+    with pytest.raises(ValueError, match="There are no encoders to begin as a whitening"):
+        LayerwiseAutoencoder(3, 32, encoders=False).whiten(texts)
+
+
 def test_an_empty_text_is_a_zero_vector(backbone_path):
     model = freeze(backbone_path())
     with pytest.warns(UserWarning, match="embedded as a zero vector"):
@@ -146,6 +164,11 @@ def test_save_and_load(settings, backbone_path, tmp_path):
         ((3, 32), {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
         ((3, 32), {"bottlenecks": ["8"]}, "a whole number from 1 to 32"),
         ((3, 32), {"encoders": False, "decoders": True}, "there is nothing to decode"),
+        ((3, 32), {"layers": [0, 1]}, "layers=\\[0, 1\\]: give a rising list of layers from 1 to 3"),
+        ((3, 32), {"layers": [3, 2]}, "give a rising list"),
+        ((3, 32), {"layers": []}, "give a rising list"),
+        ((3, 32), {"layers": 2.5}, "give a rising list"),
+        ((3, 32), {"layers": [2, 3], "bottlenecks": [1, 2, 3]}, "equal shares of the 2 layers"),
     ],
 )
 def test_settings_out_of_range(arguments, settings, message):

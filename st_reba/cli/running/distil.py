@@ -1,0 +1,78 @@
+"""What ``st-reba distil`` does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ...training import DistilTraining, DivergedError, read_settings, train_distil
+from ...training.distil import REPORT
+from ..common import console
+from ..distil import DistilLoss
+from .models import usable
+
+
+def run(
+    *,
+    out: Path,
+    recipe: str | None,
+    model: str | None,
+    texts: str | None,
+    student: str,
+    loss: DistilLoss,
+    data: str | None,
+    epochs: int | None,
+    batch_size: int | None,
+    learning_rate: float | None,
+    config: Path | None,
+) -> None:
+    """Distil, and tell what the student reaches."""
+    if config is not None:
+        settings = read_settings(config, DistilTraining)
+    else:
+        given: dict[str, Any] = {
+            "recipe": recipe, "model": model, "texts": texts, "student": student, "loss": loss.value,
+            "evaluation": data,
+        }  # fmt: skip
+        arguments = {
+            "num_train_epochs": epochs, "per_device_train_batch_size": batch_size, "learning_rate": learning_rate,
+        }  # fmt: skip
+        given["arguments"] = {name: value for name, value in arguments.items() if value is not None}
+        settings = DistilTraining(**{name: value for name, value in given.items() if value is not None})
+    try:
+        with usable(settings.model):
+            train_distil(settings, out)
+    except DivergedError as error:
+        raise ValueError(str(error)) from None
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The same command goes on from the last checkpoint in {out}.", soft_wrap=True)
+        raise typer.Exit(130) from None
+    for line in told(json.loads((out / REPORT).read_text(encoding="utf-8"))):
+        console.print(line, soft_wrap=True)
+    directory = out / "model"
+    console.print(
+        f'Wrote {directory}. Load it with: import st_reba; SentenceTransformer("{directory}")', soft_wrap=True
+    )
+
+
+def told(report: dict[str, Any]) -> list[str]:
+    """What the student reaches, in sentences."""
+    lines = []
+    for when in ("at_the_start", "trained"):
+        cosines, neighbours = report[when].values()
+        begun = "Before training" if when == "at_the_start" else "After it"
+        lines.append(
+            f"{begun}, on {report['held_out']} texts that were held out: cosines in the teacher's order up to "
+            f"{cosines:.3f}, and {100 * neighbours:.0f}% of each text's nearest ten the same."
+        )
+    if "pairs" in report:
+        found = {name: values[0] for name, values in report["pairs"].items()}
+        low, high = report["pairs"]["share"][1:]
+        lines.append(
+            f"On the labelled pairs the teacher has {100 * found['teacher']:.1f} and the student "
+            f"{100 * found['student']:.1f}: {100 * found['share']:.1f}% of it [{100 * low:.1f}, {100 * high:.1f}]."
+        )
+    return lines
