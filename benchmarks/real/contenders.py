@@ -128,7 +128,7 @@ class Tokens(Contender):
 
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
         encode = model.encode_query if role == "query" else model.encode_document
-        found = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_tensor=True)
+        found = encode(list(texts), batch_size=len(texts), show_progress_bar=False)
         return _tokens([each.float().cpu().numpy() for each in found])
 
     def joined(self, blocks: Sequence[Kept]) -> list[Array]:

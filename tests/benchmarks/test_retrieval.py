@@ -21,6 +21,8 @@ from pivot import Store  # noqa: E402
 from real.collections import COLLECTIONS  # noqa: E402
 from real.contenders import CONTENDERS, best, words  # noqa: E402
 from real.models import MODELS  # noqa: E402
+from st_reba import CausalTransformer  # noqa: E402
+from st_reba.hub import compat  # noqa: E402
 
 from .. import backbones  # noqa: E402
 from ..backbones import TEXTS  # noqa: E402
@@ -99,6 +101,18 @@ def test_documents_stand_as_they_were(measured):
 def test_words_of_bm25():
     assert words("The Wing's lift", "en") == ["the", "wing", "s", "lift"]
     assert words("自然，语", "zh") == ["自", "然", "自然", "语"]
+
+
+@pytest.mark.skipif(
+    not compat.MULTI_VECTOR_IS_THERE, reason="this sentence-transformers has no models of several vectors"
+)
+def test_late_interaction_embeds_each_token(backbone_path):
+    contender = CONTENDERS["Classical, late interaction"]
+    model = contender.make(CausalTransformer(backbone_path()), "en")
+    for role in ("query", "document"):
+        vectors = contender.joined([contender.embed(model, ["a fox", "a fox sees a river"], role)])
+        assert [own.ndim for own in vectors] == [2, 2]
+        assert len(vectors[0]) < len(vectors[1])
 
 
 def test_late_interaction_ranks_by_the_best_match_of_each_token():
