@@ -2,4 +2,5 @@
 
 from .cli import app
 
-app(prog_name="st-reba")
+if __name__ == "__main__":
+    app(prog_name="st-reba")

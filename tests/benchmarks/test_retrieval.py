@@ -108,7 +108,7 @@ def test_words_of_bm25():
 )
 def test_late_interaction_embeds_each_token(backbone_path):
     contender = CONTENDERS["Classical, late interaction"]
-    model = contender.make(CausalTransformer(backbone_path()), "en")
+    model = contender.make(CausalTransformer(str(backbones.DEMO_MODEL)), "en")
     for role in ("query", "document"):
         vectors = contender.joined([contender.embed(model, ["a fox", "a fox sees a river"], role)])
         assert [own.ndim for own in vectors] == [2, 2]
