@@ -81,7 +81,7 @@ class ContrastiveAngleLoss(nn.Module):
         if self.weights["angle"]:
             anchors, positives, negatives = embeddings
             pairs = [torch.cat([anchors, anchors]), torch.cat([positives, negatives])]
-            alike = torch.ones(len(anchors), device=anchors.device)
+            alike = torch.ones(len(anchors), dtype=anchors.dtype, device=anchors.device)
             terms["angle"] = self.angle.compute_loss_from_embeddings(pairs, torch.cat([alike, 0 * alike]))
         return {name: self.weights[name] * term for name, term in terms.items()}
 

@@ -428,12 +428,12 @@ class TestSaved:
         assert again.changes == (NoMask(2),)
         expected = read(EchoModule(loaded["llama"], bidirectional_layers=2), TEXTS)
         assert all(map(torch.equal, read(again, TEXTS), expected))
-        with pytest.raises(ValueError, match="'attend-both-ways' and 'no-mask': both replace the masks of a layer"):
+        with pytest.raises(ValueError, match="'attend-both-ways' and 'unmasked': both replace the masks of a layer"):
             EchoModule(loaded["llama"], bidirectional_layers=1, changes=[NoMask(2)])
 
     def test_two_of_one_key(self):
-        with pytest.raises(ValueError, match="Other has the key 'no-mask', which is that of NoMask: give it another"):
-            register(type("Other", (Change,), {"key": "no-mask"}))
+        with pytest.raises(ValueError, match="Other has the key 'unmasked', which is that of NoMask: give it another"):
+            register(type("Other", (Change,), {"key": "unmasked"}))
 
 
 class Turned(Fitted):
@@ -451,7 +451,7 @@ class NoMask(Change):
     """Somebody else's change: layers from one on have no causal mask."""
 
     last: int
-    key: ClassVar[str] = "no-mask"
+    key: ClassVar[str] = "unmasked"
     replaces: ClassVar[Literal["masks"]] = "masks"
 
     def fitted(self, model):

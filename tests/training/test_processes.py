@@ -22,7 +22,7 @@ from .test_fitting import StopAfter
 
 pytest.importorskip("peft")
 
-COMMAND = "import st_reba.__main__"
+COMMAND = "import runpy; runpy.run_module('st_reba', run_name='__main__')"
 
 
 def free_port() -> int:
