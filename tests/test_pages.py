@@ -83,7 +83,7 @@ STANDS_FOR = {
 }
 
 #: Of what sentence-transformers has from version 6 on.
-NEW_IN_6 = ("MultiVectorEncoder", "multi_vector_encoder", "--multi-vector")
+NEW_IN_6 = ("MultiVectorEncoder", "multi_vector_encoder", "--multi-vector", "LateInteraction")
 
 #: What each page of a method says, in this order; more may stand between.
 FORM = ["What it does", "When", "Equation", "Cost", "Measured", "Paper", "Differences", "Next"]
