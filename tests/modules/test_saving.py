@@ -218,7 +218,7 @@ def test_a_machine_without_st_reba(saved, run):
                 raise metadata.PackageNotFoundError(name)
             return original(name)
         for module in list(sys.modules.values()):
-            if getattr(module, "version", None) is original:
+            if getattr(module, "__dict__", {}).get("version") is original:
                 module.version = version
         from sentence_transformers import SentenceTransformer
         SentenceTransformer(sys.argv[1] + "/model", device="cpu", trust_remote_code=True)
