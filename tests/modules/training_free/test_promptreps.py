@@ -34,7 +34,9 @@ def saved(tmp_path_factory):
         config = backbones.config(architecture)
         config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
         torch.manual_seed(1)
-        model = backbones.randomize(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float())
+        model = backbones.randomize(
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+        )
         path = tmp_path_factory.mktemp("promptreps")
         return model, backbones.save(model, path, kind)
 

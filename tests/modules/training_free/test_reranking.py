@@ -32,7 +32,9 @@ def saved(tmp_path_factory):
         config = backbones.config(architecture)
         config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
         torch.manual_seed(1)
-        model = backbones.randomize(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float())
+        model = backbones.randomize(
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+        )
         path = tmp_path_factory.mktemp("reranking")
         backbones.save(model, path)
         # Answers with their blank are one token.
