@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import TrainerCallback
 
 from st_reba import TwinTower
 from st_reba.jtcse import training
@@ -14,15 +13,7 @@ from st_reba.training import DivergedError, JTCSETraining, fit, read_settings, t
 
 from ..backbones import TEXTS
 from ..training.shorthand import whole
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
+from ..training.stopping import StopAfter
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
     """LoRA's weights are float32 and stay so, whatever the backbone's are."""
     from st_reba.training import bellm
 
-    from .test_fitting import StopAfter
+    from .stopping import StopAfter
 
     given = settings(model_kwargs={"dtype": "bfloat16"}, epochs=2, checkpoint_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
@@ -238,7 +238,7 @@ class TestResuming:
     def stopped(self, settings, tmp_path, monkeypatch):
         from st_reba.training import bellm
 
-        from .test_fitting import StopAfter
+        from .stopping import StopAfter
 
         fit = bellm.fit
         with monkeypatch.context() as patch:

@@ -10,7 +10,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
 from sentence_transformers.util import pairwise_cos_sim
 from torch.nn.functional import normalize
-from transformers import TrainerCallback
 
 from st_reba import CausalTransformer
 from st_reba.catalogue import find
@@ -18,6 +17,8 @@ from st_reba.data.demo import demo_sentences
 from st_reba.evaluation import AgreementEvaluator
 from st_reba.training import distil, teacher
 from st_reba.training.distil import DistilTraining, shares, train_distil
+
+from .stopping import StopAfter
 
 pytest.importorskip("peft")
 
@@ -97,17 +98,11 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
     assert np.array_equal(loaded.encode(SENTENCES), student.encode(SENTENCES))
 
 
-class StopAt(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
     given = settings(arguments={"save_steps": 1})
     whole = train_distil(given, tmp_path / "whole", progress=False)
     fit = distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAt()]))
+    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(2)]))
     with pytest.raises(KeyboardInterrupt):
         train_distil(given, tmp_path / "out", progress=False)
     monkeypatch.setattr(distil, "fit", fit)

@@ -10,7 +10,7 @@ from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 
 from st_reba import BidirectionalLastLayer
 from st_reba.training import DivergedError, RunSettings, finish, fitting
@@ -18,6 +18,7 @@ from st_reba.training import DivergedError, RunSettings, finish, fitting
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
 from .shorthand import whole
+from .stopping import StopAfter
 
 ROWS = Dataset.from_dict(
     {
@@ -31,17 +32,6 @@ RUN = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-2, "checkpoint_steps": 
 
 def fit(*args, **settings):
     return fitting.fit(*args, **whole(**settings))
-
-
-class StopAfter(TrainerCallback):
-    """What a user does, or a machine that fails."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 class Noisy(nn.Module):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from transformers import TrainerCallback
 
 from st_reba import LayerStates, LayerwiseAutoencoder
 from st_reba.losses import ReconstructionLoss
@@ -17,6 +16,7 @@ from st_reba.training.freeze import FreezeTraining, train_freeze
 from ..backbones import TEXTS
 from ..conftest import first
 from .shorthand import whole
+from .stopping import StopAfter
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -132,21 +132,12 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
     assert sum(texts) == len(TEXTS) + 2
 
 
-class StopAt(TrainerCallback):
-    def __init__(self, run, step):
-        self.run, self.step = run, step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if self.run in args.output_dir and state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
 def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
     given = settings(checkpoint_steps=2)
     whole = train_freeze(given, files / "whole", progress=False)
     fit = freeze.fit
-    monkeypatch.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAt(run, 3)]))
+    monkeypatch.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(3, run)]))
     with pytest.raises(KeyboardInterrupt):
         train_freeze(given, files / "out", progress=False)
     assert not (files / "out" / "model").exists()
@@ -162,7 +153,7 @@ def test_a_run_goes_on_with_moved_data_and_other_intervals(run, settings, files,
     whole = train_freeze(given, files / "whole", progress=False)
     fit = freeze.fit
     with monkeypatch.context() as patched:
-        patched.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAt(run, 3)]))
+        patched.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(3, run)]))
         with pytest.raises(KeyboardInterrupt):
             train_freeze(given, files / "out", progress=False)
     moved = {name: str((files / name).rename(files / f"moved-{name}")) for name in ("pairs.tsv", "sentences.txt")}

@@ -18,7 +18,7 @@ from st_reba.training import BeLLMTraining, bellm, build_bellm, fit, train_bellm
 
 from .. import processes
 from ..backbones import TEXTS
-from .test_fitting import StopAfter
+from .stopping import StopAfter
 
 pytest.importorskip("peft")
 

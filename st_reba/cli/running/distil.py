@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from ...training import DistilTraining, DivergedError, read_settings, train_distil
+from ...training import DistilTraining, read_settings, train_distil
 from ...training.distil import REPORT
 from ..common import console
 from ..distil import DistilLoss
 from .models import usable
+from .train import resumable, tell_models
 
 
 def run(
@@ -42,20 +41,11 @@ def run(
         }  # fmt: skip
         given["arguments"] = {name: value for name, value in arguments.items() if value is not None}
         settings = DistilTraining(**{name: value for name, value in given.items() if value is not None})
-    try:
-        with usable(settings.model):
-            train_distil(settings, out)
-    except DivergedError as error:
-        raise ValueError(str(error)) from None
-    except KeyboardInterrupt:
-        console.print(f"Stopped. The same command goes on from the last checkpoint in {out}.", soft_wrap=True)
-        raise typer.Exit(130) from None
+    with resumable(out), usable(settings.model):
+        train_distil(settings, out)
     for line in told(json.loads((out / REPORT).read_text(encoding="utf-8"))):
         console.print(line, soft_wrap=True)
-    directory = out / "model"
-    console.print(
-        f'Wrote {directory}. Load it with: import st_reba; SentenceTransformer("{directory}")', soft_wrap=True
-    )
+    tell_models([out / "model"])
 
 
 def told(report: dict[str, Any]) -> list[str]:

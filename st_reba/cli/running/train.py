@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -25,15 +27,26 @@ from .models import usable
 
 def run(*, method: TrainedMethod, config: Path, out: Path) -> None:
     """Train, and tell where the models are."""
-    try:
+    with resumable(out):
         written = _METHODS[method](config, out)
+    if is_main():
+        tell_models(written)
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """A run that may be stopped, and is then gone on with; one that diverges ends in a sentence."""
+    try:
+        yield
     except DivergedError as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from the last checkpoint in {out}.", soft_wrap=True)
         raise typer.Exit(130) from None
-    if not is_main():
-        return
+
+
+def tell_models(written: Sequence[Path]) -> None:
+    """Where models are, and how each is loaded."""
     for directory in written:
         line = f'import st_reba; SentenceTransformer("{directory}")'
         console.print(f"Wrote {directory}. Load it with: {line}", soft_wrap=True)
