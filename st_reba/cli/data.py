@@ -11,6 +11,7 @@ import typer
 from ..data.columns import match_asked
 from ..data.demo import demo_pairs, demo_retrieval
 from ..data.reading import MEASURED
+from ..data.sources import TO_MEASURE, files_here
 from ..data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
 from .common import Language, LanguageOption, notes
 
@@ -86,10 +87,11 @@ class Given:
         return self.language or Language.en
 
     def check(self) -> None:
-        """See that the options go together.
+        """See that the options go together, and that what they name on this machine is there.
 
         Raises:
-            ValueError: If they do not.
+            ValueError: If they do not go together.
+            FileNotFoundError: If something is not there.
         """
         parts = (self.queries, self.corpus, self.qrels)
         named = [part for part in parts if part is not None]
@@ -101,6 +103,9 @@ class Given:
             if self.data is None:
                 raise ValueError("--columns is for --data: it says what that table's columns are called.")
             match_asked(MEASURED, self.columns)
+        for source in (self.data, *parts):
+            if source is not None:
+                files_here(source, TO_MEASURE)
 
     def read(self) -> Data:
         """What is to be measured on; tells in a line what was read.

@@ -149,6 +149,8 @@ class _OurCardData(_AnyCardData):
             "model_class": type(self.model).__name__,
             "trained": self._was_trained,
             "multi_vector": self.MULTI_VECTOR,
+            # Both towers hand on the tokens of a text; a language model's module may read something else.
+            "words": getattr(module, "rows", "all") == "all" and getattr(module, "unfit_for_chunks", None) is None,
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 

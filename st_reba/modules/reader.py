@@ -24,7 +24,8 @@ class LayoutReader(LanguageModel):
     #: Tokens a thread runs at a time on a CPU.
     CPU_TOKENS: ClassVar[int] = 1024
 
-    #: Whether what is read are states of the residual stream, so that those of each layer can be read alike.
+    #: Whether vectors are a linear function of one layer's states, so that those of each layer can be read alike. False
+    #: where weights depend on the states, or something else is read.
     READS_HIDDEN_STATES: ClassVar[bool] = True
 
     #: Which tokens are handed on.

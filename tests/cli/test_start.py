@@ -46,6 +46,8 @@ LINES = [
     (["compare", "--mteb", "STSB", "--data", "x.tsv"], "--mteb brings its own texts"),
     (["compare", "--search", "--recipes", "all"], "A search chooses by labelled pairs"),
     (["compare", "--words", "no.csv"], "there is no such file"),
+    (["compare", "--data", "no.tsv"], "no.tsv: there is no such file"),
+    (["layers", "--data", "no/*.tsv"], "no file has such a name"),
     (["compare", "--model", "./no"], "there is no such directory"),
     (["search", "--columns", "a,b"], "--columns is for --data"),
     (["layers", "--queries", "q.jsonl"], "Retrieval takes --queries"),

@@ -107,6 +107,12 @@ SAYS = {
 }
 
 
+def test_word_embeddings_are_promised_where_there_are_some(backbone_path, tmp_path):
+    for made in (CausalTransformer, EchoModule, ReBAModule):
+        assert "gives word embeddings" in written(pipeline(made(backbone_path())), tmp_path)
+    assert "word embeddings" not in written(pipeline(ReBAModule(backbone_path(), rows="last"), "lasttoken"), tmp_path)
+
+
 def test_what_a_change_costs_is_told(roomy_path, tmp_path):
     module = CausalTransformer(roomy_path, changes=[Steer(1), Reroute()])
     assert (
@@ -139,6 +145,8 @@ def test_each_class_has_its_own(module_class, roomy_path, tmp_path):
     ):
         assert expected in text, expected
     assert module_class.citation in text
+    if module_class.ONE_VECTOR:
+        assert "word embeddings" not in text
     assert not any(unfilled in text for unfilled in ("{{", "{%", "Undefined"))
     assert str(Path(roomy_path).parent) not in text
     data = metadata(text)

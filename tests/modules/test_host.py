@@ -27,9 +27,11 @@ from st_reba import (
 from st_reba.modules.changes import Steer
 from st_reba.text.layout import Layout
 
+from ..catalogued import completed
+
 TEXTS = ["one text", "and a longer one, with padding beside it", "", "a third"]
 
-METHODS = [
+CASES = [
     (CausalTransformer, {}),
     (CausalTransformer, {"rows": "last"}),
     (CausalTransformer, {"pool_over": "all", "template": "prompteol"}),
@@ -53,6 +55,7 @@ METHODS = [
     (AttentionPoolingModule, {}),
     (ValueAggregationModule, {}),
 ]
+METHODS = list(completed({str(number): case for number, case in enumerate(CASES)}).values())
 
 
 @pytest.fixture

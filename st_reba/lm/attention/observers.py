@@ -212,7 +212,10 @@ class MeanWeights:
 
     def result(self) -> Tensor:
         if self.weights is None:
-            raise RuntimeError("the layer was not seen: the backbone's attention did not run in this context.")
+            raise RuntimeError(
+                "The layer was not seen, because the backbone was not set up to show its attention. Call "
+                "st_reba.modules.checks.watched_last_layer(self.model, ...) in the module's constructor."
+            )
         return self.weights
 
 

@@ -122,6 +122,11 @@ class Endpoint:
             raise EndpointError(f"{url} answered {error.code}: {said}", error.code) from None
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            if isinstance(reason, TimeoutError):
+                raise EndpointError(
+                    f"{url} gave no answer within {self._timeout:g} seconds: check that the server runs; if it is slow, "
+                    "give --timeout more seconds, or the long text fewer tokens with --max-tokens."
+                ) from None
             raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
         except ValueError:
             raise EndpointError(
