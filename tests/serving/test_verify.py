@@ -278,7 +278,7 @@ def test_forms(stub, reba):
 def test_servers_that_are_none(stub, reba):
     with pytest.raises(EndpointError, match="does not answer .*: check the URL, and that the server runs"):
         Endpoint("http://127.0.0.1:9", timeout=5)
-    with pytest.raises(EndpointError, match="no answer within 0.3 seconds: .* --timeout more seconds, .* --max-tokens"):
+    with pytest.raises(EndpointError, match="within 0.3 seconds: .* give --timeout more seconds, .* --max-tokens"):
         verify(Endpoint(stub(lambda texts: time.sleep(1)), timeout=0.3), reba)
     with pytest.raises(EndpointError, match="gave no vector for each of 1 texts"):
         verify(Endpoint(stub(lambda texts: [])), reba)

@@ -124,8 +124,8 @@ class Endpoint:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             if isinstance(reason, TimeoutError):
                 raise EndpointError(
-                    f"{url} gave no answer within {self._timeout:g} seconds: check that the server runs; if it is slow, "
-                    "give --timeout more seconds, or the long text fewer tokens with --max-tokens."
+                    f"{url} gave no answer within {self._timeout:g} seconds: check that the server runs. If it is "
+                    "slow, give --timeout more seconds, or the long text fewer tokens with --max-tokens."
                 ) from None
             raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
         except ValueError:
