@@ -446,6 +446,16 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         columns=(Column("Spearman x 100"),),
         caption=("precision", "date"),
     ),
+    "jtcse": Table(
+        "jtcse",
+        where={"seed": None, "set": "STS-B en test", "model": "all-MiniLM-L6-v2"},
+        rows=Each(("method", "steps"), (("trained further by", "{method}"), ("steps", "{steps}"))),
+        columns=(
+            Column("Spearman x 100"),
+            Column("ahead of SimCSE", show="ahead", bold=False),
+        ),
+        caption=("model", "set", "precision", "texts", "date"),
+    ),
     "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
     "speed-targets": SPEED_TARGETS,
     "speed-precision": Table(

@@ -74,6 +74,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "reading": str, "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
         "ahead_high": float, "date": str, "versions": str,
     },
+    "jtcse": {
+        "model": str, "precision": str, "set": str, "metric": str, "method": str, "steps": int, "texts": int,
+        "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
+        "ahead_high": float, "date": str, "versions": str,
+    },
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
@@ -94,6 +99,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
+    "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "install": ("part", "python", "system"),
@@ -107,6 +113,7 @@ FRACTIONS = {
     "freeze": ("score", "ahead"),
     "distil": ("score", "agreement"),
     "bellm": ("score", "ahead"),
+    "jtcse": ("score", "ahead"),
 }
 ALLOWED = {"weights": ("trained", "random")}
 
