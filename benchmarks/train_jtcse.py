@@ -127,7 +127,7 @@ class Bench:
             shutil.rmtree(work, ignore_errors=True)
             arguments = {
                 "seed": seed, "max_steps": self.options.max_steps, "learning_rate": LEARNING_RATE,
-                "per_device_train_batch_size": TEXTS_A_STEP, "warmup_ratio": 0.1, "save_strategy": "no",
+                "per_device_train_batch_size": TEXTS_A_STEP, "warmup_steps": 0.1, "save_strategy": "no",
             }  # fmt: skip
             fit(model, rows, loss, output=work, arguments=arguments, progress=False)
             shutil.rmtree(work, ignore_errors=True)
