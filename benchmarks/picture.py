@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#2a6fbb", "#94b8e0", "#d9661f", "#3c8d40", "#8a5fb0", "#b0892a")
-GREY, INK = "#9a9a9a", "#1f2328"
+GREY, INK = "#767676", "#1f2328"
 #: The same bytes each time; text that is text, in a font that comes with matplotlib.
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -181,7 +181,8 @@ class Points2D(Drawing):
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullLocator
 
-        figure = Figure(figsize=(7.6, 3.9), layout="constrained")
+        # Narrow, so that names can be read where a page is 390 pixels wide.
+        figure = Figure(figsize=(5.2, 4.2), layout="constrained")
         axis = figure.subplots()
         for point in self.points:
             score, low, high = (100 * value for value in point[2:5])
