@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -174,6 +175,8 @@ def spawn(path: str, words: Sequence[bytes | str], descriptors: Iterable[int]) -
 def _serve(connection: socket.socket) -> NoReturn:
     """What a nursery does until its session closes the connection, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is imported stays: no collection of a process that is forked has to look at it, and to copy its pages.
+    gc.freeze()
     _attach(os.devnull)
     own = connection.fileno()
     os.closerange(3, own)
