@@ -148,8 +148,8 @@ def weights_are_read_once():
     def known_by(value):
         if isinstance(value, PreTrainedConfig):
             return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
-        if isinstance(value, (dict, list, tuple)):
-            return type(value), tuple(map(known_by, itertools.chain(*value.items()) if isinstance(value, dict) else value))
+        if isinstance(value, dict):
+            return tuple(map(known_by, itertools.chain(*value.items())))
         if value is None or isinstance(value, (str, int, float, torch.dtype)):
             return value
         raise TypeError(value)

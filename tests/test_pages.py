@@ -14,7 +14,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +26,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from st_reba import ReBAModule, cli
-from st_reba.cli.running import compare
-from st_reba.compare import timing
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import Pairs
-from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.hub import compat
 from st_reba.serving import running
 from st_reba.serving.app import make_app
@@ -180,24 +175,8 @@ def desk(tmp_path, monkeypatch) -> Path:
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
     # A comparison then writes its numbers and no figures, of which there are tests.
-    monkeypatch.setattr(compare, "has_page", lambda out: False)
-    # On the package's own texts: on a few of them, and timed once.
-    monkeypatch.setattr(compare, "compare", on_a_few(compare.compare))
-    monkeypatch.setattr(timing, "TIMED_BATCHES", 1)
-    monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
     return tmp_path
-
-
-def on_a_few(compared):
-    """A comparison on the first pairs and questions alone, as long as there are any."""
-
-    def compared_on_a_few(recipes, data, words, **settings):
-        if isinstance(data, Pairs) and len(data) > 24:
-            data = replace(data, first=data.first[:24], second=data.second[:24], scores=data.scores[:24])
-        few = words and OddOneOutEvaluator(words.questions[:4])
-        return compared(recipes, data, few, **settings)
-
-    return compared_on_a_few
 
 
 @pytest.fixture
