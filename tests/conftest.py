@@ -93,9 +93,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What torch and transformers are made of stays until the end: no later collection has to look at it.
-    gc.collect()
+    # What torch and transformers are made of stays until the end: no later collection has to look at it. And a test
+    # makes thousands of objects, few of them in cycles.
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

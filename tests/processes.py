@@ -100,8 +100,12 @@ _nurseries: dict[bool, Nursery] = {}
 
 
 def prepare() -> None:
-    """Import the large libraries, and fork both nurseries on the way."""
+    """Import the large libraries, and fork both nurseries on the way.
+
+    Without collections of garbage, since nearly all of it stays: the end of pytest's own collection enables them again.
+    """
     if FORKS and "st_reba" not in sys.modules:
+        gc.disable()
         _bars_of_our_own()
         for name in WITHOUT_A_HUB:
             with contextlib.suppress(ImportError):
@@ -177,6 +181,7 @@ def _serve(connection: socket.socket) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is imported stays: no collection of a process that is forked has to look at it, and to copy its pages.
     gc.freeze()
+    gc.enable()
     _attach(os.devnull)
     own = connection.fileno()
     os.closerange(3, own)
