@@ -119,7 +119,6 @@ def what_others_do_for_every_model_is_done_once():
     import jinja2
     import torch
     import typer.testing
-    from accelerate.utils import memory
     from sentence_transformers.util import environment
 
     repeated = (
@@ -128,7 +127,7 @@ def what_others_do_for_every_model_is_done_once():
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
-        patched.setattr(memory, "clear_device_cache", lambda garbage_collection=False: None)
+        patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
