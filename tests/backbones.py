@@ -69,6 +69,14 @@ EACH = [
     for name in ARCHITECTURES
 ]
 
+#: For tests of every architecture in what depends on it little: one of each build. The papers' oracles, and what finds
+#: out what a model is, take :data:`EACH`.
+TELLING = [
+    name if name in ("llama", "gemma2_softcap", "gpt2", "opt", "falcon", "mixtral_experts")
+    else pytest.param(name, marks=pytest.mark.long)
+    for name in ARCHITECTURES
+]  # fmt: skip
+
 #: In each, heads that share keys or do not, positions of several kinds, windows or a soft cap, and a fallback.
 THIRDS = (
     ("llama", "gemma2_softcap", "gpt2", "gpt_oss_sinks", "bloom"),

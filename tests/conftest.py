@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import itertools
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -91,16 +93,31 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What torch and transformers are made of stays until the end: no later collection has to look at it.
-    gc.collect()
+    # What torch and transformers are made of stays until the end: no later collection has to look at it. And a test
+    # makes thousands of objects, few of them in cycles.
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
-    are installed, and compiles the card's template; typer makes every command anew to run one."""
+    are installed, and compiles the card's template; typer makes every command anew to run one.
+
+    Two things are not done at all: the collection of garbage after every training, and the drawing of random weights
+    that have no storage, which those of the file then replace.
+    """
+
+    def drawn_where_there_is_storage(draw):
+        def reset_parameters(module):
+            if not module.weight.is_meta:
+                draw(module)
+
+        return reset_parameters
+
     import jinja2
+    import torch
     import typer.testing
     from sentence_transformers.util import environment
 
@@ -110,6 +127,53 @@ def what_others_do_for_every_model_is_done_once():
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
+        patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+        for kind in (torch.nn.Linear, torch.nn.Embedding):
+            patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def weights_are_read_once():
+    """A tiny model that is loaded again and again is read twice, and then copied: that takes a quarter of the time.
+
+    Of a directory that has not changed, asked for in the same way. The first time nothing is kept: most of what a test
+    saves is loaded once.
+    """
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    read = vars(PreTrainedModel)["from_pretrained"].__func__
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def known_by(value):
+        if isinstance(value, PreTrainedConfig):
+            return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
+        if isinstance(value, dict):
+            return tuple(map(known_by, itertools.chain(*value.items())))
+        if value is None or isinstance(value, (str, int, float, torch.dtype)):
+            return value
+        raise TypeError(value)
+
+    def from_pretrained(cls, path, *args, **kwargs):
+        directory = Path(str(path))
+        if not directory.is_dir() or "gguf_file" in kwargs:
+            return read(cls, path, *args, **kwargs)
+        stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
+        try:
+            asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
+        except TypeError:
+            return read(cls, path, *args, **kwargs)
+        files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+        key = (cls, str(path), files, torch.get_default_dtype(), *asked)
+        if kept.get(key) is None:
+            loaded = read(cls, path, *args, **kwargs)
+            kept[key] = copy.deepcopy(loaded) if key in kept else None
+            return loaded
+        return copy.deepcopy(kept[key])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
         yield
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -99,8 +100,12 @@ _nurseries: dict[bool, Nursery] = {}
 
 
 def prepare() -> None:
-    """Import the large libraries, and fork both nurseries on the way."""
+    """Import the large libraries, and fork both nurseries on the way.
+
+    Without collections of garbage, since nearly all of it stays: the end of pytest's own collection enables them again.
+    """
     if FORKS and "st_reba" not in sys.modules:
+        gc.disable()
         _bars_of_our_own()
         for name in WITHOUT_A_HUB:
             with contextlib.suppress(ImportError):
@@ -174,6 +179,9 @@ def spawn(path: str, words: Sequence[bytes | str], descriptors: Iterable[int]) -
 def _serve(connection: socket.socket) -> NoReturn:
     """What a nursery does until its session closes the connection, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is imported stays: no collection of a process that is forked has to look at it, and to copy its pages.
+    gc.freeze()
+    gc.enable()
     _attach(os.devnull)
     own = connection.fileno()
     os.closerange(3, own)

@@ -30,7 +30,7 @@ from st_reba.hub import compat
 
 from ..backbones import TEXTS
 from ..compare.mteb.demo import DemoSTS
-from ..conftest import pipeline
+from ..conftest import long, pipeline
 
 runner = CliRunner()
 
@@ -199,7 +199,7 @@ class TestCompare:
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
-        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random", *TWO)
+        options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-controls", *TWO)
         monkeypatch.setattr(models, "agreement", lambda first, second: 0.995)
         output = run("compare", *options)
         assert "In bfloat16: the cosines of 24 of the texts are in the order of those of float32 up to 0.995." in output
@@ -302,13 +302,15 @@ class TestCompare:
             "问题,选项1,选项2,选项3,选项4,答案\n“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n",
             encoding="utf-8",
         )
-        output = run("compare", "--model", backbone_path(), "--data", self.pairs(tmp_path), "--words", words)
+        output = run(
+            "compare", "--model", backbone_path(), "--data", self.pairs(tmp_path), "--words", words, "--no-controls"
+        )
         assert "2 questions" in output
 
     def test_plain_texts(self, backbone_path, tmp_path):
         data = tmp_path / "texts.txt"
         data.write_text("\n".join([*TEXTS, "the last one"]), encoding="utf-8")
-        output = run("compare", "--model", backbone_path(), "--data", data)
+        output = run("compare", "--model", backbone_path(), "--data", data, "--no-controls")
         assert "plain texts of texts.txt" in output
         assert "these are proxies" in output
         assert "Best on" not in output
@@ -358,7 +360,7 @@ class TestCompare:
         data = tmp_path / "pairs.csv"
         rows = "".join(f'"a cat, {number}",a dog {number * 7},{number % 5}\n' for number in range(20))
         data.write_text(f"text1,text2,label\n{rows}", encoding="utf-8")
-        output = run("compare", "--model", backbone_path(), "--data", data, "--device", "cpu")
+        output = run("compare", "--model", backbone_path(), "--data", data, "--device", "cpu", "--no-controls")
         assert (
             "pairs.csv: 20 pairs with scores from 0 to 4; columns: text1 as sentence1, text2 as sentence2, label as"
             in output
@@ -473,20 +475,20 @@ class TestBuild:
              {"template": "{text}"}),
             (("--method", "prompteol", "--pooling", "last"), "CausalTransformer",
              {"template": TEMPLATES["prompteol"], "pool_over": "all", "rows": "last", "normalize_text": True}),
-            (("--method", "prompteol", "--template", "promptsum-zh"), "CausalTransformer",
+            long(("--method", "prompteol", "--template", "promptsum-zh"), "CausalTransformer",
              {"template": TEMPLATES["promptsum-zh"], "pool_over": "all", "rows": "last"}),
             (("--method", "metaeol"), "MetaEOLModule", {"templates": list(META_TASKS), "normalize_text": True}),
-            (("--method", "kv-rerouting"), "KVReroutingModule", {"layers": [1], "hybrid": True}),
+            long(("--method", "kv-rerouting"), "KVReroutingModule", {"layers": [1], "hybrid": True}),
             (("--method", "kv-rerouting", "--layers=0,-1", "--template", "compress-zh"), "KVReroutingModule",
              {"layers": [0, 2], "template": TEMPLATES["compress-zh"]}),
             (("--method", "token-prepending"), "TokenPrependingModule", {"rows": "last", "normalize_text": True}),
             (("--method", "hierarchical-token-prepending"), "HierarchicalTokenPrependingModule", {"rows": "all"}),
             (("--method", "value-aggregation", "--layers=-1"), "ValueAggregationModule", {"layers": [-1]}),
-            (("--method", "contrastive-prompting"), "ContrastivePromptingModule",
+            long(("--method", "contrastive-prompting"), "ContrastivePromptingModule",
              {"scale": 2.0, "normalize_text": True}),
             (("--method", "contrastive-prompting", "--template", "in one word, {text}:"), "ContrastivePromptingModule",
              {"template": "in one word, {text}:", "normalize_text": True}),
-            (("--method", "prompteol", "--template", "in one word, {text}:"), "CausalTransformer",
+            long(("--method", "prompteol", "--template", "in one word, {text}:"), "CausalTransformer",
              {"template": "in one word, {text}:", "pool_over": "all", "rows": "last", "normalize_text": True}),
             (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
              {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
@@ -495,13 +497,13 @@ class TestBuild:
              {"template": TEMPLATES["prompteol"], "early_layer": 1, "normalize_text": True}),
             (("--method", "early-late", "--template", "prompteol-zh", *FITTED), "EarlyLateModule",
              {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
-            (("--method", "early-late", "--template", "in one word, {text}:", *FITTED), "EarlyLateModule",
+            long(("--method", "early-late", "--template", "in one word, {text}:", *FITTED), "EarlyLateModule",
              {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
             (("--recipe", "RT-4"), "RefinedThoughtModule", {"iterations": 4}),
-            (("--method", "refined-thought"), "RefinedThoughtModule", {"iterations": 2}),
+            long(("--method", "refined-thought"), "RefinedThoughtModule", {"iterations": 2}),
             (("--method", "bidirectional"), "BidirectionalLastLayer", {"bidirectional_layers": 1, "pool_over": "all"}),
             (("--recipe", "Echo-2, bidirectional"), "EchoModule", {"repetitions": 2, "bidirectional_layers": 1}),
-            (("--recipe", "reba-5", "--pooling", "last"), "ReBAModule", {"repetitions": 5, "rows": "last"}),
+            long(("--recipe", "reba-5", "--pooling", "last"), "ReBAModule", {"repetitions": 5, "rows": "last"}),
             (("--recipe", "Echo-2, layer 2, whitened", *FITTED), "EchoModule",
              {"repetitions": 2, "output_layer": 2}),
             (("--recipe", "classical+idf-weighted", *FITTED), "CausalTransformer", {"output_layer": None}),

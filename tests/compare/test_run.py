@@ -17,6 +17,7 @@ from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
 
 from ..backbones import TEXTS
+from ..conftest import paired
 from .mteb.demo import DemoClassification, DemoSTS
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
@@ -160,8 +161,7 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(backbone_path,
     assert by_name["Bag of input embeddings, mean"].cost == 0.05
 
 
-@pytest.mark.parametrize("batch_size", [2, 50])
-@pytest.mark.parametrize("data", ["pairs", "texts"])
+@pytest.mark.parametrize(("batch_size", "data"), paired([2, 50], ["pairs", "texts"]))
 def test_the_batch_size_is_what_was_asked(batch_size, data, backbone_path, monkeypatch):
     """For pairs it was ST's 32, for plain texts there was none."""
     texts = [f"{text} {number}" for number in range(8) for text in TEXTS]

@@ -108,7 +108,7 @@ def test_selected_layers(dimensions, count, layers, monkeypatch):
 
 def test_on_the_demo_model():
     module = CausalTransformer(str(DEMO_MODEL), template="compress", pool_over="all")
-    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:100])
+    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:40])
     assert len(layers) == 4
     assert layers == list(range(layers[0], layers[0] + 4))
     assert KVReroutingModule(module, layers=layers).layers == layers

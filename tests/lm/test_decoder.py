@@ -10,14 +10,14 @@ from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtMod
 from st_reba.lm.decoder import PositionWise, inspect, shortened
 from st_reba.lm.hooks import Hook, hooked, listen
 
-from ..backbones import EACH, TEXTS, third
+from ..backbones import TELLING, TEXTS, third
 from ..conftest import paired, pipeline, relative_error
 from ..readers.test_layers import after_each_layer, final_norm
 
 quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
 
 
-@pytest.mark.parametrize(("name", "layer"), paired(EACH, [1, 2]))
+@pytest.mark.parametrize(("name", "layer"), paired(TELLING, [1, 2]))
 def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, token_ids):
     module = CausalTransformer(shared(name), output_layer=layer)
     assert len(inspect(module.model).layers) == layer
@@ -50,7 +50,7 @@ def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path)
     assert relative_error(torch.tensor(pipeline(whole).encode(TEXTS)), torch.tensor(before)) == 0
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", TELLING)
 def test_saved_without_the_layers_above(name, shared, tmp_path):
     model = pipeline(CausalTransformer(shared(name), output_layer=-2))
     model.save_pretrained(str(tmp_path))

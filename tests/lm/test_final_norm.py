@@ -12,9 +12,9 @@ from transformers import AutoModel
 from st_reba import CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
 
-from ..backbones import EACH, TEXTS, own
+from ..backbones import TELLING, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
-from ..modules.test_invariance import RECIPES
+from ..modules.test_invariance import EACH_MODULE, RECIPES
 from ..readers.test_layers import final_norm
 
 
@@ -26,7 +26,7 @@ def normless(backbone_path):
     return backbone
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", EACH_MODULE)
 def test_every_module(recipe, normless, shared):
     module_class, settings = RECIPES[recipe]
     settings = {"output_layer": -1, **settings}
@@ -35,7 +35,7 @@ def test_every_module(recipe, normless, shared):
     assert relative_error(model.encode(TEXTS, batch_size=2), expected) < 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "layer"), paired(EACH, [3, 1]))
+@pytest.mark.parametrize(("architecture", "layer"), paired(TELLING, [3, 1]))
 def test_every_architecture(architecture, layer, shared, eager, token_ids):
     """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""
     module = CausalTransformer(shared(architecture), output_layer=layer, final_norm=False)

@@ -23,14 +23,14 @@ from st_reba.lm.precision import fastest_on_cpu
 
 from .. import oracles
 from ..backbones import DEMO_MODEL, TEXTS
-from ..conftest import paired, pipeline, relative_error
-from ..modules.test_invariance import RECIPES
+from ..conftest import long, paired, pipeline, relative_error
+from ..modules.test_invariance import FURTHER, RECIPES
 
 EOS = 0
 
 #: What each module and each kind of attention has of its own.
 CASES = [
-    *(("llama", recipe) for recipe in RECIPES),
+    *(long(("llama", recipe)) if recipe in FURTHER else ("llama", recipe) for recipe in RECIPES),
     *((architecture, "reba-2") for architecture in ("gemma2_softcap", "gpt_oss_sinks", "mistral_window", "bloom")),
     ("gemma2_softcap", "kv re-routing"),
     ("mistral_window", "thought-4"),

@@ -7,11 +7,11 @@ from transformers import AutoModel, MambaConfig, Qwen3NextConfig
 from st_reba.lm.projections import output_projections
 
 from .. import backbones, oracles
-from ..backbones import DEMO_MODEL, EACH
+from ..backbones import DEMO_MODEL, TELLING
 from ..conftest import paired
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), paired(EACH, [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize(("architecture", "dtype"), paired(TELLING, [torch.float32, torch.bfloat16]))
 def test_they_are_what_each_architecture_calls_so(architecture, dtype):
     model = backbones.backbone(architecture).to(dtype)
     attention = model.config._attn_implementation

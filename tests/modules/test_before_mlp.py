@@ -22,7 +22,7 @@ from st_reba.catalogue import find
 from st_reba.modules.changes import BeforeFeedForward
 
 from .. import oracles
-from ..backbones import EACH, TEXTS
+from ..backbones import TELLING, TEXTS
 from ..conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
@@ -37,7 +37,7 @@ def read(module, texts):
                                                         strict=True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", TELLING)
 def test_equals_a_hook_on_every_architecture(architecture, shared, eager, token_ids):
     if architecture in NOT_APART:
         with pytest.raises(ValueError, match='The feed-forward part of the last layer of .* Use readout="layer"'):

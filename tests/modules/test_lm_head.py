@@ -31,7 +31,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(lm_head, "BLOCK", 100)
 
 
-@pytest.mark.parametrize(("architecture", "tied"), paired(backbones.EACH, [True, False]))
+@pytest.mark.parametrize(("architecture", "tied"), paired(backbones.TELLING, [True, False]))
 def test_it_is_what_the_language_model_has(architecture, tied, tmp_path, small_blocks):
     model = language_model(architecture, tie_word_embeddings=tied)
     backbones.save(model, tmp_path)

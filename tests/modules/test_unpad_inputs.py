@@ -22,7 +22,7 @@ from st_reba import (
     ReBAModule,
     ValueAggregationModule,
 )
-from tests.backbones import EACH, OWN_ATTENTION, TEXTS
+from tests.backbones import OWN_ATTENTION, TELLING, TEXTS
 from tests.conftest import paired
 
 MIXED = [*TEXTS, "", "a b c"]
@@ -75,7 +75,7 @@ def test_equals_the_padded_batch(made, settings, shared, backbone_path, rows_run
     assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
-@pytest.mark.parametrize(("name", "made"), paired(EACH, [CausalTransformer, ReBAModule]))
+@pytest.mark.parametrize(("name", "made"), paired(TELLING, [CausalTransformer, ReBAModule]))
 @pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")
 def test_every_architecture(made, name, shared, backbone_path, rows_run):
     """Windows and soft caps are those of each text, wherever it stands in the row; some architectures are padded."""

@@ -79,7 +79,7 @@ class TestLength:
         backbone = CausalTransformer(backbone_path("gpt2", kind))
         assert_like_each_alone(backbone, [*LONG, *TEXTS[:2]], 4, ["mean"], prompt="query: ", batch_size=batch_size)
 
-    @pytest.mark.parametrize("limit", first([1, 85, 100, None, 5, 128], 4))
+    @pytest.mark.parametrize("limit", first([1, 85, None, 100, 5, 128], 3))
     def test_max_seq_length(self, limit, backbone_path):
         backbone = CausalTransformer(backbone_path())
         backbone.max_seq_length = limit

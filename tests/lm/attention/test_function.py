@@ -140,8 +140,9 @@ class TestPrecision:
         assert found.dtype == torch.float32
         visible = weights > 0
         torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
-        # The softmax that is written out rounds its scores, as eager attention under autocast does.
-        allowed = 2e-2 if differentiable or "softcap" in case or case == "sinks" else 1e-5
+        # The softmax that is written out rounds its scores, as eager attention under autocast does. The kernel of torch
+        # takes its exponentials to some 6e-5, on processors that have AVX2 alone.
+        allowed = 2e-2 if differentiable or "softcap" in case or case == "sinks" else 1e-4
         torch.testing.assert_close(found[visible], weights[visible], rtol=allowed, atol=allowed)
 
 

@@ -17,7 +17,7 @@ from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
@@ -89,7 +89,7 @@ def test_layers_that_attend_both_ways(backbone_path):
 
 
 @pytest.mark.parametrize(
-    ("layers", "output_layer", "early"), [(3, None, 1), (18, None, 2), (30, None, 4), (30, 15, 4), (30, 2, 2)]
+    ("layers", "output_layer", "early"), [(3, None, 1), (18, None, 2), (30, None, 4), long(30, 15, 4), (30, 2, 2)]
 )
 def test_an_eighth_of_the_way_up(layers, output_layer, early, tmp_path):
     """Of the whole model, wherever it stops."""

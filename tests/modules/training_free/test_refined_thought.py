@@ -98,15 +98,15 @@ def test_eos_is_the_tokenizers_end(shared):
         assert [row[length - 1] for row, length in zip(features["input_ids"], lengths, strict=True)] == [end, end]
 
 
-def test_settled_texts_stop(backbone_path):
+def test_settled_texts_stop(shared):
     def passes(tolerance, texts=TEXTS):
-        model = pipeline(RefinedThoughtModule(backbone_path(), iterations=9, tolerance=tolerance), "lasttoken")
+        model = pipeline(RefinedThoughtModule(shared(), iterations=9, tolerance=tolerance), "lasttoken")
         items = model.encode(texts, output_value=None, batch_size=len(texts))
         return [int(item["passes"]) for item in items], [item["sentence_embedding"] for item in items]
 
     assert passes(None)[0] == passes(0)[0] == [9] * 5
     assert passes(1.99)[0] == [2] * 5
-    models = [pipeline(RefinedThoughtModule(backbone_path(), iterations=t), "lasttoken") for t in range(1, 10)]
+    models = [pipeline(RefinedThoughtModule(shared(), iterations=t), "lasttoken") for t in range(1, 10)]
     steps = [model.encode(TEXTS, convert_to_tensor=True) for model in models]
     moved = torch.stack([1 - torch.cosine_similarity(a, b) for a, b in pairwise(steps)])
     # Between two texts, so that rounding does not decide.
