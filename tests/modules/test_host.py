@@ -27,11 +27,11 @@ from st_reba import (
 from st_reba.modules.changes import Steer
 from st_reba.text.layout import Layout
 
-from ..catalogued import completed
+from ..catalogued import Case, completed
 
 TEXTS = ["one text", "and a longer one, with padding beside it", "", "a third"]
 
-CASES = [
+CASES: list[Case] = [
     (CausalTransformer, {}),
     (CausalTransformer, {"rows": "last"}),
     (CausalTransformer, {"pool_over": "all", "template": "prompteol"}),

@@ -19,7 +19,8 @@ from ..backbones import TEXTS
 
 PROGRAM = "from st_reba.cli import app\napp()\n"
 #: The same with a model that takes 20 ms for each batch: long enough for a test to see a queue.
-PACED = """
+PACED = (
+    """
 import time
 from st_reba import ReBAModule
 
@@ -30,7 +31,9 @@ def paced(*arguments, **settings):
     return forward(*arguments, **settings)
 
 ReBAModule.forward = paced
-""" + PROGRAM
+"""
+    + PROGRAM
+)
 
 
 class Running:
