@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -104,7 +105,8 @@ class Given:
                 raise ValueError("--columns is for --data: it says what that table's columns are called.")
             match_asked(MEASURED, self.columns)
         for source in (self.data, *parts):
-            if source is not None:
+            # Which files of a folder are meant, reading it tells.
+            if source is not None and not Path(source).is_dir():
                 files_here(source, TO_MEASURE)
 
     def read(self) -> Data:
