@@ -20,7 +20,6 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
@@ -28,7 +27,7 @@ from transformers.utils import logging
 import records
 from pivot import Store
 from real.models import MODELS
-from real.scores import cosines_of
+from real.scores import pair_cosines
 from real.texts import Sets
 from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap
@@ -45,10 +44,7 @@ SOME = 128
 def score(model: SentenceTransformer, sets: Sets, part: str) -> records.Record:
     """What a model reaches on the pairs of a part."""
     labelled = sets.pairs("en", part)
-    texts = labelled.texts()
-    place = {text: index for index, text in enumerate(texts)}
-    columns = [np.array([place[text] for text in side]) for side in (labelled.first, labelled.second)]
-    cosines = cosines_of(model.encode(texts, show_progress_bar=False), *columns)
+    cosines = pair_cosines(model, labelled)
     [sure] = bootstrap.estimate(bootstrap.spearman({"": cosines}, labelled.scores)).values()
     return {"score": sure.value, "low": sure.low, "high": sure.high}
 

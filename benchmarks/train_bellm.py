@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 import records
 from real.models import MODELS
-from real.scores import cosines_of
+from real.scores import pair_cosines, scored
 from real.texts import Sets
 from st_reba import CausalTransformer
 from st_reba.catalogue import find
@@ -129,11 +129,7 @@ class Bench:
     def _kept(self, name: str, make: Any) -> Array:
         file = self.out / f"{name}.npy"
         if not file.is_file():
-            model, texts = make(), self.pairs.texts()
-            place = {text: index for index, text in enumerate(texts)}
-            columns = [np.array([place[text] for text in side]) for side in (self.pairs.first, self.pairs.second)]
-            vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
-            np.save(file, cosines_of(vectors, *columns))
+            np.save(file, pair_cosines(make(), self.pairs))
         return np.asarray(np.load(file))
 
     def row(self, method: str, **given: records.Value) -> records.Record:
@@ -181,23 +177,6 @@ class Bench:
         row = self.row(method, turned=run.turned, reading=run.reading, seed=run.seed, **given)
         records.rewrite("bellm", [row], self.options.results)
         print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
-
-
-def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, records.Value]:
-    """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
-    replicates = bootstrap.bootstrap(scores)
-    mean = np.mean([replicates[index] for index in indices], axis=0)
-    low, high = bootstrap.interval(mean)
-    values = scores.values()
-    found: dict[str, records.Value] = {
-        "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
-    }  # fmt: skip
-    if base is not None:
-        other = np.mean([replicates[index] for index in base], axis=0)
-        low, high = bootstrap.interval(mean - other)
-        ahead = float(np.mean([values[index] for index in indices]) - np.mean([values[index] for index in base]))
-        found |= {"ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

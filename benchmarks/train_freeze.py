@@ -34,7 +34,7 @@ from transformers.utils import logging
 
 import records
 from real.models import MODELS
-from real.scores import cosines_of
+from real.scores import pair_cosines
 from real.texts import Sets
 from st_reba import CausalTransformer, LayerStates
 from st_reba.catalogue import find
@@ -270,10 +270,7 @@ class Bench:
                 own = {**recipe.row.settings, "template": self.prompt}
                 recipe = replace(recipe, row=replace(recipe.row, settings=own))
             model = recipe.model(CausalTransformer(self.path, model_kwargs={"dtype": self.precision}))
-            pairs = self.sets["test"]
-            place = {text: index for index, text in enumerate(pairs.texts())}
-            columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
-            np.save(kept, cosines_of(model.encode(pairs.texts(), show_progress_bar=False), *columns))
+            np.save(kept, pair_cosines(model, self.sets["test"]))
         return np.asarray(np.load(kept))
 
     def described(self, run: Run) -> records.Record:

@@ -35,14 +35,13 @@ from transformers.utils import logging
 
 import records
 from real.models import MODELS
-from real.scores import cosines_of
+from real.scores import pair_cosines, scored
 from real.texts import Sets
 from st_reba import TwinTower
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.losses import JTCSELoss
 from st_reba.training import fit
-from train_bellm import scored
 
 Array = NDArray[np.float64]
 
@@ -140,17 +139,10 @@ class Bench:
         file = self.out / f"{title}.npz"
         if not file.is_file():
             model = make()
-            cosines: dict[str, Any] = {part: self._cosines(model, part) for part in PARTS}
+            cosines: dict[str, Any] = {part: pair_cosines(model, own) for part, own in self.sets.items()}
             np.savez(file, **cosines)
         with np.load(file) as held:
             return {part: held[part] for part in PARTS}
-
-    def _cosines(self, model: SentenceTransformer, part: str) -> Array:
-        pairs = self.sets[part]
-        texts = pairs.texts()
-        place = {text: index for index, text in enumerate(texts)}
-        columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
-        return cosines_of(model.encode(texts, batch_size=128, show_progress_bar=False), *columns)
 
     def row(self, part: str, method: str, steps: int, **given: records.Value) -> records.Record:
         return {

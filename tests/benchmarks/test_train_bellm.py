@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -18,16 +15,8 @@ import records  # noqa: E402
 import train_bellm  # noqa: E402
 from pivot import Store  # noqa: E402
 
-from ..backbones import TEXTS, tokenizer  # noqa: E402
-
-
-def table(seed: int) -> SentenceTransformer:
-    """A quick model, another for each seed."""
-    words = tokenizer()
-    weights = torch.randn(len(words), 8, generator=torch.Generator().manual_seed(seed))
-    return SentenceTransformer(
-        modules=[StaticEmbedding(words.backend_tokenizer, embedding_weights=weights), Normalize()], device="cpu"
-    )
+from ..backbones import TEXTS  # noqa: E402
+from .quick import table  # noqa: E402
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
