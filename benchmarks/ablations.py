@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 import records
 from real.claims import differences
+from real.cosines import cosines_of
 from real.models import MODELS
 from real.passes import Pass, own_end
-from real.scores import cosines_of
 from real.texts import Sets, TextList
 from real.vectors import Vectors
 from real_models import Measured, keep

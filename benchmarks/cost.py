@@ -2,14 +2,15 @@
 the paper's own way.
 
 All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
-round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender.
+round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender; of a
+GPU, whose memory PyTorch counts, in the same one.
 What was measured is added to results/cost.csv; ``make tables`` puts it where it is shown.
 
     python benchmarks/cost.py --batch 8             # half an hour on one core
     python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
     python benchmarks/cost.py --table sweep --sizes small --batch 8
     python benchmarks/cost.py --table chunked --sizes small --lengths 1024 2048 4096 --batch 1
-    python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 32
+    python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 8
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from devices import now
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.modules.base import CausalModule, Rows
@@ -158,7 +160,7 @@ CONTENDERS: dict[str, tuple[type[CausalModule], dict[str, Any], str]] = {
 SWEEPS: dict[str, Any] = {"All recipes in one pass": RecipeSweep, "All recipes, one by one": OneByOne}
 
 
-def make_backbone(size: str, directory: Path, dtype: str) -> Path:
+def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -> Path:
     """A Llama with random weights, and a tokenizer with a token for each of ``WORDS`` words."""
     layers, heads, width, mlp = SIZES[size]
     path = directory / size
@@ -167,7 +169,8 @@ def make_backbone(size: str, directory: Path, dtype: str) -> Path:
         vocab_size=WORDS, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
         max_position_embeddings=POSITIONS, bos_token_id=0, eos_token_id=0, pad_token_id=None, dtype=dtype,
     )  # fmt: skip
-    AutoModel.from_config(config).save_pretrained(path)
+    with torch.device(device):
+        AutoModel.from_config(config).save_pretrained(path)
     words = Tokenizer(models.WordLevel({f"w{word}": word for word in range(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
@@ -179,11 +182,25 @@ def make_backbone(size: str, directory: Path, dtype: str) -> Path:
 Model = SentenceTransformer | RecipeSweep | OneByOne
 
 
-def load(contender: str, path: Path, device: str, dtype: str) -> Model:
-    if contender in SWEEPS:
-        return SWEEPS[contender](CausalTransformer(str(path), model_kwargs={"dtype": dtype}).to(device))
-    module_class, settings, pooling = CONTENDERS[contender]
-    return as_model(module_class(str(path), model_kwargs={"dtype": dtype}, **settings), pooling, device)
+class Loaded:
+    """The contenders on one set of weights; those that store maps, which set how it attends, on a second one."""
+
+    def __init__(self, path: Path, device: str, dtype: str) -> None:
+        self.path, self.device, self.dtype = path, device, dtype
+        self._backbones: dict[bool, CausalTransformer] = {}
+
+    def load(self, contender: str) -> Model:
+        if contender in SWEEPS:
+            return SWEEPS[contender](self._backbone(stores_maps=False))
+        module_class, settings, pooling = CONTENDERS[contender]
+        backbone = self._backbone(stores_maps=issubclass(module_class, PaperReBA))
+        return as_model(module_class(backbone, **settings), pooling, self.device)
+
+    def _backbone(self, *, stores_maps: bool) -> CausalTransformer:
+        if stores_maps not in self._backbones:
+            backbone = CausalTransformer(str(self.path), model_kwargs={"dtype": self.dtype})
+            self._backbones[stores_maps] = backbone.to(self.device)
+        return self._backbones[stores_maps]
 
 
 def as_model(module: CausalModule, pooling: str, device: str) -> SentenceTransformer:
@@ -198,30 +215,19 @@ def texts(length: int, count: int) -> list[str]:
 
 def seconds(model: Model, inputs: list[str]) -> float:
     """Of the processor; by the clock where an accelerator works."""
-    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
-    start = clock()
+    place = str(model.device)
+    start = now(place)
     model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+    return now(place) - start
 
 
-def times(
-    names: list[str], path: Path, length: int, batch: int, rounds: int, device: str, dtype: str
-) -> dict[str, list[float]]:
+def times(models: Mapping[str, Model], length: int, batch: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of every round of every contender, all on one machine at one time."""
-    loaded = {contender: load(contender, path, device, dtype) for contender in names}
     inputs = texts(length, batch)
-    for model in loaded.values():
+    for model in models.values():
         seconds(model, inputs)
-    return {
-        contender: list(spent)
-        for contender, spent in zip(
-            loaded,
-            zip(*[[seconds(model, inputs) for model in loaded.values()] for _ in range(rounds)], strict=True),
-            strict=True,
-        )
-    }
+    turns = [[seconds(model, inputs) for model in models.values()] for _ in range(rounds)]
+    return {contender: list(spent) for contender, spent in zip(models, zip(*turns, strict=True), strict=True)}
 
 
 def memory_mib(key: str) -> float:
@@ -229,35 +235,41 @@ def memory_mib(key: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure_memory(contender: str, path: Path, length: int, batch: int, device: str, dtype: str) -> dict[str, float]:
+def measure_memory(contender: str, path: Path, length: int, batch: int, dtype: str) -> dict[str, float]:
     """Peak memory of encoding one batch, above that of the loaded model, and of the whole process. Run in its own."""
-    model = load(contender, path, device, dtype)
+    model = Loaded(path, "cpu", dtype).load(contender)
     seconds(model, texts(4, 1))
     inputs = texts(length, batch)
     gc.collect()
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated() / 2**20
-        seconds(model, inputs)
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        before = memory_mib("VmRSS:")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-        seconds(model, inputs)
-        peak = memory_mib("VmHWM:")
+    before = memory_mib("VmRSS:")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+    seconds(model, inputs)
+    peak = memory_mib("VmHWM:")
     return {"encoding": peak - before, "process": peak}
 
 
-def memory(
-    names: list[str], path: Path, length: int, batch: int, device: str, dtype: str
-) -> dict[str, dict[str, float]]:
+def memory(names: Sequence[str], path: Path, length: int, batch: int, dtype: str) -> dict[str, dict[str, float]]:
+    """Of each contender, MiB by kind."""
     result = {}
     for contender in names:
-        arguments = [contender, str(path), str(length), str(batch), device, dtype]
+        arguments = [contender, str(path), str(length), str(batch), dtype]
         done = subprocess.run(
             [sys.executable, __file__, "--memory-of", *arguments], check=True, capture_output=True, text=True
         )
         result[contender] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def memory_of_gpu(models: Mapping[str, Model], length: int, batch: int) -> dict[str, dict[str, float]]:
+    """The same where PyTorch counts the bytes: above what all contenders hold."""
+    result = {}
+    inputs = texts(length, batch)
+    for contender, model in models.items():
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        seconds(model, inputs)
+        result[contender] = {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
     return result
 
 
@@ -284,6 +296,7 @@ class Setting(NamedTuple):
         ratios: Sequence[tuple[str, str]],
         spent: Mapping[str, list[float]],
         used: Mapping[str, Mapping[str, float]],
+        apart: str = "memory in a process of its own, once",
     ) -> list[dict[str, Value]]:
         """What comes of the seconds of each round, and of the MiB.
 
@@ -291,15 +304,15 @@ class Setting(NamedTuple):
             ratios: (contender, unit).
             spent: Seconds of every round of every contender.
             used: Peak memory of each contender, by kind; empty if it was not measured.
+            apart: How that was measured.
         """
         timed = f"{self.timed}, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        apart = "memory in a process of its own, once"
         rows = []
         for contender, unit in ratios:
             ratio = median(a / b for a, b in zip(spent[contender], spent[unit], strict=True))
             rows.append(self.row("time", contender, unit, ratio, timed))
         for kind, quantity in (("encoding", "peak memory of encoding"), ("process", "peak memory of the process")):
-            for contender, unit in ratios if used else ():
+            for contender, unit in ratios if kind in next(iter(used.values()), ()) else ():
                 rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], apart))
         for contender in spent:
             speed = self.batch * self.tokens / median(spent[contender])
@@ -322,13 +335,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
     parser.add_argument("--no-memory", action="store_true", help="measure time alone")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    parser.add_argument("--memory-of", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     if options.memory_of:
-        contender, path, length, batch, device, dtype = options.memory_of
-        print(json.dumps(measure_memory(contender, Path(path), int(length), int(batch), device, dtype)))
+        contender, path, length, batch, dtype = options.memory_of
+        print(json.dumps(measure_memory(contender, Path(path), int(length), int(batch), dtype)))
         return
 
     where = {
@@ -337,19 +350,26 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
     }
     ratios = [pair for pair in TABLES[options.table] if not options.only or pair[0] in options.only]
-    timed = "times of the processor" if options.device == "cpu" else "times by the clock"
+    on_gpu = options.device != "cpu"
+    timed = "times by the clock" if on_gpu else "times of the processor"
+    apart = "memory that PyTorch counted, once" if on_gpu else "memory in a process of its own, once"
     names = [name for name in (*CONTENDERS, *SWEEPS) if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.sizes:
-            path = make_backbone(size, Path(directory), options.dtype)
+            path = make_backbone(size, Path(directory), options.dtype, options.device)
             layers, heads, width, _ = SIZES[size]
             model = f"Llama, {layers} layers x {heads} heads, width {width}"
+            loaded = Loaded(path, options.device, options.dtype)
+            contenders = {name: loaded.load(name) for name in names}
             for length in options.lengths:
-                arguments = (names, path, length, options.batch)
-                spent = times(*arguments, options.rounds, options.device, options.dtype)
-                used = {} if options.no_memory else memory(*arguments, options.device, options.dtype)
+                spent = times(contenders, length, options.batch, options.rounds)
+                used: dict[str, dict[str, float]] = {}
+                if not options.no_memory and on_gpu:
+                    used = memory_of_gpu(contenders, length, options.batch)
+                elif not options.no_memory:
+                    used = memory(names, path, length, options.batch, options.dtype)
                 setting = Setting(options.table, model, options.dtype, length, options.batch, options.rounds, timed)
-                rows = [{**row, **where} for row in setting.rows(ratios, spent, used)]
+                rows = [{**row, **where} for row in setting.rows(ratios, spent, used, apart)]
                 file = append("cost", rows, options.results)
                 for row in rows:
                     beside = f" / {row['unit']}" if row["unit"] else ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -31,8 +30,9 @@ from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
 import records
+from devices import device, now
+from real.cosines import cosines_of
 from real.models import MODELS
-from real.scores import cosines_of
 from real.texts import Sets
 from st_reba.data.tables import read_pairs
 from st_reba.training import DistilTraining, train_distil
@@ -107,12 +107,12 @@ def measure(student: Student, name: str, options: argparse.Namespace) -> list[re
     if not (run / TEACHER).exists():
         kept.mkdir(parents=True, exist_ok=True)
         (run / TEACHER).symlink_to(kept.resolve())
-    start = time.process_time()
+    start = now(device())
     if not (run / REPORT).is_file():
         train_distil(settings, run, progress=False)
-    seconds = round(time.process_time() - start)
+    seconds = round(now(device()) - start)
     reached = json.loads((run / REPORT).read_text(encoding="utf-8"))
-    trained = SentenceTransformer(str(run / "model"), device="cpu")
+    trained = SentenceTransformer(str(run / "model"))
     if student.settings.get("student") != "static" and not student.embedder:
         trained.to(getattr(torch, options.precision))
     texts, _ = split(settings)

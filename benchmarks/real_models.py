@@ -26,6 +26,7 @@ from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
 import records
+from devices import device
 from real import claims, scores
 from real.filtered import Kept
 from real.models import MODELS, RealModel
@@ -60,12 +61,12 @@ class Measured:
 
     @cached_property
     def backbone(self) -> CausalModule:
-        loaded = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision})
+        loaded = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision}).to(device())
         return random_weights(loaded) if self.random else loaded
 
     @cached_property
     def embedder(self) -> SentenceTransformer:
-        return SentenceTransformer(str(self.path), model_kwargs={"dtype": self.precision}, device="cpu")
+        return SentenceTransformer(str(self.path), model_kwargs={"dtype": self.precision})
 
     def run(self, chosen: Pass, language: str) -> Run:
         """What embeds a batch."""

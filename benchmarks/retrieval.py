@@ -5,8 +5,9 @@
     python benchmarks/retrieval.py --data DIR --steps rerank                     # 20 documents of what was best so far
     python benchmarks/retrieval.py --data DIR --steps score                      # from what is kept
 
-What was embedded is kept below ``--out``, a file for some hundred texts with the processor seconds that they took:
-rankings, filters, fusions and scores are then computed from that, and written to ``benchmarks/results/retrieval.csv``.
+What was embedded is kept below ``--out``, a file for some hundred texts with the seconds that they took, the
+processor's or a GPU's by the clock: rankings, filters, fusions and scores are then computed from that, and written to
+``benchmarks/results/retrieval.csv``.
 ``DIR/retrieval`` holds the collections under the names that ``real/collections.py`` has; they are no part of this
 repository. A document is read up to ``--max-tokens`` tokens of a copy, 256 as all-MiniLM-L6-v2 does; tf-idf and BM25
 see it whole; for BM25, `pip install bm25s`. What is fused and what is reranked is chosen on the development queries and
@@ -32,6 +33,7 @@ from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
 import records
+from devices import device, now
 from real.collections import COLLECTIONS, PARTS, Collection
 from real.contenders import CONTENDERS, Contender, Dense, bm25
 from real.models import MODELS, RealModel
@@ -91,7 +93,7 @@ class Measured:
 
     @cached_property
     def backbone(self) -> CausalModule:
-        module = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision})
+        module = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision}).to(device())
         module.max_seq_length = self.options.max_tokens
         return module
 
@@ -105,7 +107,7 @@ class Measured:
         """The model of a contender."""
         if not self.model.embedder:
             return contender.make(self.backbone, self.collection.language)
-        embedder = SentenceTransformer(str(self.path), device="cpu")
+        embedder = SentenceTransformer(str(self.path))
         embedder.max_seq_length = min(self.options.max_tokens, embedder.max_seq_length)
         return embedder
 
@@ -147,11 +149,11 @@ def embed(measured: Measured) -> None:
 def keep(path: Path, contender: Contender, model: Any, texts: Sequence[str], role: str) -> None:
     """Embed some texts, those of a length together, and keep them in their order."""
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-    start = time.process_time()
+    start = now(device())
     with torch.inference_mode():
         ordered = [texts[index] for index in order]
         parts = [contender.embed(model, ordered[at : at + BATCH], role) for at in range(0, len(ordered), BATCH)]
-    seconds = time.process_time() - start
+    seconds = now(device()) - start
     arrays: dict[str, Any] = dict(contender.in_order(contender.joined(parts), np.argsort(order)))
     arrays |= {"seconds": seconds, "threads": torch.get_num_threads()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,17 +231,17 @@ def rerank(measured: Measured) -> None:
     found |= words_alone(measured)
     first = chosen(measured, found)
     template = CHOICES.get(measured.collection.language, CHOICE)
-    model = cross_encoder(RerankModule(measured.backbone, template=template), device="cpu")
+    model = cross_encoder(RerankModule(measured.backbone, template=template), device=device())
     documents = measured.texts("documents")
     for number, (query, hits) in enumerate(zip(measured.texts("test"), found[first]["test"], strict=True)):
         path = measured.reranked(first) / f"{number:04}.npz"
         if not path.is_file():
             pairs = [(query, documents[index]) for index, _ in hits[:RERANKED]]
-            start = time.process_time()
+            start = now(device())
             scores = model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
             path.parent.mkdir(parents=True, exist_ok=True)
             with durable(path) as file:
-                np.savez(file, seconds=time.process_time() - start, scores=scores)
+                np.savez(file, seconds=now(device()) - start, scores=scores)
     print(f"{time.strftime('%H:%M')} {measured.reranked(first)}: kept", flush=True)
 
 
@@ -293,7 +295,7 @@ def rows(measured: Measured, found: Rankings, seconds: dict[Key, float]) -> Iter
                     "pooling": pooling, "filter": filtered, "score": estimate.value, "low": estimate.low,
                     "high": estimate.high, "seconds": seconds.get(key), "max_tokens": measured.options.max_tokens,
                     "queries": len(data.queries), "documents": len(data.documents),
-                    "date": time.strftime("%Y-%m-%d"), "machine": records.machine("cpu", torch.get_num_threads()),
+                    "date": time.strftime("%Y-%m-%d"), "machine": records.machine(device(), torch.get_num_threads()),
                     "versions": records.versions(),
                 }  # fmt: skip
 
@@ -309,7 +311,7 @@ def score(measured: Measured) -> None:
         # Of the development queries nothing is reranked.
         found |= {key: {"test": hits} for key, hits in ordered.items()}
     made = list(rows(measured, found, seconds))
-    records.rewrite("retrieval", made)
+    records.rewrite("retrieval", made, measured.options.results)
     for key, scores in of_queries(measured, found, "test")["ndcg"].items():
         print(f"{measured.model.name}, {measured.collection.name}, {described(key)}: {np.mean(scores):.3f}", flush=True)
 
@@ -325,6 +327,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--max-tokens", type=int, default=256, help="of one copy of a text")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
     options = parser.parse_args()
     logging.disable_progress_bar()
     for name in options.sets:

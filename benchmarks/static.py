@@ -26,8 +26,8 @@ from transformers.utils import logging
 
 import records
 from pivot import Store
+from real.cosines import pair_cosines
 from real.models import MODELS
-from real.scores import pair_cosines
 from real.texts import Sets
 from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap

@@ -30,8 +30,9 @@ from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
 import records
+from devices import device
+from real.cosines import pair_cosines, scored
 from real.models import MODELS
-from real.scores import pair_cosines, scored
 from real.texts import Sets
 from st_reba import CausalTransformer
 from st_reba.catalogue import find
@@ -117,7 +118,8 @@ class Bench:
         """By a prompt that needs no training."""
 
         def made() -> SentenceTransformer:
-            return find("prompteol").model(CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision}))
+            backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision})
+            return find("prompteol").model(backbone.to(device()))
 
         return self._kept(UNTRAINED, made)
 

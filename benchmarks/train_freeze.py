@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 import records
+from devices import device
+from real.cosines import pair_cosines
 from real.models import MODELS
-from real.scores import pair_cosines
 from real.texts import Sets
 from st_reba import CausalTransformer, LayerStates
 from st_reba.catalogue import find
@@ -189,7 +190,7 @@ class Bench:
         if method.prompt not in self.modules:
             self.modules[method.prompt] = LayerStates(
                 self.path, template=self.template(method), model_kwargs={"dtype": self.precision}
-            )
+            ).to(device())
         return self.modules[method.prompt]
 
     def sentences(self) -> Path:
@@ -269,8 +270,8 @@ class Bench:
             if self.language == "zh":
                 own = {**recipe.row.settings, "template": self.prompt}
                 recipe = replace(recipe, row=replace(recipe.row, settings=own))
-            model = recipe.model(CausalTransformer(self.path, model_kwargs={"dtype": self.precision}))
-            np.save(kept, pair_cosines(model, self.sets["test"]))
+            backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.precision}).to(device())
+            np.save(kept, pair_cosines(recipe.model(backbone), self.sets["test"]))
         return np.asarray(np.load(kept))
 
     def described(self, run: Run) -> records.Record:

@@ -34,8 +34,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers.utils import logging
 
 import records
+from real.cosines import pair_cosines, scored
 from real.models import MODELS
-from real.scores import pair_cosines, scored
 from real.texts import Sets
 from st_reba import TwinTower
 from st_reba.data.tables import read_pairs
@@ -57,12 +57,12 @@ SIMCSE = "SimCSE, one tower"
 
 def single(path: str, pooling: str = "cls") -> SentenceTransformer:
     tower = Transformer(path)
-    return SentenceTransformer(modules=[tower, Pooling(tower.get_embedding_dimension(), pooling)], device="cpu")
+    return SentenceTransformer(modules=[tower, Pooling(tower.get_embedding_dimension(), pooling)])
 
 
 def twins(path: str, cross_every: int) -> SentenceTransformer:
     towers = TwinTower(path, cross_every=cross_every)
-    return SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")], device="cpu")
+    return SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
 
 
 Made = tuple[SentenceTransformer, torch.nn.Module]

@@ -204,7 +204,9 @@ def promptreps() -> Dense:
         template = _word_prompt(language)
         module = CausalTransformer(backbone, template=template)
         pooled = Pooling(module.get_embedding_dimension(), "lasttoken")
-        return SentenceTransformer(modules=[module, pooled], device="cpu", prompts=dict(preset(template).prompts))
+        return SentenceTransformer(
+            modules=[module, pooled], device=str(backbone.model.device), prompts=dict(preset(template).prompts)
+        )
 
     return Dense("PromptReps", "last", make)
 
@@ -215,7 +217,9 @@ def sparse(expansion: int) -> Sparse:
     def make(backbone: CausalModule, language: str) -> SparseEncoder:
         template = _word_prompt(language)
         module = PromptRepsModule(backbone, template=template, expansion=expansion)
-        return SparseEncoder(modules=[module], device="cpu", prompts=dict(preset(template).prompts))
+        return SparseEncoder(
+            modules=[module], device=str(backbone.model.device), prompts=dict(preset(template).prompts)
+        )
 
     return Sparse(f"PromptReps, sparse{f', expansion {expansion}' if expansion else ''}", "", make)
 

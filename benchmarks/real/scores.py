@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
 
 from st_reba.compare.mteb import TaskScores, mteb_estimates, run_tasks
 from st_reba.compare.tf_idf import TfIdf
-from st_reba.data import tables
 from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalModule
 from st_reba.modules.after_pooling.choices import PARTWISE
 
+from .cosines import cosines_of
 from .filtered import Kept, Variant
 from .texts import LISTS, Sets
 from .titles import TASKS
@@ -183,39 +182,6 @@ def title_rows(found: Titles) -> Iterator[Row]:
     shared = {"set": found.name, "metric": TASKS[found.name][2], "texts": found.texts}
     for key, estimate in mteb_estimates(found.scores).items():
         yield {**shared, **_named(found.variants[key]), **_estimated(estimate)}
-
-
-def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
-    """(pairs,): of the rows that two index arrays name."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = vectors / np.where(norms == 0, 1, norms)
-    return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)
-
-
-def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
-    """(pairs,): by a model that embeds each text once."""
-    texts = pairs.texts()
-    place = {text: index for index, text in enumerate(texts)}
-    columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
-    vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
-    return cosines_of(vectors, *columns)
-
-
-def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, float]:
-    """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
-    replicates = bootstrap.bootstrap(scores)
-    mean = np.mean([replicates[index] for index in indices], axis=0)
-    low, high = bootstrap.interval(mean)
-    values = scores.values()
-    found: dict[str, float] = {
-        "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
-    }  # fmt: skip
-    if base is not None:
-        other = np.mean([replicates[index] for index in base], axis=0)
-        low, high = bootstrap.interval(mean - other)
-        ahead = float(np.mean([values[index] for index in indices]) - np.mean([values[index] for index in base]))
-        found |= {"ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
-    return found
 
 
 def _spearman(cosines: Array, labels: Sequence[float]) -> float:

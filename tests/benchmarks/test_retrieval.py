@@ -53,10 +53,9 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval, "bm25", lambda queries, documents, language, count: best(
         np.array([[float(query in document) for document in documents] for query in queries]), count))  # fmt: skip
     monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(retrieval.records.rewrite, "__defaults__", (tmp_path / "results",))
     options = argparse.Namespace(
         data=tmp_path / "data", out=tmp_path / "kept", precision="float32", max_tokens=64,
-        contenders=["Classical, mean", "PromptReps, sparse", "Static"],
+        results=tmp_path / "results", contenders=["Classical, mean", "PromptReps, sparse", "Static"],
     )  # fmt: skip
     return retrieval.Measured(MODELS["SmolLM2-135M-Instruct"], Path(path), COLLECTIONS["Cranfield"], options)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -112,9 +112,11 @@ def _varlen(
     batch, heads, length, _ = query.shape
     ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    # An argument of torch 2.12.
+    grouped: dict[str, Any] = {"enable_gqa": True} if key.shape[1] < heads else {}
     found = varlen.varlen_attn(
         query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
-        window_size=(-1, 0 if causal else -1), enable_gqa=key.shape[1] < heads,
+        window_size=(-1, 0 if causal else -1), **grouped,
     )  # fmt: skip
     output, lse = cast("tuple[Tensor, Tensor]", found)
     # It is said to have the tokens first; the operator below it has the heads first.

@@ -77,12 +77,14 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
 def test_the_public_kernel_is_given_texts_in_a_row(causal, groups, heads_first, monkeypatch):
     """It runs on CUDA alone; here the formula takes its place, and which way its log-sum-exp lies is left open."""
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch is too old to have it")
+    if groups > 1 and "enable_gqa" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("torch is too old to have it for heads that share keys")
     query, key, value = problem(groups)
     scale, batch = 0.3, len(query)
 
     def in_a_row(query, key, value, ends, ends_of_keys, longest, longest_key, **given):
         called = inspect.signature(given_signature).bind(query, key, value, ends, ends_of_keys, 9, 9, **given)
-        assert called.arguments["enable_gqa"] is (groups > 1)
+        assert called.arguments.get("enable_gqa", False) is (groups > 1)
         assert called.arguments["window_size"] == ((-1, 0) if causal else (-1, -1))
         assert ends.tolist() == list(range(0, 9 * batch + 1, 9))
         cut = [states.unflatten(0, (batch, 9)).transpose(1, 2) for states in (query, key, value)]

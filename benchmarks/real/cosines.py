@@ -1,0 +1,48 @@
+"""Cosines of pairs of texts, and their scores with intervals. Needs no mteb, as titles of news do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from st_reba.data import tables
+from st_reba.evaluation import bootstrap
+
+Array = NDArray[np.float64]
+
+
+def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
+    """(pairs,): of the rows that two index arrays name."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms == 0, 1, norms)
+    return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)
+
+
+def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
+    """(pairs,): by a model that embeds each text once."""
+    texts = pairs.texts()
+    place = {text: index for index, text in enumerate(texts)}
+    columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
+    vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
+    return cosines_of(vectors, *columns)
+
+
+def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, float]:
+    """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
+    replicates = bootstrap.bootstrap(scores)
+    mean = np.mean([replicates[index] for index in indices], axis=0)
+    low, high = bootstrap.interval(mean)
+    values = scores.values()
+    found: dict[str, float] = {
+        "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
+    }  # fmt: skip
+    if base is not None:
+        other = np.mean([replicates[index] for index in base], axis=0)
+        low, high = bootstrap.interval(mean - other)
+        ahead = float(np.mean([values[index] for index in indices]) - np.mean([values[index] for index in base]))
+        found |= {"ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
+    return found

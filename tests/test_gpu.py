@@ -1,0 +1,101 @@
+"""What a GPU computes is what a CPU computes. Runs where there is one: ``pytest tests/test_gpu.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from st_reba.lm.attention import fused, kernels
+from st_reba.lm.attention.observers import fold_at_once
+
+from . import oracles
+from .backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TELLING, TEXTS
+from .conftest import relative_error
+from .modules.test_invariance import RECIPES, TOLERANCES
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+#: Of float32, relative. Products are summed in another order there, and refined thought multiplies rounding.
+TOLERANCE = 2e-5
+SENTENCES = ["The cat sat on the mat.", "我爱自然语言处理。", "a", "The quick brown fox jumps over the lazy dog. " * 3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def products_of_float32_are_of_float32():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def on(device: str, recipe: str, path: str, pooling: str = "mean", **kwargs) -> SentenceTransformer:
+    module_class, settings = RECIPES[recipe]
+    module = module_class(path, **settings, **{"model_kwargs": {"dtype": "float32"}, **kwargs})
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device=device)
+
+
+def embedded(model: SentenceTransformer, texts: list[str], batch_size: int = 32) -> torch.Tensor:
+    return model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False).cpu()
+
+
+pooled = [name for name in RECIPES if name != "layer states"]
+
+
+@pytest.mark.parametrize("recipe", pooled)
+@pytest.mark.parametrize("name", [name for name in TELLING if name not in OWN_ATTENTION])
+def test_equals_the_cpu(recipe, name, backbone_path):
+    path = backbone_path(name)
+    expected = embedded(on("cpu", recipe, path), TEXTS)
+    found = embedded(on("cuda", recipe, path), TEXTS)
+    assert relative_error(found, expected) < 10 * TOLERANCES.get(recipe, TOLERANCE)
+
+
+@pytest.mark.parametrize("recipe", pooled)
+def test_a_batch_is_its_texts(recipe):
+    """On the demo LM: trained weights multiply no rounding."""
+    model = on("cuda", recipe, str(DEMO_MODEL))
+    assert relative_error(embedded(model, SENTENCES), embedded(model, SENTENCES, 1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("recipe", ["classical", "echo-2", "reba-2", "reba-3 last", "reba-2 chunks", "thought-2"])
+def test_half_precision_is_near(recipe, dtype):
+    expected = embedded(on("cpu", recipe, str(DEMO_MODEL)), SENTENCES)
+    found = embedded(on("cuda", recipe, str(DEMO_MODEL), model_kwargs={"dtype": dtype}), SENTENCES)
+    assert torch.cosine_similarity(found.float(), expected).min() > 0.995
+
+
+def test_half_precision_has_a_kernel_that_tells_its_sums():
+    """Else each layer's scores are computed twice."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for size, groups in ((64, 1), (64, 4), (128, 1)):
+            assert kernels.trusted_kernel("cuda", dtype, size, groups, False) is not kernels.plain_attention
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "groups", "size"), [(32, 8, 64), (32, 32, 128), (9, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("bias", [None, (torch.float32, False)], ids=["", "bias"])
+def test_the_triton_kernel_is_right(dtype, heads, groups, size, in_order, bias):
+    pytest.importorskip("triton")
+    kind = fused.Kind(torch.device("cuda", 0), dtype, heads, groups, size, False, bias, in_order)
+    source, keys = fused._problem(kind)
+    assert fused._agrees(fused._triton_fold(), source, keys, kind, fold_at_once)
+
+
+@pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_reba_equals_its_algorithm(architecture, backbone_path, eager, token_ids):
+    model = on("cuda", "reba-2", backbone_path(architecture))
+    for text, words in zip(TEXTS, model.encode(TEXTS, output_value="token_embeddings"), strict=True):
+        expected = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
+        assert relative_error(words.cpu(), expected) < TOLERANCE, text
+
+
+def test_moves_back():
+    model = on("cuda", "echo-2", str(DEMO_MODEL))
+    there = embedded(model, SENTENCES)
+    here = embedded(model.to("cpu"), SENTENCES)
+    assert relative_error(there, here) < TOLERANCE
