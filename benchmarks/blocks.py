@@ -108,12 +108,12 @@ def best_layers(pairs: str) -> Table:
     )
 
 
-def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *split: str) -> Table:
+def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *split: str, **where: Value) -> Table:
     """Some quantities of one table of cost.csv; what neither rows nor columns say stands above."""
     said = ("precision", "batch", "how", "date", "versions")
     return Table(
         "cost",
-        where={"table": table, "quantity": quantities},
+        where={"table": table, "quantity": quantities, **where},
         split=(*split, "model", "machine"),
         rows=rows,
         columns=columns,
@@ -443,7 +443,11 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         rows=Each(
             ("method", "turned", "reading"), (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"))
         ),
-        columns=(Column("Spearman x 100"),),
+        columns=(
+            Column("Spearman x 100"),
+            Column("ahead of no layer turned", show="ahead", bold=False),
+            Column("trainings", show="seeds", bold=False),
+        ),
         caption=("precision", "date"),
     ),
     "jtcse": Table(
@@ -527,7 +531,17 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         Each(("quantity", "contender"), (("", "{quantity}"), ("of Classical, mean", "{contender}"))),
         LENGTHS_BY_BATCH,
     ),
-    "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS),
+    "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS, precision="float32"),
+    # Where memory is a GPU's, all of them hold the same weights.
+    "cost-gpu": costs("repetition", ("time", "peak memory of encoding"), RATIO, LENGTHS, precision="bfloat16"),
+    "cost-kernel": Table(
+        "cost",
+        where={"table": "kernel", "quantity": "time of the maximum in a layer"},
+        split=("machine",),
+        rows=Each(("model", "contender"), (("layer", "{model}"), ("kernel / torch's operations", "{contender}"))),
+        columns=LENGTHS,
+        caption=("precision", "batch", "how", "date", "versions"),
+    ),
     "cost-passes": costs("passes", ("time",), RATIO_BY_BATCH, LENGTHS),
     "cost-sweep": costs("sweep", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-chunked": costs("chunked", ("time",), RATIO, LENGTHS),

@@ -424,6 +424,7 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "value": lambda store, record, _: (f"{record['value']:,.4g}", None),
     "date": partial(show_field, "date"),
     "seconds": partial(show_number, "seconds"),
+    "seeds": partial(show_number, "seeds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
     "share": partial(show_fraction, "share", "share_low", "share_high"),

@@ -7,7 +7,8 @@ Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
 that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
-seeds so far, with the interval of that mean over the pairs; ``ahead`` is how far it is ahead of no layer turned.
+seeds so far, with the interval of that mean over the pairs, and says how many they are; ``ahead`` is how far it is
+ahead of no layer turned.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Bench:
         options = self.options
         return {
             "model": options.model, "precision": options.precision, "triplets": options.source,
-            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "",
+            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "", "seeds": None,
             "date": date.today().isoformat(), "versions": records.versions(), **given,
         }  # fmt: skip
 
@@ -170,7 +171,9 @@ class Bench:
         indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
         for turned, own in indices.items():
             base = None if turned == "none" else indices["none"]
-            mean = self.row(method, turned=turned, reading=reading, seed=None, **scored(scores, own, base))
+            mean = self.row(
+                method, turned=turned, reading=reading, seed=None, seeds=len(own), **scored(scores, own, base)
+            )
             records.rewrite("bellm", [mean], self.options.results)
 
     def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
