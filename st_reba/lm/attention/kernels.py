@@ -112,7 +112,7 @@ def _varlen(
     batch, heads, length, _ = query.shape
     ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    # An argument of torch 2.12.
+    # torch 2.11 has no such argument.
     grouped: dict[str, Any] = {"enable_gqa": True} if key.shape[1] < heads else {}
     found = varlen.varlen_attn(
         query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
