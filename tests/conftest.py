@@ -105,8 +105,8 @@ def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
     are installed, and compiles the card's template; typer makes every command anew to run one.
 
-    Two things are not done at all: the collection of garbage after every training, and the drawing of random weights
-    that have no storage, which those of the file then replace.
+    Three things are not done at all: the collection of garbage after every training, the cards of a trainer's
+    checkpoints, and the drawing of random weights that have no storage, which those of the file then replace.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -116,9 +116,20 @@ def what_others_do_for_every_model_is_done_once():
 
         return reset_parameters
 
+    def without_a_card(save):
+        def _save(trainer, *args, **kwargs):
+            trainer.model._create_model_card = lambda *args, **kwargs: None
+            try:
+                save(trainer, *args, **kwargs)
+            finally:
+                del trainer.model._create_model_card
+
+        return _save
+
     import jinja2
     import torch
     import typer.testing
+    from sentence_transformers import SentenceTransformerTrainer
     from sentence_transformers.util import environment
 
     repeated = (
@@ -127,23 +138,28 @@ def what_others_do_for_every_model_is_done_once():
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
+        patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def weights_are_read_once():
-    """A tiny model that is loaded again and again is read twice, and then copied: that takes a quarter of the time.
+#: Directories of models that stay as they are for the whole session.
+_LASTING: set[str] = set()
 
-    Of a directory that has not changed, asked for in the same way. The first time nothing is kept: most of what a test
-    saves is loaded once.
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_read_once():
+    """A tiny model that is loaded again and again is read twice, and then copied: to read it takes a quarter of the
+    time. So are its tokenizer and its configuration, which one loading asks for three times.
+
+    Of a directory that has not changed, asked for in the same way. The first time nothing is kept, unless the directory
+    lasts: most of what a test saves is loaded once.
     """
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-    read = vars(PreTrainedModel)["from_pretrained"].__func__
     kept: dict[tuple[Any, ...], Any] = {}
 
     def known_by(value):
@@ -155,25 +171,34 @@ def weights_are_read_once():
             return value
         raise TypeError(value)
 
-    def from_pretrained(cls, path, *args, **kwargs):
-        directory = Path(str(path))
-        if not directory.is_dir() or "gguf_file" in kwargs:
-            return read(cls, path, *args, **kwargs)
-        stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-        try:
-            asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
-        except TypeError:
-            return read(cls, path, *args, **kwargs)
-        files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
-        key = (cls, str(path), files, torch.get_default_dtype(), *asked)
-        if kept.get(key) is None:
-            loaded = read(cls, path, *args, **kwargs)
-            kept[key] = copy.deepcopy(loaded) if key in kept else None
-            return loaded
-        return copy.deepcopy(kept[key])
+    def once(kind, at_once=False):
+        read = vars(kind)["from_pretrained"].__func__
+
+        def from_pretrained(cls, path, *args, **kwargs):
+            directory = Path(str(path))
+            if not directory.is_dir() or "gguf_file" in kwargs or kwargs.get("subfolder"):
+                return read(cls, path, *args, **kwargs)
+            try:
+                asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
+            except TypeError:
+                return read(cls, path, *args, **kwargs)
+            stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
+            files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+            key = (kind, cls, str(path), files, torch.get_default_dtype(), *asked)
+            if kept.get(key) is None:
+                loaded = read(cls, path, *args, **kwargs)
+                lasts = at_once or key in kept or str(directory) in _LASTING
+                kept[key] = copy.deepcopy(loaded) if lasts else None
+                return loaded
+            return copy.deepcopy(kept[key])
+
+        return classmethod(from_pretrained)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
+        patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel))
+        patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, at_once=True))
+        patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor))
+        patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer))
         yield
 
 
@@ -229,7 +254,9 @@ def backbone_path(tmp_path_factory):
 
     @functools.cache
     def made(name: str, kind: str) -> str:
-        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        path = backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        _LASTING.add(path)
+        return path
 
     return lambda name="llama", kind="bytes": made(name, kind)
 

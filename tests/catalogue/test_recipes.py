@@ -24,7 +24,7 @@ from st_reba.data.demo import demo_sentences
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 
 from ..backbones import DEMO_MODEL, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import long, pipeline, relative_error
 
 
 def test_the_recipes():
@@ -52,7 +52,7 @@ def test_the_recipes():
     assert not unworded & set(methods)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mistral_window", "gpt_oss_sinks"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral_window", *map(long, ["gpt2", "gemma3", "gpt_oss_sinks"])])
 def test_what_one_row_stands_for_is_the_same_by_definition(architecture, backbone_path):
     backbone = CausalTransformer(backbone_path(architecture))
     alone = {
@@ -125,7 +125,7 @@ def test_ck_is_the_mean_of_two_prompts(roomy_path):
     assert relative_error(recipes["CK"].model(backbone).encode(TEXTS), np.mean(parts, axis=0)) < 1e-5
 
 
-@pytest.mark.parametrize("repetitions", [1, 2, 5])
+@pytest.mark.parametrize("repetitions", [1, 3, long(2), long(5)])
 def test_no_more_copies_than_asked(repetitions, roomy_path):
     backbone = CausalTransformer(roomy_path)
     modules = [recipe.build(backbone) for recipe in default_recipes(repetitions)]

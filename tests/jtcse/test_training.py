@@ -19,7 +19,7 @@ from ..training.stopping import StopAfter
 @pytest.fixture
 def texts(tmp_path):
     path = tmp_path / "texts.txt"
-    path.write_text("\n".join(f"{text} {number}" for number in range(3) for text in TEXTS), encoding="utf-8")
+    path.write_text("\n".join(f"{text} {number}" for number in range(2) for text in TEXTS), encoding="utf-8")
     return str(path)
 
 
@@ -108,9 +108,9 @@ def test_what_is_written(settings, tmp_path):
     assert loaded[0].cross_every == 4
     assert loaded.max_seq_length == 9
     assert (loaded.encode(TEXTS) == model.to("cpu").encode(TEXTS)).all()
-    (state,) = (out / "checkpoints").glob("checkpoint-8/trainer_state.json")
+    (state,) = (out / "checkpoints").glob("checkpoint-6/trainer_state.json")
     log = json.loads(state.read_text())["log_history"]
-    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6, 8]
+    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6]
     assert {"info_nce", "interaction", "modulus"} <= set(log[0])
 
 

@@ -35,6 +35,14 @@ CASES = [
     ("gemma2_softcap", "kv re-routing"),
     ("mistral_window", "thought-4"),
 ]
+#: What computes with numbers that it makes itself; that those name their dtype, another test reads off the sources.
+OF_ITS_OWN = (
+    "reba-2", "reba-2 chunks", "thought-4", "metaeol", "kv re-routing", "token prepending", "token prepending, blocks",
+    "contrastive prompting",
+)  # fmt: skip
+MAKERS = [
+    case if hasattr(case, "marks") or case[0] != "llama" or case[1] in OF_ITS_OWN else long(case) for case in CASES
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,9 @@ class TestAutocast:
             found = kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, False)
         assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
 
-    @pytest.mark.parametrize("recipe", ["reba-2", "reba-2 chunks", "thought-4", "kv re-routing", "metaeol"])
+    @pytest.mark.parametrize(
+        "recipe", ["reba-2", "thought-4", "kv re-routing", long("reba-2 chunks"), long("metaeol")]
+    )
     def test_gradients_are_near(self, recipe, backbone_path):
         module_class, arguments = RECIPES[recipe]
         model = pipeline(module_class(backbone_path(), **arguments))
@@ -164,7 +174,7 @@ def loaded_under(backbone_path):
     return loaded
 
 
-@pytest.mark.parametrize(("case", "dtype"), paired(CASES, [torch.bfloat16, torch.float64]))
+@pytest.mark.parametrize(("case", "dtype"), paired(MAKERS, [torch.bfloat16, torch.float64]))
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_the_default_dtype_changes_nothing(case, dtype, module, loaded_under):
     architecture, recipe = case
@@ -220,7 +230,7 @@ def test_what_a_batch_changes_is_rounding(dtype, allowed):
     module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
     module.CPU_TOKENS = 2**20
     encode = pipeline(module).encode
-    texts = [*TEXTS, "我爱自然语言处理。 " * 3]
+    texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]
     together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
     alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
     found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()

@@ -21,7 +21,7 @@ from st_reba import (
 from ..backbones import DEMO_MODEL
 from ..conftest import long, paired, pipeline
 
-TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 5, "x" * 60]
+TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 3, "x" * 20]
 RECIPES = {
     "classical": (CausalTransformer, {}),
     "bidirectional": (CausalTransformer, {"bidirectional_layers": 2}),
@@ -34,8 +34,8 @@ RECIPES = {
     "refined thought": (RefinedThoughtModule, {"iterations": 3}),
     "metaeol": (MetaEOLModule, {"templates": ["{text} is", "in a word, {text}:"]}),
 }
-#: Others stand for these: rows of the last token, and copies, are read in the same way under ReBA.
-FURTHER = ("prompteol", "echo-2")
+#: Others stand for these: rows of the last token, and copies, are read in the same way as all tokens under ReBA.
+FURTHER = ("prompteol", "echo-2", "classical", "reba-2 last")
 EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
 
 

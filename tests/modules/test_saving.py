@@ -38,7 +38,7 @@ from st_reba.version import REQUIREMENT, __version__
 from .. import processes
 from ..backbones import TEXTS
 from ..catalogued import completed
-from ..conftest import paired, pipeline
+from ..conftest import long, paired, pipeline
 
 BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]
 
@@ -82,7 +82,27 @@ CASES = completed(
 )
 
 
-@pytest.mark.parametrize(("case", "kind"), paired(CASES, ["bytes", "bert"]))
+#: The first of each class: what else a class saves are further settings.
+FIRST = {module_class: case for case, (module_class, _) in reversed(CASES.items())}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FIRST.values()])
+def test_further_settings(case, backbone_path, shared, tmp_path):
+    module_class, settings = CASES[case]
+    module = module_class((backbone_path if "max_seq_length" in settings else shared)(), **settings)
+    module.save(str(tmp_path))
+    loaded = module_class.load(str(tmp_path))
+    assert loaded.get_config_dict() == module.get_config_dict()
+    assert loaded.max_seq_length == module.max_seq_length
+    for key, value in settings.items():
+        if key != "template":
+            assert getattr(loaded, key) == value
+    assert np.array_equal(pipeline(loaded).encode(TEXTS), pipeline(module).encode(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), paired([case if case in FIRST.values() else long(case) for case in CASES], ["bytes", "bert"])
+)
 def test_save_and_load(case, kind, backbone_path, shared, tmp_path):
     module_class, settings = CASES[case]
     backbone = (backbone_path if "max_seq_length" in settings else shared)("llama", kind)
@@ -136,7 +156,7 @@ def test_requirements_of_others_are_kept(shared, tmp_path):
     assert config["requirements"] == {"peft": ">=0.1", **REQUIREMENT}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case if case in FIRST.values() else long(case) for case in CASES])
 def test_pickle(case, backbone_path, shared):
     module_class, settings = CASES[case]
     backbone = backbone_path() if "max_seq_length" in settings else shared()

@@ -201,11 +201,11 @@ def test_it_learns_and_says_so(settings, tmp_path):
     """Evaluated as it goes; what was asked is what was done."""
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("one\ttwo\t1\nthree\tfour\t2\nfive\tsix\t4\n")
-    given = settings(epochs=2, evaluation=str(pairs), temperature=0.1)
+    given = settings(max_steps=2, evaluation_steps=1, evaluation=str(pairs), temperature=0.1)
     train_bellm(given, tmp_path / "run", progress=False)
     states = sorted((tmp_path / "run/checkpoints").glob("checkpoint-*/trainer_state.json"))
     log = json.loads(states[-1].read_text())["log_history"]
-    assert [entry["step"] for entry in log if "eval_spearman_cosine" in entry] == [3, 6]
+    assert [entry["step"] for entry in log if "eval_spearman_cosine" in entry] == [1, 2]
     run = json.loads((tmp_path / "run/checkpoints/run.json").read_text())
     assert (run["temperature"], run["rank"], run["loss"]) == (0.1, 4, "MultipleNegativesRankingLoss")
 
@@ -216,7 +216,7 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
 
     from .stopping import StopAfter
 
-    given = settings(model_kwargs={"dtype": "bfloat16"}, epochs=2, checkpoint_steps=2)
+    given = settings(model_kwargs={"dtype": "bfloat16"}, max_steps=4, checkpoint_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
     fit = bellm.fit
     with monkeypatch.context() as patch:

@@ -49,7 +49,10 @@ def test_one_pass_of_the_same_model(loss, settings, tmp_path, monkeypatch):
     monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: seen.append(args[1]) or fit(*args, **kwargs))
     given = settings(
         loss=loss,
-        arguments={"num_train_epochs": 8, "learning_rate": 1e-2, "save_strategy": "no", "eval_strategy": "no"},
+        arguments={
+            "num_train_epochs": 14, "learning_rate": 2e-2, "per_device_train_batch_size": 48, "save_strategy": "no",
+            "eval_strategy": "no",
+        },  # fmt: skip
     )
     before = distil.weights_digest(CausalTransformer(given.model))
     student = train_distil(given, tmp_path / "out", progress=False)
@@ -99,10 +102,10 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
 
 
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(arguments={"save_steps": 1})
+    given = settings(arguments={"save_steps": 1, "max_steps": 2})
     whole = train_distil(given, tmp_path / "whole", progress=False)
     fit = distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(2)]))
+    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(1)]))
     with pytest.raises(KeyboardInterrupt):
         train_distil(given, tmp_path / "out", progress=False)
     monkeypatch.setattr(distil, "fit", fit)

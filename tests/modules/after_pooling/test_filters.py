@@ -40,8 +40,8 @@ CORPUS = [f"{number}: {text}" for number in range(12) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
-def model(backbone_path):
-    return pipeline(CausalTransformer(backbone_path("gpt2")))
+def model(shared):
+    return pipeline(CausalTransformer(shared("gpt2")))
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +198,9 @@ class TestWhitening:
         assert same_up_to_signs(applied(module, vectors), expected) < 1e-3
 
     @pytest.mark.parametrize(("architecture", "directions"), [("llama", 32), ("gpt2", 31), ("opt", 31)])
-    def test_all_directions_there_are_without_shrinkage(self, architecture, directions, backbone_path):
+    def test_all_directions_there_are_without_shrinkage(self, architecture, directions, shared):
         """A LayerNorm's values sum to a constant, so that one direction is not there, and is not blown up."""
-        model = pipeline(CausalTransformer(backbone_path(architecture)))
+        model = pipeline(CausalTransformer(shared(architecture)))
         module = WhiteningTransform.fit(model, CORPUS, shrinkage=0)
         assert module.get_embedding_dimension() == directions
         corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
@@ -441,8 +441,8 @@ def test_truncation_keeps_the_first_directions(model):
         assert np.allclose(truncated.encode(TEXTS), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_fitting_looks_behind_truncation(backbone_path):
-    model = pipeline(CausalTransformer(backbone_path("gpt2")))
+def test_fitting_looks_behind_truncation(shared):
+    model = pipeline(CausalTransformer(shared("gpt2")))
     model.truncate_dim = 4
     assert WhiteningTransform.fit(model, CORPUS, dimension=20).in_features == 32
     assert AllButTheTop.fit(model, CORPUS, removed=20).in_features == 32

@@ -44,10 +44,10 @@ class TestOracle:
 
 
 @pytest.mark.parametrize(("architecture", "count"), paired(third(1, ARCHITECTURES), [1, 2, 0]))
-def test_causality(architecture, count, backbone_path):
+def test_causality(architecture, count, shared):
     """The last token reaches the first token's state in the last layer if and only if that layer attends both ways,
     and never before the first layer that does."""
-    module = CausalTransformer(backbone_path(architecture), bidirectional_layers=count)
+    module = CausalTransformer(shared(architecture), bidirectional_layers=count)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 8, 10]])
     turned = range(3 - count, 3)
     with torch.no_grad(), entered(masking=BothWays(turned, torch.ones(2, 5, dtype=torch.bool))):

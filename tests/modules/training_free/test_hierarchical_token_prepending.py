@@ -63,9 +63,9 @@ def blocks_of(module, text):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
-def test_whole_sentences(kind, backbone_path, eager):
+def test_whole_sentences(kind, shared, eager):
     module = HierarchicalTokenPrependingModule(
-        backbone_path("llama", kind), block_length=1, template="x{prepend}{text} y"
+        shared("llama", kind), block_length=1, template="x{prepend}{text} y"
     )
     blocks = blocks_of(module, LONG)
     decode = module.tokenizer.decode
@@ -111,9 +111,9 @@ def test_a_block_does_not_end_within_a_character(shared):
     assert [module.tokenizer.decode(block) for block in blocks] == ["他来了。", "我走了。"]
 
 
-def test_slots_within_the_text_are_not_handed_on(backbone_path, token_ids):
+def test_slots_within_the_text_are_not_handed_on(shared, token_ids):
     module = HierarchicalTokenPrependingModule(
-        backbone_path(), block_length=1, whole_sentences=False, pool_over="all", template="a{prepend}{text}b"
+        shared(), block_length=1, whole_sentences=False, pool_over="all", template="a{prepend}{text}b"
     )
     item = pipeline(module).encode("the cat", output_value=None)
     assert item["input_ids"].tolist() == [*token_ids("the cat"), *token_ids("b")]

@@ -148,8 +148,8 @@ def test_a_shared_backbone_is_not_changed(backbone_path):
     assert np.array_equal(routed, pipeline(KVReroutingModule(backbone_path())).encode(TEXTS))
 
 
-def test_two_threads_with_one_backbone(backbone_path):
-    classical = CausalTransformer(backbone_path())
+def test_two_threads_with_one_backbone(shared):
+    classical = CausalTransformer(shared())
     models = [pipeline(classical), pipeline(KVReroutingModule(classical, layers=[0, 1]))]
     alone = [model.encode(TEXTS) for model in models]
     failures = []

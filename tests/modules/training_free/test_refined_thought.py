@@ -156,8 +156,8 @@ def test_wrong_settings(settings, message, shared):
 
 class TestForwardArguments:
     @pytest.fixture(params=[True, False], ids=["cached", "whole"])
-    def module(self, request, backbone_path):
-        module = RefinedThoughtModule(backbone_path(), iterations=3)
+    def module(self, request, shared):
+        module = RefinedThoughtModule(shared(), iterations=3)
         module._reuses_cache = request.param
         return module
 
