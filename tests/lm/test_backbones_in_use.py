@@ -296,7 +296,9 @@ class TestAdapter:
         assert not list(directory.glob("model*"))
         return str(directory)
 
-    @pytest.mark.parametrize(("recipe", "way"), paired(first(RECIPES, 3), ["path", "PeftModel", "load_adapter", "add_adapter"]))
+    @pytest.mark.parametrize(
+        ("recipe", "way"), paired(first(RECIPES, 3), ["path", "PeftModel", "load_adapter", "add_adapter"])
+    )
     def test_adapted(self, way, recipe, peft, adapter, backbone_path, plain_words, tmp_path):
         torch.manual_seed(1)
         if way == "path":
@@ -337,10 +339,10 @@ class TestCompiled:
         yield
         torch.compiler.reset()
 
-    def check(self, recipe, path, backend):
+    def check(self, recipe, path, backend, dynamic=True):
         model = make(recipe, path)
         wanted = expected(recipe, model[0])
-        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=True)
+        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=dynamic)
         assert relative_error(words(model), wanted) < EXACT
         return model
 
@@ -352,7 +354,8 @@ class TestCompiled:
             graphs.append(graph)
             return graph.forward
 
-        self.check(recipe, path, keep)
+        # One batch, whose sizes may be numbers: symbols take three times as long to trace.
+        self.check(recipe, path, keep, dynamic=False)
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         assert any("linear" in str(node.target) for node in nodes)
         assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)

@@ -84,7 +84,9 @@ def directly(file: Path, dtype=torch.float32) -> Transformer:
 
 
 class TestEqual:
-    @pytest.mark.parametrize(("kind", "dtype"), paired(["F16", "Q4_0", long("F32"), long("Q8_0")], ["float32", "bfloat16"]))
+    @pytest.mark.parametrize(
+        ("kind", "dtype"), paired(["F16", "Q4_0", long("F32"), long("Q8_0")], ["float32", "bfloat16"])
+    )
     def test_to_what_transformers_reads(self, files, cache, kind, dtype):
         model = pipeline(CausalTransformer(str(files(kind)), model_kwargs={"dtype": dtype}))
         expected = pipeline(directly(files(kind), getattr(torch, dtype)))

@@ -94,9 +94,7 @@ class TestAutocast:
             found = kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, False)
         assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
 
-    @pytest.mark.parametrize(
-        "recipe", ["reba-2", "thought-4", "kv re-routing", long("reba-2 chunks"), long("metaeol")]
-    )
+    @pytest.mark.parametrize("recipe", ["reba-2", "thought-4", "kv re-routing", long("reba-2 chunks"), long("metaeol")])
     def test_gradients_are_near(self, recipe, backbone_path):
         module_class, arguments = RECIPES[recipe]
         model = pipeline(module_class(backbone_path(), **arguments))
@@ -195,7 +193,9 @@ def test_new_tensors_name_their_dtype():
         for path in package.rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call)
-        and ast.unparse(call.func) in {f"torch.{name}" for name in factories}
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in factories
+        and ast.unparse(call.func) == f"torch.{call.func.attr}"
         and "dtype" not in [keyword.arg for keyword in call.keywords]
     ]
     assert not silent

@@ -247,10 +247,10 @@ REFUSING = {method: [change for change in ALL if (method, change) not in REFUSED
 
 
 def usual(method, architecture, changes) -> bool:
-    """All at once under every method; each alone and in pairs under one; what is refused, which takes no time."""
+    """All at once under every method; each alone under one; what is refused, which takes no time."""
     if architecture != "llama":
         return method in ("reba", "values")
-    if method == "prompt" or changes in (ALL, REFUSING.get(method)):
+    if (method == "prompt" and len(changes) == 1) or changes in (ALL, REFUSING.get(method)):
         return True
     return len(changes) == 1 and (method, changes[0]) in REFUSED
 

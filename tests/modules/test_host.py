@@ -64,6 +64,8 @@ FURTHER: list[Case] = [
     (EchoModule, {"rows": "last"}),
     (EchoModule, {"pool_over": "all"}),
     (CausalTransformer, {"deterministic": True}),
+    (CausalTransformer, {"pool_over": "all", "template": "prompteol"}),
+    (ReBAModule, {}),
     (ReBAModule, {"chunk_length": 3, "rows": "last"}),
 ]
 METHODS = [

@@ -82,7 +82,7 @@ RECIPES = completed(
 FURTHER = (
     "classical, all", "prompted", "echo-3 repeated", "springer", "echo-2 bidirectional", "reba-2 bidirectional",
     "early and late, one layer", "thought-1", "thought-2", "thought-2 bidirectional", "reba-1", "kv re-routing, words",
-    "reba-3 chunks last",
+    "reba-3 chunks last", "prompteol",
 )  # fmt: skip
 EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
 KINDS = ("bytes", "bert", "sentencepiece")
@@ -142,7 +142,7 @@ def model(shared):
 @pytest.mark.parametrize("kind", first(KINDS, 1))
 @pytest.mark.parametrize("recipe", EACH_MODULE)
 class TestBatches:
-    @settings(max_examples=examples(30))
+    @settings(max_examples=examples(30) if LONG else 2)
     @given(batch=st.lists(anything, min_size=1, max_size=4), data=st.data())
     def test_a_batch_is_its_texts(self, recipe, kind, model, batch, data):
         pooling = data.draw(st.sampled_from(["mean", "lasttoken", "max", "cls", "weightedmean"]))

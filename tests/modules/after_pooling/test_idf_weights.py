@@ -74,8 +74,7 @@ def test_oracle(made, shared, token_ids):
 def test_tokens_of_a_template_count_where_they_are_handed_on(shared, token_ids):
     template = "the dog: {text} in a word"
     text_alone, whole = (
-        IdfWeights.fit(CausalTransformer(shared(), template=template, pool_over=over), FIT)
-        for over in ("text", "all")
+        IdfWeights.fit(CausalTransformer(shared(), template=template, pool_over=over), FIT) for over in ("text", "all")
     )
     (colon,) = token_ids(":")
     assert text_alone.weights[colon] == text_alone.weights.max()

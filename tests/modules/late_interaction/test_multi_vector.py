@@ -53,16 +53,16 @@ def test_oracle(name, kind, shared):
     module = MODULES[name](shared("llama", kind))
     model = multi_vector_encoder(module, prompts=PROMPTS)
     expected = []
-    for query in TEXTS:
+    for query in TEXTS[:2]:
         _, asked = words(module, query, PROMPTS["query"])
         row = []
-        for text in TEXTS:
+        for text in TEXTS[1:]:
             ids, found = words(module, text, PROMPTS["document"])
             assert len(ids) == module.lay_out([text], PROMPTS["document"]).text_length, "of one copy"
             tells = [any(sign.isalnum() or sign in "🥊�" for sign in module.tokenizer.decode([each])) for each in ids]
             row.append(maxsim(asked, found[torch.tensor(tells)]))
         expected.append(row)
-    scores = model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS))
+    scores = model.similarity(model.encode_query(TEXTS[:2]), model.encode_document(TEXTS[1:]))
     assert relative_error(scores, expected) < 1e-5
 
 

@@ -9,7 +9,7 @@ from st_reba.lm.context import entered
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
@@ -58,7 +58,9 @@ def test_causality(architecture, count, shared):
 
 @pytest.mark.parametrize(
     ("module_class", "dtype"),
-    paired([BidirectionalLastLayer, EchoModule, ReBAModule, RefinedThoughtModule], ["bfloat16", "float16", "float32"]),
+    paired(
+        [BidirectionalLastLayer, ReBAModule, *map(long, [EchoModule, RefinedThoughtModule])], ["bfloat16", "float16"]
+    ),
 )
 def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""

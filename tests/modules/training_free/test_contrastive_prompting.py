@@ -12,7 +12,7 @@ from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import TEXTS, own, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
 TOLERANCE = 1e-5
@@ -98,8 +98,8 @@ def deep(tmp_path_factory):
     ("template", "layer", "scale", "output_layer"),
     [
         ("prompteol", 4, 2.0, 27),
-        ("prompteol-zh", 4, 2.0, 27),
-        ("pretended-cot", 6, 3.0, 31),
+        long("prompteol-zh", 4, 2.0, 27),
+        long("pretended-cot", 6, 3.0, 31),
         ("knowledge", 6, 3.0, 31),
         ('Of "{text}":', 4, 2.0, 27),
     ],

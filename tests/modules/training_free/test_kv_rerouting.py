@@ -155,7 +155,7 @@ def test_two_threads_with_one_backbone(shared):
     failures = []
 
     def work(model, expected):
-        for _ in range(15):
+        for _ in range(8):
             if relative_error(model.encode(TEXTS, batch_size=2), expected) > 1e-6:
                 failures.append(model)
 
