@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import os
@@ -154,8 +155,9 @@ def models_are_read_once():
     """A tiny model that is loaded again and again is read twice, and then copied: to read it takes a quarter of the
     time. So are its tokenizer and its configuration, which one loading asks for three times.
 
-    Of a directory that has not changed, asked for in the same way. The first time nothing is kept, unless the directory
-    lasts: most of what a test saves is loaded once.
+    Of a directory that has not changed, asked for in the same way; of weights, of any directory with the same ones,
+    since most of what tests save is a few backbones. What is read for the first time is kept if its directory lasts,
+    or if it is quickly copied.
     """
     import torch
     from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -164,38 +166,60 @@ def models_are_read_once():
 
     def known_by(value):
         if isinstance(value, PreTrainedConfig):
-            return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
+            return type(value), json.dumps({**value.to_dict(), "_name_or_path": ""}, default=repr, sort_keys=True)
         if isinstance(value, dict):
             return tuple(map(known_by, itertools.chain(*value.items())))
         if value is None or isinstance(value, (str, int, float, torch.dtype)):
             return value
         raise TypeError(value)
 
-    def once(kind, at_once=False):
+    def by_name(directory):
+        stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
+        return str(directory), *((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+
+    def by_weights(directory):
+        files = [file for file in sorted(directory.iterdir()) if file.is_file()]
+        if any(file.suffix == ".py" or file.name == "adapter_config.json" for file in files):
+            # What is read lies elsewhere, too.
+            raise TypeError(directory)
+        read = [file for file in files if file.suffix in (".safetensors", ".bin") or file.name.endswith("onfig.json")]
+        read += [file for file in files if file.name.endswith(".index.json")]
+        relevant = [file for file in read if not file.name.startswith(("tokenizer", "sentence", "processor"))]
+        return tuple((file.name, digest(file, *file.stat()[:7], file.stat().st_mtime_ns)) for file in relevant)
+
+    @functools.cache
+    def digest(file, *stat):
+        return hashlib.sha256(file.read_bytes()).digest()
+
+    def renamed(loaded, path):
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.name_or_path = model.config._name_or_path = str(path)
+        return loaded
+
+    def once(kind, identity=by_name, at_once=False, given=lambda loaded, path: loaded):
         read = vars(kind)["from_pretrained"].__func__
 
         def from_pretrained(cls, path, *args, **kwargs):
-            directory = Path(str(path))
-            if not directory.is_dir() or "gguf_file" in kwargs or kwargs.get("subfolder"):
+            directory = Path(str(path)) / (kwargs.get("subfolder") or "")
+            if not directory.is_dir() or "gguf_file" in kwargs:
                 return read(cls, path, *args, **kwargs)
             try:
-                asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
+                settings = sorted((name, value) for name, value in kwargs.items() if name != "subfolder")
+                asked = tuple(map(known_by, (*args, *itertools.chain(*settings))))
+                key = (kind, cls, identity(directory), torch.get_default_dtype(), *asked)
             except TypeError:
                 return read(cls, path, *args, **kwargs)
-            stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-            files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
-            key = (kind, cls, str(path), files, torch.get_default_dtype(), *asked)
             if kept.get(key) is None:
                 loaded = read(cls, path, *args, **kwargs)
                 lasts = at_once or key in kept or str(directory) in _LASTING
                 kept[key] = copy.deepcopy(loaded) if lasts else None
                 return loaded
-            return copy.deepcopy(kept[key])
+            return given(copy.deepcopy(kept[key]), path)
 
         return classmethod(from_pretrained)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel))
+        patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel, by_weights, given=renamed))
         patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, at_once=True))
         patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor))
         patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer))
