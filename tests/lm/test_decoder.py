@@ -21,9 +21,9 @@ quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, token_ids):
     module = CausalTransformer(shared(name), output_layer=layer)
     assert len(inspect(module.model).layers) == layer
-    vectors = pipeline(module, "lasttoken").encode(TEXTS)
+    vectors = pipeline(module, "lasttoken").encode(TEXTS[:3])
     norm = final_norm(name, eager(name))
-    for vector, text in zip(vectors, TEXTS, strict=True):
+    for vector, text in zip(vectors, TEXTS[:3], strict=True):
         expected = after_each_layer(eager(name), token_ids(text), norm)[layer][-1]
         assert relative_error(torch.tensor(vector), expected) < 1e-5
 

@@ -77,7 +77,7 @@ def distance(value, expected) -> float:
 
 
 class TestAutocast:
-    @pytest.mark.parametrize(("case", "trusted_before"), paired(CASES, [False, True]))
+    @pytest.mark.parametrize(("case", "trusted_before"), paired(MAKERS, [False, True]))
     def test_encoding_is_near(self, case, trusted_before, module):
         """Whether the kernels were first tried outside autocast or within it."""
         encode = pipeline(module(*case)).encode

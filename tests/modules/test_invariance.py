@@ -439,7 +439,6 @@ def half(backbone_path):
     ("recipe", "architecture"),
     paired(
         [
-            "classical",
             "echo-2",
             "reba-2",
             "reba-3 last",
@@ -448,11 +447,9 @@ def half(backbone_path):
             "thought-4",
             "metaeol",
             "kv re-routing",
-            "token prepending",
             "token prepending, blocks",
-            "value aggregation",
             "contrastive prompting",
-            "early and late",
+            *map(long, ["classical", "token prepending", "value aggregation", "early and late"]),
         ],
         ["llama", "mistral_window", "gemma2_softcap", "gpt2", "bloom", long("gpt_oss_sinks")],
     ),

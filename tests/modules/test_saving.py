@@ -206,24 +206,20 @@ SAME = "np.array_equal(vectors, expected)"
 NEAR = "np.allclose(vectors, expected, rtol=1e-5, atol=1e-6)"
 
 
-def test_a_fresh_process_with_the_import(saved, run):
-    assert "the same" in run(ENCODE.format(imports="import st_reba", flag="", how="", check=SAME), str(saved))
-
-
 def test_a_fresh_process_without_the_import(saved, run):
     code = ENCODE.format(imports="", flag=", trust_remote_code=True", how="", check=SAME)
     assert "the same" in run(code, str(saved))
 
 
-def test_worker_processes(saved, tmp_path):
-    code = textwrap.dedent(
-        ENCODE.format(imports="import st_reba", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)
-    )
+def test_a_fresh_process_with_the_import_and_its_workers(saved, tmp_path):
+    alone = ENCODE.format(imports="import st_reba", flag="", how="", check=SAME)
+    several = ENCODE.format(imports="", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)
+    code = textwrap.dedent(alone) + textwrap.dedent(several)
     script = tmp_path / "encode.py"
     script.write_text(code)
     done = processes.run(script, saved, out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout
-    assert "the same" in done.stdout
+    assert done.stdout.count("the same") == 2
 
 
 def test_a_machine_without_st_reba(saved, run):

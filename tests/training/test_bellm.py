@@ -255,13 +255,12 @@ class TestResuming:
         resumed = train_bellm(changed, stopped, progress=False)
         assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
 
-    def test_of_another_rank_is_refused(self, stopped, settings):
+    def test_of_another_run_is_refused(self, stopped, settings, monkeypatch):
+        """Of another rank, and of a model that changed in its place: the checkpoints hold the adapter alone."""
+        from st_reba.training import bellm
+
         with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
             train_bellm(settings(epochs=2, checkpoint_steps=2, rank=8), stopped, progress=False)
-
-    def test_of_a_model_that_changed_in_its_place_is_refused(self, stopped, settings, monkeypatch):
-        """The checkpoints hold the adapter alone."""
-        from st_reba.training import bellm
 
         def changed(given):
             model = build_bellm(given)
