@@ -18,7 +18,7 @@ from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import first, relative_error
+from ..conftest import first, long, relative_error
 from .shorthand import whole
 
 pytest.importorskip("peft")
@@ -108,7 +108,7 @@ def test_all_linear_layers_of_llama_2_7b_are_the_papers_80_million():
     assert layers * rank * (4 * (width + width) + 3 * (width + inner)) == pytest.approx(80e6, rel=1e-2)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi3", "gpt_neox", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", *map(long, ["phi3", "gpt_neox", "gemma3"])])
 def test_every_linear_layer_is_adapted_and_nothing_else_is_trained(architecture, settings, backbone_path):
     model = build_bellm(settings(model=backbone_path(architecture)))
     add_lora(model, settings())
