@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import os
@@ -105,8 +107,8 @@ def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
     are installed, and compiles the card's template; typer makes every command anew to run one.
 
-    Two things are not done at all: the collection of garbage after every training, and the drawing of random weights
-    that have no storage, which those of the file then replace.
+    Three things are not done at all: the collection of garbage after every training, the cards of a trainer's
+    checkpoints, and the drawing of random weights that have no storage, which those of the file then replace.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -116,9 +118,20 @@ def what_others_do_for_every_model_is_done_once():
 
         return reset_parameters
 
+    def without_a_card(save):
+        def _save(trainer, *args, **kwargs):
+            trainer.model._create_model_card = lambda *args, **kwargs: None
+            try:
+                save(trainer, *args, **kwargs)
+            finally:
+                del trainer.model._create_model_card
+
+        return _save
+
     import jinja2
     import torch
     import typer.testing
+    from sentence_transformers import SentenceTransformerTrainer
     from sentence_transformers.util import environment
 
     repeated = (
@@ -127,53 +140,104 @@ def what_others_do_for_every_model_is_done_once():
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
+        patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def weights_are_read_once():
-    """A tiny model that is loaded again and again is read twice, and then copied: that takes a quarter of the time.
+#: Directories of models that stay as they are for the whole session.
+_LASTING: set[str] = set()
 
-    Of a directory that has not changed, asked for in the same way. The first time nothing is kept: most of what a test
-    saves is loaded once.
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_read_once():
+    """A tiny model that is loaded again and again is read twice, and then copied: to read it takes a quarter of the
+    time. So are its tokenizer and its configuration, which one loading asks for three times.
+
+    Of a directory that has not changed, asked for in the same way; of weights, of any directory with the same ones,
+    since most of what tests save is a few backbones. What is read for the first time is kept if its directory lasts,
+    or if it is quickly copied.
     """
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-    read = vars(PreTrainedModel)["from_pretrained"].__func__
     kept: dict[tuple[Any, ...], Any] = {}
 
     def known_by(value):
         if isinstance(value, PreTrainedConfig):
-            return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
+            return type(value), json.dumps({**value.to_dict(), "_name_or_path": ""}, default=repr, sort_keys=True)
         if isinstance(value, dict):
             return tuple(map(known_by, itertools.chain(*value.items())))
         if value is None or isinstance(value, (str, int, float, torch.dtype)):
             return value
         raise TypeError(value)
 
-    def from_pretrained(cls, path, *args, **kwargs):
-        directory = Path(str(path))
-        if not directory.is_dir() or "gguf_file" in kwargs:
-            return read(cls, path, *args, **kwargs)
+    def by_name(directory):
         stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-        try:
-            asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
-        except TypeError:
-            return read(cls, path, *args, **kwargs)
-        files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
-        key = (cls, str(path), files, torch.get_default_dtype(), *asked)
-        if kept.get(key) is None:
-            loaded = read(cls, path, *args, **kwargs)
-            kept[key] = copy.deepcopy(loaded) if key in kept else None
-            return loaded
-        return copy.deepcopy(kept[key])
+        return str(directory), *((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+
+    def by_weights(directory):
+        files = [file for file in sorted(directory.iterdir()) if file.is_file()]
+        if any(file.suffix == ".py" or file.name == "adapter_config.json" for file in files):
+            # What is read lies elsewhere, too.
+            raise TypeError(directory)
+        read = [file for file in files if file.suffix in (".safetensors", ".bin") or file.name.endswith("onfig.json")]
+        read += [file for file in files if file.name.endswith(".index.json")]
+        relevant = [file for file in read if not file.name.startswith(("tokenizer", "sentence", "processor"))]
+        return tuple((file.name, digest(file, *file.stat()[:7], file.stat().st_mtime_ns)) for file in relevant)
+
+    @functools.cache
+    def digest(file, *stat):
+        return hashlib.sha256(file.read_bytes()).digest()
+
+    def twin(value, memo):
+        """A deep copy, a quarter as long under way: a module's attributes are mostly empty dictionaries."""
+        if value is None or isinstance(value, (str, int, float)):
+            return value
+        if type(value) in (dict, collections.OrderedDict):
+            return type(value)((name, twin(part, memo)) for name, part in value.items())
+        if not isinstance(value, torch.nn.Module):
+            return copy.deepcopy(value, memo)
+        if id(value) not in memo:
+            memo[id(value)] = made = type(value).__new__(type(value))
+            vars(made).update((name, twin(part, memo)) for name, part in vars(value).items())
+        return memo[id(value)]
+
+    def copied(loaded, path):
+        model, *report = loaded if isinstance(loaded, tuple) else (loaded,)
+        model = twin(model, {})
+        model.name_or_path = model.config._name_or_path = str(path)
+        return (model, *copy.deepcopy(report)) if report else model
+
+    def once(kind, identity=by_name, at_once=False, copied=lambda loaded, path: copy.deepcopy(loaded)):
+        read = vars(kind)["from_pretrained"].__func__
+
+        def from_pretrained(cls, path, *args, **kwargs):
+            directory = Path(str(path)) / (kwargs.get("subfolder") or "")
+            if not directory.is_dir() or "gguf_file" in kwargs:
+                return read(cls, path, *args, **kwargs)
+            try:
+                settings = sorted((name, value) for name, value in kwargs.items() if name != "subfolder")
+                asked = tuple(map(known_by, (*args, *itertools.chain(*settings))))
+                key = (kind, cls, identity(directory), torch.get_default_dtype(), *asked)
+            except TypeError:
+                return read(cls, path, *args, **kwargs)
+            if kept.get(key) is None:
+                loaded = read(cls, path, *args, **kwargs)
+                lasts = at_once or key in kept or str(directory) in _LASTING
+                kept[key] = copy.deepcopy(loaded) if lasts else None
+                return loaded
+            return copied(kept[key], path)
+
+        return classmethod(from_pretrained)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
+        patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel, by_weights, copied=copied))
+        patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, at_once=True))
+        patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor))
+        patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer))
         yield
 
 
@@ -229,7 +293,9 @@ def backbone_path(tmp_path_factory):
 
     @functools.cache
     def made(name: str, kind: str) -> str:
-        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        path = backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        _LASTING.add(path)
+        return path
 
     return lambda name="llama", kind="bytes": made(name, kind)
 

@@ -99,10 +99,10 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
 
 
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(arguments={"save_steps": 1})
+    given = settings(arguments={"save_steps": 1, "max_steps": 2})
     whole = train_distil(given, tmp_path / "whole", progress=False)
     fit = distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(2)]))
+    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(1)]))
     with pytest.raises(KeyboardInterrupt):
         train_distil(given, tmp_path / "out", progress=False)
     monkeypatch.setattr(distil, "fit", fit)
