@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -105,8 +106,9 @@ def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
     are installed, and compiles the card's template; typer makes every command anew to run one.
 
-    Two things are not done at all: the collection of garbage after every training, and the drawing of random weights
-    that have no storage, which those of the file then replace.
+    Three things are not done at all: the collection of garbage after every training, the drawing of random weights
+    that have no storage, which those of the file then replace, and torch's note, at every seed, of the stack from which
+    a GPU would get it too.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -128,6 +130,8 @@ def what_others_do_for_every_model_is_done_once():
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+        for device in ("cuda", "xpu"):
+            patched.setattr(f"torch.{device}.traceback", SimpleNamespace(format_stack=list), raising=False)
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
