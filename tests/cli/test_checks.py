@@ -220,7 +220,7 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
     out = tmp_path / "out"
     said = run(
         "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--out", out,
-        expect=0,
+        "--recipes", "classical", expect=0,
     )  # fmt: skip
     assert {path.name for path in out.iterdir()} == {"results.csv", "comparison.json"}
     assert said.startswith("--out will be results.csv and comparison.json, without a page.")
