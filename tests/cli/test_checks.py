@@ -24,6 +24,12 @@ from ..conftest import pipeline
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
 
+@pytest.fixture
+def backbone_path(shallow_path):
+    """How many layers there are does not matter to what is refused."""
+    return lambda: shallow_path
+
+
 def run(*arguments, expect: int = 1) -> str:
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})
     assert result.exit_code == expect, (result.output, result.exception)

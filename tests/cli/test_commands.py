@@ -59,6 +59,11 @@ def test_help_names_the_commands():
 
 @pytest.mark.usefixtures("quick_commands")
 class TestCompare:
+    @pytest.fixture
+    def backbone_path(self, shallow_path):
+        """How many layers there are does not matter to what stands around a comparison."""
+        return lambda: shallow_path
+
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
         def fewer(names, repetitions, fit_texts):
