@@ -374,7 +374,15 @@ class TestCompare:
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
-        options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS", "--no-controls")
+        options = (
+            "--model",
+            backbone_path(),
+            "--mteb-results",
+            tmp_path / "mteb",
+            "--mteb",
+            "DemoSTS",
+            "--no-controls",
+        )
         output = run("compare", *options)
         assert "on 1 tasks of mteb" in output
         assert "DemoSTS" in output

@@ -22,6 +22,7 @@ from ..conftest import examples, relative_error
 def demo_model():
     return CausalTransformer(str(DEMO_MODEL))
 
+
 WORDS = "the a cat dog mouse fox bank river money quick brown lazy chased loves sees 我 爱 语言"
 TEXTS = [" ".join(np.random.default_rng(seed).choice(WORDS.split(), 6)) for seed in range(40)]
 
