@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import functools
 import gc
-import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -107,8 +104,9 @@ def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
     are installed, and compiles the card's template; typer makes every command anew to run one.
 
-    Three things are not done at all: the collection of garbage after every training, the cards of a trainer's
-    checkpoints, and the drawing of random weights that have no storage, which those of the file then replace.
+    Four things are not done at all: the collection of garbage after every training, the cards of a trainer's
+    checkpoints, the drawing of random weights that have no storage, which those of the file then replace, and torch's
+    note, at every seed, of the stack from which a GPU would get it too.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -142,102 +140,18 @@ def what_others_do_for_every_model_is_done_once():
             patched.setattr(module, name, functools.cache(getattr(module, name)))
         patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+        for device in ("cuda", "xpu"):
+            patched.setattr(f"torch.{device}.traceback", SimpleNamespace(format_stack=list), raising=False)
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
 
 
-#: Directories of models that stay as they are for the whole session.
-_LASTING: set[str] = set()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def models_are_read_once():
-    """A tiny model that is loaded again and again is read twice, and then copied: to read it takes a quarter of the
-    time. So are its tokenizer and its configuration, which one loading asks for three times.
+    from .loading import read_once
 
-    Of a directory that has not changed, asked for in the same way; of weights, of any directory with the same ones,
-    since most of what tests save is a few backbones. What is read for the first time is kept if its directory lasts,
-    or if it is quickly copied.
-    """
-    import torch
-    from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
-
-    kept: dict[tuple[Any, ...], Any] = {}
-
-    def known_by(value):
-        if isinstance(value, PreTrainedConfig):
-            return type(value), json.dumps({**value.to_dict(), "_name_or_path": ""}, default=repr, sort_keys=True)
-        if isinstance(value, dict):
-            return tuple(map(known_by, itertools.chain(*value.items())))
-        if value is None or isinstance(value, (str, int, float, torch.dtype)):
-            return value
-        raise TypeError(value)
-
-    def by_name(directory):
-        stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-        return str(directory), *((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
-
-    def by_weights(directory):
-        files = [file for file in sorted(directory.iterdir()) if file.is_file()]
-        if any(file.suffix == ".py" or file.name == "adapter_config.json" for file in files):
-            # What is read lies elsewhere, too.
-            raise TypeError(directory)
-        read = [file for file in files if file.suffix in (".safetensors", ".bin") or file.name.endswith("onfig.json")]
-        read += [file for file in files if file.name.endswith(".index.json")]
-        relevant = [file for file in read if not file.name.startswith(("tokenizer", "sentence", "processor"))]
-        return tuple((file.name, digest(file, *file.stat()[:7], file.stat().st_mtime_ns)) for file in relevant)
-
-    @functools.cache
-    def digest(file, *stat):
-        return hashlib.sha256(file.read_bytes()).digest()
-
-    def twin(value, memo):
-        """A deep copy, a quarter as long under way: a module's attributes are mostly empty dictionaries."""
-        if value is None or isinstance(value, (str, int, float)):
-            return value
-        if type(value) in (dict, collections.OrderedDict):
-            return type(value)((name, twin(part, memo)) for name, part in value.items())
-        if not isinstance(value, torch.nn.Module):
-            return copy.deepcopy(value, memo)
-        if id(value) not in memo:
-            memo[id(value)] = made = type(value).__new__(type(value))
-            vars(made).update((name, twin(part, memo)) for name, part in vars(value).items())
-        return memo[id(value)]
-
-    def copied(loaded, path):
-        model, *report = loaded if isinstance(loaded, tuple) else (loaded,)
-        model = twin(model, {})
-        model.name_or_path = model.config._name_or_path = str(path)
-        return (model, *copy.deepcopy(report)) if report else model
-
-    def once(kind, identity=by_name, at_once=False, copied=lambda loaded, path: copy.deepcopy(loaded)):
-        read = vars(kind)["from_pretrained"].__func__
-
-        def from_pretrained(cls, path, *args, **kwargs):
-            directory = Path(str(path)) / (kwargs.get("subfolder") or "")
-            if not directory.is_dir() or "gguf_file" in kwargs:
-                return read(cls, path, *args, **kwargs)
-            try:
-                settings = sorted((name, value) for name, value in kwargs.items() if name != "subfolder")
-                asked = tuple(map(known_by, (*args, *itertools.chain(*settings))))
-                key = (kind, cls, identity(directory), torch.get_default_dtype(), *asked)
-            except TypeError:
-                return read(cls, path, *args, **kwargs)
-            if kept.get(key) is None:
-                loaded = read(cls, path, *args, **kwargs)
-                lasts = at_once or key in kept or str(directory) in _LASTING
-                kept[key] = copy.deepcopy(loaded) if lasts else None
-                return loaded
-            return copied(kept[key], path)
-
-        return classmethod(from_pretrained)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel, by_weights, copied=copied))
-        patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, at_once=True))
-        patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor))
-        patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer))
+    with read_once():
         yield
 
 
@@ -253,6 +167,8 @@ def undrawn(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(page, "freeze", lambda figure: None)
+    for name in ("cost_figure", "lengths_figure", "scores_figure"):
+        monkeypatch.setattr(page, name, lambda *args: Figure())
 
 
 @pytest.fixture(scope="module")
@@ -289,12 +205,12 @@ def spawned_by_fork(monkeypatch):
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
-    from . import backbones
+    from . import backbones, loading
 
     @functools.cache
     def made(name: str, kind: str) -> str:
         path = backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
-        _LASTING.add(path)
+        loading.LASTING.add(path)
         return path
 
     return lambda name="llama", kind="bytes": made(name, kind)
@@ -329,12 +245,26 @@ def shared(backbone_path):
 
 
 @pytest.fixture(scope="session")
+def shallow_path(tmp_path_factory):
+    """A tiny Llama of one layer, for what is done with vectors whatever they are."""
+    import torch
+    from transformers import AutoModel
+
+    from . import backbones, loading
+
+    config = backbones.config("llama")
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    return backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path_factory.mktemp("shallow"))
+
+
+@pytest.fixture(scope="session")
 def roomy_path(tmp_path_factory):
     """A tiny Llama with room for long prompts."""
     import torch
     from transformers import AutoModel
 
-    from . import backbones
+    from . import backbones, loading
 
     config = backbones.config("llama")
     config.max_position_embeddings = 2048
@@ -346,7 +276,7 @@ def roomy_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """``encoder_paths(family)``: directories with two tiny encoders of one shape and one tokenizer, made once."""
-    from . import backbones
+    from . import backbones, loading
 
     # The training of a tokenizer is not the same each time.
     tokenizer = backbones.tokenizer("bert")

@@ -20,7 +20,7 @@ from ..backbones import TEXTS
 
 pytestmark = pytest.mark.usefixtures("timed_once")
 
-MANY = [f"{text} {number}" for number in range(4) for text in TEXTS]
+MANY = [f"{text} {number}" for number in range(2) for text in TEXTS]
 PAIRS = Pairs(MANY, MANY[::-1], [float(place % 5) for place in range(len(MANY))])
 WORDS = OddOneOutEvaluator(
     [

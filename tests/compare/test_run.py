@@ -12,12 +12,13 @@ from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, texts_of, work
 from st_reba.compare.timing import Spent
+from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
 
 from ..backbones import TEXTS
-from ..conftest import paired
+from ..conftest import first, paired
 from .mteb.demo import DemoClassification, DemoSTS
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
@@ -26,12 +27,20 @@ WORDS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat
 pytestmark = [pytest.mark.filterwarnings("ignore:There is no interval"), pytest.mark.usefixtures("timed_once")]
 
 
+#: One or two of each way to run a model, to read its words, and to be fitted.
+SOME = ("Classical", "ReBA-2", "Echo-2, bidirectional", "RT-2", "PromptEOL", "Value aggregation", "Classical, filtered")
+
+
+@pytest.fixture(scope="module", params=first([SOME, None], 1), ids=["some", "every recipe"])
+def asked(request):
+    every = default_recipes(2, demo_sentences("en")[:40])
+    return [recipe for recipe in every if request.param is None or recipe.name in request.param]
+
+
 @pytest.fixture(scope="module")
-def recipes(backbone_path, timed_once):
+def recipes(asked, backbone_path, timed_once):
     done = []
-    made = Recipes(
-        CausalTransformer(backbone_path()), default_recipes(2), on_progress=lambda what, tokens: done.append(tokens)
-    )
+    made = Recipes(CausalTransformer(backbone_path()), asked, on_progress=lambda what, tokens: done.append(tokens))
     made.done = done
     return made
 
@@ -41,10 +50,12 @@ def found(recipes):
     return compare(recipes, PAIRS, WORDS)
 
 
-def test_the_progress_that_was_announced(recipes, found):
-    announced = work(recipes.backbone, default_recipes(2), PAIRS.texts(), WORDS.inputs()[0])
-    # What turns out not to be fitted was announced, too: here the filter of the head that the backbone lacks.
-    assert sum(recipes.done) == pytest.approx(announced, rel=0.01)
+def test_the_progress_that_was_announced(asked, recipes, found):
+    announced = work(recipes.backbone, asked, PAIRS.texts(), WORDS.inputs()[0])
+    # What turns out not to be fitted was announced, too: here the filter of the head that the backbone lacks. That is
+    # less than one pass over the texts.
+    lacking = sum(map(len, recipes.backbone.token_ids(PAIRS.texts())))
+    assert announced - lacking < sum(recipes.done)
     assert sum(recipes.done) <= announced
 
 
@@ -246,7 +257,7 @@ def test_a_query_is_embedded_behind_its_prompt(backbone_path, monkeypatch):
 
 
 def test_tasks_of_mteb(backbone_path, tmp_path):
-    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1])
     tasks = [DemoSTS(), DemoClassification()]
     found = compare_tasks(recipes, tasks, model="tiny", output=tmp_path)
     names = [task.metadata.name for task in tasks]
@@ -255,7 +266,7 @@ def test_tasks_of_mteb(backbone_path, tmp_path):
         values = [result.scores[name].value for name in names]
         assert result.scores["Mean of tasks"].value == pytest.approx(sum(values) / 2)
     assert found.lengths
-    again = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    again = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1])
     known = compare_tasks(again, [DemoSTS(), DemoClassification()], model="tiny", output=tmp_path)
     assert again.lengths == []
     for task, score in known.results[0].scores.items():
@@ -329,7 +340,8 @@ def test_revisions_tell_all_recipes_apart(roomy_path):
 def test_the_head_is_in_the_key_of_what_it_filters(backbone_path, monkeypatch):
     module = CausalTransformer(backbone_path())
     module.model.config.tie_word_embeddings = True
-    asked = [recipe for recipe in default_recipes(1) if recipe.method == "Classical" and recipe.pooling == "mean"]
+    every = default_recipes(1, demo_sentences("en")[:40])
+    asked = [recipe for recipe in every if recipe.method == "Classical" and recipe.pooling == "mean"]
     first = Recipes(module, asked).revisions()
     assert "Classical, filtered, mean" in first
     monkeypatch.setattr("st_reba.compare.runner.fingerprint_of_head", lambda module: "another head")
