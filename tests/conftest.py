@@ -250,7 +250,7 @@ def shallow_path(tmp_path_factory):
     import torch
     from transformers import AutoModel
 
-    from . import backbones, loading
+    from . import backbones
 
     config = backbones.config("llama")
     config.num_hidden_layers = 1
@@ -264,7 +264,7 @@ def roomy_path(tmp_path_factory):
     import torch
     from transformers import AutoModel
 
-    from . import backbones, loading
+    from . import backbones
 
     config = backbones.config("llama")
     config.max_position_embeddings = 2048
@@ -276,7 +276,7 @@ def roomy_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """``encoder_paths(family)``: directories with two tiny encoders of one shape and one tokenizer, made once."""
-    from . import backbones, loading
+    from . import backbones
 
     # The training of a tokenizer is not the same each time.
     tokenizer = backbones.tokenizer("bert")
