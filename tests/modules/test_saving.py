@@ -157,10 +157,10 @@ def test_requirements_of_others_are_kept(shared, tmp_path):
 
 
 @pytest.mark.parametrize("case", [case if case in FIRST.values() else long(case) for case in CASES])
-def test_pickle(case, backbone_path, shared):
+def test_pickle(case, backbone_path):
+    # transformers cannot pickle a backbone once it has handed out all states, as a shared one may have.
     module_class, settings = CASES[case]
-    backbone = backbone_path() if "max_seq_length" in settings else shared()
-    model = pipeline(module_class(backbone, **settings))
+    model = pipeline(module_class(backbone_path(), **settings))
     assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))
 
 

@@ -133,7 +133,8 @@ def test_fitted_in_one_pass(model, whitening):
     assert np.allclose(cosines(applied(whitening, model.encode(TEXTS))), cosines(expected), atol=1e-4)
 
 
-def test_save_load_and_pickle(model, whitening, tmp_path):
+def test_save_load_and_pickle(backbone_path, whitening, tmp_path):
+    model = pipeline(EarlyLateModule(backbone_path()))
     whole = SentenceTransformer(modules=[*model, whitening, Normalize()], device="cpu")
     whole.save_pretrained(str(tmp_path))
     assert json.loads((tmp_path / "2_PartwiseWhitening" / "config.json").read_text()) == {

@@ -131,8 +131,8 @@ def test_half_precision_with_a_whitening_in_float32(backbone_path, shared):
     assert torch.cosine_similarity(vectors.float(), torch.tensor(exact.encode(TEXTS))).min() > 0.99
 
 
-def test_save_load_and_pickle(shared, tmp_path):
-    model = whole(EarlyLateModule(shared("gemma3"), early_layer=2))
+def test_save_load_and_pickle(backbone_path, tmp_path):
+    model = whole(EarlyLateModule(backbone_path("gemma3"), early_layer=2))
     model = SentenceTransformer(modules=[*model, Normalize()], device="cpu")
     model.save_pretrained(str(tmp_path))
     for other in (SentenceTransformer(str(tmp_path), device="cpu"), pickle.loads(pickle.dumps(model))):
