@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,7 +103,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
-    are installed, and compiles the card's template; typer makes every command anew to run one.
+    are installed, and compiles the card's template; typer makes every command anew to run one. mteb reads, for every
+    score that it keeps, which versions are installed.
 
     Four things are not done at all: the collection of garbage after every training, the cards of a trainer's
     checkpoints, the drawing of random weights that have no storage, which those of the file then replace, and torch's
@@ -140,8 +142,11 @@ def what_others_do_for_every_model_is_done_once():
             patched.setattr(module, name, functools.cache(getattr(module, name)))
         patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
-        for device in ("cuda", "xpu"):
+        for device in ("cuda", "mtia", "xpu"):
             patched.setattr(f"torch.{device}.traceback", SimpleNamespace(format_stack=list), raising=False)
+        patched.setattr(metadata, "distribution", functools.cache(metadata.distribution))
+        version = vars(metadata.Distribution)["version"].fget
+        patched.setattr(metadata.Distribution, "version", property(functools.cache(version)))
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield

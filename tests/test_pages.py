@@ -177,6 +177,9 @@ def desk(tmp_path, monkeypatch, timed_once) -> Path:
     # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
     monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
     monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
+    # What is fitted, on how many texts, decides nothing here.
+    for place in ("st_reba.data.demo", "st_reba.cli.running.compare"):
+        monkeypatch.setattr(f"{place}.demo_sentences", lambda language=None: demo_sentences(language)[:40])
     return tmp_path
 
 

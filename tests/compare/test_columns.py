@@ -22,10 +22,10 @@ from .. import oracles
 
 
 @pytest.fixture(scope="module")
-def recipes(backbone_path):
+def recipes(shallow_path):
     every = default_recipes(2, demo_sentences("en")[:40])
     chosen = [recipe for recipe in every if recipe.name in ("Classical", "Classical, whitened", "ReBA-2", "RT-2")]
-    return Recipes(CausalTransformer(backbone_path()), chosen)
+    return Recipes(CausalTransformer(shallow_path), chosen)
 
 
 @contextmanager

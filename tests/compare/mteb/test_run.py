@@ -32,8 +32,8 @@ NAMES = [task.metadata.name for task in TASKS]
 
 
 @pytest.fixture(scope="module")
-def models(backbone_path):
-    backbone = CausalTransformer(backbone_path())
+def models(shallow_path):
+    backbone = CausalTransformer(shallow_path)
     found = [pipeline(EchoModule(backbone)), pipeline(ReBAModule(backbone), "lasttoken")]
     return dict(zip(VARIANTS, found, strict=True))
 
@@ -283,8 +283,8 @@ def test_retrieval_and_reranking_are_sts_evaluators(outcome, models):
         )
 
 
-def test_prompts_reach_the_model(backbone_path, tmp_path):
-    like = pipeline(CausalTransformer(backbone_path()))
+def test_prompts_reach_the_model(shallow_path, tmp_path):
+    like = pipeline(CausalTransformer(shallow_path))
     like.prompts = {"query": "ask: ", "document": "read: ", "STS": "same? "}
     asked = []
 
