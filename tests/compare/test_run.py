@@ -53,9 +53,9 @@ def found(recipes):
 def test_the_progress_that_was_announced(asked, recipes, found):
     announced = work(recipes.backbone, asked, PAIRS.texts(), WORDS.inputs()[0])
     # What turns out not to be fitted was announced, too: here the filter of the head that the backbone lacks. That is
-    # less than one pass over the texts.
+    # less than one pass over the texts, or than a hundredth of all.
     lacking = sum(map(len, recipes.backbone.token_ids(PAIRS.texts())))
-    assert announced - lacking < sum(recipes.done)
+    assert announced - max(lacking, 0.01 * announced) < sum(recipes.done)
     assert sum(recipes.done) <= announced
 
 
