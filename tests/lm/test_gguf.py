@@ -476,26 +476,21 @@ class TestHub:
         return json.loads((place / "loaded.json").read_text())
 
     def test_every_spelling(self, outcomes, files, common):
+        """In one test: two workers would each start the process."""
+        found, home = outcomes
         expected = pipeline(ReBAModule(str(files()), repetitions=2)).encode(TEXTS)
-        given = [outcome["embeddings"] for outcome in outcomes[0].values() if "embeddings" in outcome]
+        given = [outcome["embeddings"] for outcome in found.values() if "embeddings" in outcome]
         assert len(given) == 7
         for embeddings in given:
             np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-6)
-
-    def test_kept_below_the_clients_home(self, outcomes):
-        """One for all spellings of one content."""
-        assert len(list(outcomes[1].glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
-
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("no such tag", "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
-            ("two of a tag", "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf."),
-            ("no such file", "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give it"),
-            ("no such repository", "org/other/tiny.gguf: there is no such file here, and the Hub does not give it"),
-            ("another file, from the cache", "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub"),
-            ("gated", "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give it"),
-        ],
-    )
-    def test_what_it_does_not_give(self, outcomes, name, message):
-        assert message in outcomes[0][name]["message"]
+        # Kept below the client's home: one for all spellings of one content.
+        assert len(list(home.glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
+        for name, message in {
+            "no such tag": "one file with Q2_K in its name is needed, and the repository has none. Give the file",
+            "two of a tag": "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf.",
+            "no such file": "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give it",
+            "no such repository": "org/other/tiny.gguf: there is no such file here, and the Hub does not give it",
+            "another file, from the cache": "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub",
+            "gated": "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give it",
+        }.items():
+            assert message in found[name]["message"]
