@@ -122,6 +122,16 @@ def test_targets_keep_as_many_dot_products_as_they_can():
     assert not teacher.targets(torch.zeros(1, 9), teacher.directions(vectors, 3)).any()
 
 
+def test_a_dimension_that_hardly_varies_says_nothing():
+    """Encoders have some. In training dropout moves them, and what they were multiplied by destroyed the student."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 6, generator=generator)
+    inputs[:, 3] = 1e-9 * inputs[:, 3] - 1e-7
+    found = teacher.linear_map(inputs, torch.randn(200, 4, generator=generator))
+    assert not found.weight[:, 3].any()
+    assert found.weight.abs().max() < 1
+
+
 def test_a_linear_map_is_found_where_there_is_one():
     torch.manual_seed(0)
     inputs = torch.randn(300, 6) * torch.tensor([1e-3, 1, 1, 50, 1, 0]) + torch.tensor([0, 0, 900, 0, 0, 7.0])
