@@ -77,19 +77,19 @@ TELLING = [
     for name in ARCHITECTURES
 ]  # fmt: skip
 
-#: In each, heads that share keys or do not, positions of several kinds, windows or a soft cap, and a fallback.
+#: In each, one like Llama, whose heads share keys; one with windows; and one with learned positions or a fallback.
 THIRDS = (
-    ("llama", "gemma2_softcap", "gpt2", "gpt_oss_sinks", "bloom"),
-    ("qwen2", "mistral_window", "phi3", "opt", "falcon"),
-    ("qwen3", "gemma3", "gpt_neox", "mixtral_experts", "falcon"),
+    ("llama", "gemma2_softcap", "bloom"),
+    ("qwen2", "mistral_window", "gpt2"),
+    ("qwen3", "gemma3", "falcon"),
 )
 
 
 def third(number: int, among: Sequence[str] = ARCHITECTURES) -> list[Any]:
-    """For tests of one method: ``make test`` takes a third of the architectures, ``make test-long`` all.
+    """For tests of one method: ``make test`` takes three of the architectures, ``make test-long`` all.
 
-    What an architecture has of its own is a matter of ``lm/``, whose tests take each. Methods take turns in the thirds,
-    so that every architecture runs under several of them.
+    What an architecture has of its own is a matter of ``lm/`` and of ReBA's oracle, whose tests take each. Methods take
+    turns in the thirds, so that several architectures of each build run under several of them.
     """
     usual = [name for name in THIRDS[number] if name in among]
     return [*usual, *(pytest.param(name, marks=pytest.mark.long) for name in among if name not in usual)]

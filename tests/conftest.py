@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -103,10 +103,12 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
     """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
-    are installed, and compiles the card's template; typer makes every command anew to run one.
+    are installed, and compiles the card's template; typer makes every command anew to run one. mteb reads, for every
+    score that it keeps, which versions are installed.
 
-    Two things are not done at all: the collection of garbage after every training, and the drawing of random weights
-    that have no storage, which those of the file then replace.
+    Four things are not done at all: the collection of garbage after every training, the cards of a trainer's
+    checkpoints, the drawing of random weights that have no storage, which those of the file then replace, and torch's
+    note, at every seed, of the stack from which a GPU would get it too.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -116,9 +118,20 @@ def what_others_do_for_every_model_is_done_once():
 
         return reset_parameters
 
+    def without_a_card(save):
+        def _save(trainer, *args, **kwargs):
+            trainer.model._create_model_card = lambda *args, **kwargs: None
+            try:
+                save(trainer, *args, **kwargs)
+            finally:
+                del trainer.model._create_model_card
+
+        return _save
+
     import jinja2
     import torch
     import typer.testing
+    from sentence_transformers import SentenceTransformerTrainer
     from sentence_transformers.util import environment
 
     repeated = (
@@ -127,53 +140,23 @@ def what_others_do_for_every_model_is_done_once():
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
+        patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
         patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+        for device in ("cuda", "mtia", "xpu"):
+            patched.setattr(f"torch.{device}.traceback", SimpleNamespace(format_stack=list), raising=False)
+        patched.setattr(metadata, "distribution", functools.cache(metadata.distribution))
+        version = vars(metadata.Distribution)["version"].fget
+        patched.setattr(metadata.Distribution, "version", property(functools.cache(version)))
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def weights_are_read_once():
-    """A tiny model that is loaded again and again is read twice, and then copied: that takes a quarter of the time.
+def models_are_read_once():
+    from .loading import read_once
 
-    Of a directory that has not changed, asked for in the same way. The first time nothing is kept: most of what a test
-    saves is loaded once.
-    """
-    import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    read = vars(PreTrainedModel)["from_pretrained"].__func__
-    kept: dict[tuple[Any, ...], Any] = {}
-
-    def known_by(value):
-        if isinstance(value, PreTrainedConfig):
-            return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
-        if isinstance(value, dict):
-            return tuple(map(known_by, itertools.chain(*value.items())))
-        if value is None or isinstance(value, (str, int, float, torch.dtype)):
-            return value
-        raise TypeError(value)
-
-    def from_pretrained(cls, path, *args, **kwargs):
-        directory = Path(str(path))
-        if not directory.is_dir() or "gguf_file" in kwargs:
-            return read(cls, path, *args, **kwargs)
-        stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-        try:
-            asked = tuple(map(known_by, (*args, *itertools.chain(*sorted(kwargs.items())))))
-        except TypeError:
-            return read(cls, path, *args, **kwargs)
-        files = tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
-        key = (cls, str(path), files, torch.get_default_dtype(), *asked)
-        if kept.get(key) is None:
-            loaded = read(cls, path, *args, **kwargs)
-            kept[key] = copy.deepcopy(loaded) if key in kept else None
-            return loaded
-        return copy.deepcopy(kept[key])
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
+    with read_once():
         yield
 
 
@@ -189,6 +172,8 @@ def undrawn(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(page, "freeze", lambda figure: None)
+    for name in ("cost_figure", "lengths_figure", "scores_figure"):
+        monkeypatch.setattr(page, name, lambda *args: Figure())
 
 
 @pytest.fixture(scope="module")
@@ -225,11 +210,13 @@ def spawned_by_fork(monkeypatch):
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
-    from . import backbones
+    from . import backbones, loading
 
     @functools.cache
     def made(name: str, kind: str) -> str:
-        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        path = backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
+        loading.LASTING.add(path)
+        return path
 
     return lambda name="llama", kind="bytes": made(name, kind)
 
@@ -260,6 +247,20 @@ def shared(backbone_path):
         for key, value in module.state_dict().items():
             assert value.dtype == before[key].dtype, f"a test has cast what others share: {key}"
             assert value.equal(before[key]), f"a test has trained what others share: {key}"
+
+
+@pytest.fixture(scope="session")
+def shallow_path(tmp_path_factory):
+    """A tiny Llama of one layer, for what is done with vectors whatever they are."""
+    import torch
+    from transformers import AutoModel
+
+    from . import backbones
+
+    config = backbones.config("llama")
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    return backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path_factory.mktemp("shallow"))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,10 @@ from typing import Any, NoReturn
 import tqdm.std
 
 #: What takes most of the time to import, and does not know the Hub's client.
-WITHOUT_A_HUB = ("torch", "torch._dynamo", "scipy.stats", "sklearn.metrics", "pandas", "pyarrow.dataset", "sympy")
+WITHOUT_A_HUB = (
+    "torch", "torch._dynamo", "torch.distributed.checkpoint", "scipy.stats", "sklearn.metrics", "pandas",
+    "pyarrow.dataset", "sympy", "PIL.Image", "anyio", "jinja2", "regex", "yaml",
+)  # fmt: skip
 
 FORKS = sys.platform == "linux"
 

@@ -118,11 +118,11 @@ def named(page: Path) -> str:
 def model(tmp_path_factory) -> str:
     """A tiny causal language model with its head, and room for long prompts."""
     config = backbones.config("llama")
-    config.max_position_embeddings = 2048
+    config.max_position_embeddings = 640
     config.tie_word_embeddings = True
     torch.manual_seed(0)
     made = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
-    directory = backbones.save(made, tmp_path_factory.mktemp("causal"), model_max_length=2048)
+    directory = backbones.save(made, tmp_path_factory.mktemp("causal"), model_max_length=640)
     # The answers that a reranker chooses between are a token each.
     file = Path(directory, "tokenizer.json")
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def saved(model, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch) -> Path:
+def desk(tmp_path, monkeypatch, timed_once) -> Path:
     """Where a page is read: a directory with the data that pages name."""
     texts = demo_sentences("en")[:24]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
@@ -174,8 +174,12 @@ def desk(tmp_path, monkeypatch) -> Path:
     for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
-    # A comparison then writes its numbers and no figures, of which there are tests.
+    # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
     monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
+    monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
+    # What is fitted, on how many texts, decides nothing here.
+    for place in ("st_reba.data.demo", "st_reba.cli.running.compare"):
+        monkeypatch.setattr(f"{place}.demo_sentences", lambda language=None: demo_sentences(language)[:40])
     return tmp_path
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -299,5 +300,6 @@ def _load_ranges(path: Path) -> np.ndarray:
     return ranges
 
 
+@cache
 def _versions() -> Settings:
     return {"st_reba": __version__, **{package: version(package) for package in _PACKAGES}}

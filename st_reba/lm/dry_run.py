@@ -43,12 +43,15 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     ``train()`` would put all of them in one mode: a layer that was frozen by ``eval()`` would drop out again.
     """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    # What is read from a file is in it already, and each module that is told so takes as long as a small operation.
+    if any(training for _, training in modes):
+        model.eval()
     try:
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training != training:
+                module.training = training
 
 
 @contextmanager
@@ -137,13 +140,17 @@ def close(states: Tensor, expected: Tensor) -> bool:
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """Ask for an attention implementation, without the log line that answers where an architecture cannot follow."""
+    # Not by its level: to set it takes longer than all the rest here, since each logger that there is forgets its own.
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(_is_an_error)
     try:
         model.set_attn_implementation(name)
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_is_an_error)
+
+
+def _is_an_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 @contextmanager

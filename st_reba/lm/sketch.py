@@ -85,6 +85,8 @@ class Sketch:
         if len(given) < len(layers) or not all(isinstance(states, Tensor) for states in (*given, *gave)):
             layers, given, gave = [], [], []
         within = {module for layer in layers for module in layer.modules()}
+        inner = [call for call in calls if call.module in within]
+        marks = _Marks(inner)
         return cls(
             states=output.last_hidden_state,
             calling=tuple(census.layers),
@@ -95,7 +97,7 @@ class Sketch:
             norm=None if norm is None else tuple(paths[step] for step in norm),
             given=tuple(given),
             gave=tuple(gave),
-            calls=tuple(_last_states(paths[call.module], call) for call in calls if call.module in within),
+            calls=tuple(marks.of(paths[call.module], call) for call in inner),
             parts=tuple(_parts(layer, first, paths) for layer in layers),
         )
 
@@ -127,15 +129,17 @@ def _inside(
     """
     # Where the layers live: OPT and models that also see images wrap the decoder in a model of the same output.
     owner: nn.Module = model
+    children = set(owner.children())
     while inner := [
         call.module
         for call in calls
-        if call.module in owner.children() and _same(getattr(call.gave, "last_hidden_state", None), wanted)
+        if call.module in children and _same(getattr(call.gave, "last_hidden_state", None), wanted)
     ]:
         owner = inner[0]
+        children = set(owner.children())
     steps: list[nn.Module] = []
     for call in reversed(calls):
-        if call.module in owner.children() and _same(call.gave, wanted):
+        if call.module in children and _same(call.gave, wanted):
             steps.insert(0, call.module)
             wanted = call.given
     lists = [child for child in owner.children() if isinstance(child, nn.ModuleList)]
@@ -175,7 +179,8 @@ def output_projections(model: PreTrainedModel, sketch: Sketch, attending: Collec
     paths = {module: path for path, module in model.named_modules()}
     with noting_calls(model) as calls, given_instead(changes):
         output_on(model, NAME if sketch.calling else None)
-    again = {paths[call.module]: _last_states(paths[call.module], call) for call in calls}
+    marks = _Marks(calls)
+    again = {paths[call.module]: marks.of(paths[call.module], call) for call in calls}
     twice = [(call, again[call.path]) for call in sketch.calls if call.path in again]
     found = {layer: _projection(model, sketch.layers[layer], twice) for layer in attending if layer < len(layers)}
     return {layer: path for layer, path in found.items() if path is not None}
@@ -211,18 +216,27 @@ def _equal(one: int | None, other: int | None) -> bool | None:
     return None if one is None or other is None else one == other
 
 
-def _last_states(path: str, call: Call) -> LastStates:
-    return LastStates(path, _mark(call.given), _mark(call.gave))
+class _Marks:
+    """Marks of what modules took and gave in one run: of the last token's states, to the bit, since a small effect in
+    half precision is one. Those of one shape are read at once: on a GPU, each reading waits for it."""
 
+    def __init__(self, calls: Sequence[Call]) -> None:
+        alike: dict[tuple[Any, ...], dict[int, Tensor]] = {}
+        for call in calls:
+            for states in (states_of(call.given), states_of(call.gave)):
+                if isinstance(states, Tensor) and states.dim() >= 3 and states.shape[:2] == _SHAPE:
+                    # What one module gave, the next one often takes.
+                    alike.setdefault((states.shape, states.dtype, states.device), {})[id(states)] = states
+        self._marks: dict[int, int] = {}
+        for found in alike.values():
+            # Of the two zeros one.
+            last = torch.stack([states[:, -1] for states in found.values()]) + 0
+            rows = last.view(torch.uint8).cpu().numpy()
+            self._marks.update((key, hash(row.tobytes())) for key, row in zip(found, rows, strict=True))
 
-def _mark(value: Any) -> int | None:
-    """Of the last token's states, to the bit: a small effect in half precision is one."""
-    states = states_of(value)
-    if not isinstance(states, Tensor) or states.shape[:2] != _SHAPE or states.dim() < 3:
-        return None
-    # Of the two zeros one.
-    last = (states[:, -1] + 0).contiguous()
-    return hash(last.view(torch.uint8).cpu().numpy().tobytes())
+    def of(self, path: str, call: Call) -> LastStates:
+        given, gave = (self._marks.get(id(states_of(value))) for value in (call.given, call.gave))
+        return LastStates(path, given, gave)
 
 
 def _has_weights(module: nn.Module) -> bool:

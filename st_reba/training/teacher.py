@@ -88,8 +88,8 @@ def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
     """
     x, y = inputs.double(), outputs.double()
     mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
-    # What does not vary says nothing.
-    inverse = scale.reciprocal().masked_fill(scale <= 1e-6 * mean.abs().clamp(min=1e-6), 0)
+    # What hardly varies says nothing, and dropout would move it far.
+    inverse = scale.reciprocal().masked_fill(scale <= 1e-6 * mean.abs().clamp(min=scale.median()), 0)
     z = (x - mean) * inverse
     seen = max(1, len(z) - len(z) // 10)
     found = {}

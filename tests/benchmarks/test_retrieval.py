@@ -18,6 +18,7 @@ import blocks  # noqa: E402
 import records  # noqa: E402
 import retrieval  # noqa: E402
 from pivot import Store  # noqa: E402
+from real import contenders  # noqa: E402
 from real.collections import COLLECTIONS  # noqa: E402
 from real.contenders import CONTENDERS, best, words  # noqa: E402
 from real.models import MODELS  # noqa: E402
@@ -105,12 +106,14 @@ def test_words_of_bm25():
 @pytest.mark.skipif(
     not compat.MULTI_VECTOR_IS_THERE, reason="this sentence-transformers has no models of several vectors"
 )
-def test_late_interaction_embeds_each_token(backbone_path):
+def test_late_interaction_embeds_each_token(backbone_path, monkeypatch):
+    monkeypatch.setattr(contenders, "DIMENSION", 8)
     contender = CONTENDERS["Classical, late interaction"]
-    model = contender.make(CausalTransformer(str(backbones.DEMO_MODEL)), "en")
+    model = contender.make(CausalTransformer(backbone_path()), "en")
     for role in ("query", "document"):
         vectors = contender.joined([contender.embed(model, ["a fox", "a fox sees a river"], role)])
         assert [own.ndim for own in vectors] == [2, 2]
+        assert {own.shape[1] for own in vectors} == {8}
         assert len(vectors[0]) < len(vectors[1])
 
 

@@ -30,6 +30,8 @@ from st_reba.catalogue import (
 from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
 
+from ..conftest import long
+
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 
@@ -99,7 +101,9 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     assert find("classical+idf-weighted").poolings == ("mean",)
 
 
-@pytest.mark.parametrize("name", ["", "mine", "reba-2@last", "reba-2+upside-down", "Echo-two", "reba-1000"])
+@pytest.mark.parametrize(
+    "name", ["", "reba-2@last", "reba-2+upside-down", *map(long, ["mine", "Echo-two", "reba-1000"])]
+)
 def test_what_is_not_there_is_refused(name):
     with pytest.raises(ValueError, match=r"There is no recipe .* or a key: classical, reba-1, echo-2.*\+whitened"):
         find(name)

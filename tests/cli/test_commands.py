@@ -59,6 +59,11 @@ def test_help_names_the_commands():
 
 @pytest.mark.usefixtures("quick_commands")
 class TestCompare:
+    @pytest.fixture
+    def backbone_path(self, shallow_path):
+        """How many layers there are does not matter to what stands around a comparison."""
+        return lambda: shallow_path
+
     @pytest.fixture(autouse=True)
     def few_recipes(self, monkeypatch):
         def fewer(names, repetitions, fit_texts):
@@ -369,7 +374,15 @@ class TestCompare:
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
-        options = ("--model", backbone_path(), "--mteb-results", tmp_path / "mteb", "--mteb", "DemoSTS")
+        options = (
+            "--model",
+            backbone_path(),
+            "--mteb-results",
+            tmp_path / "mteb",
+            "--mteb",
+            "DemoSTS",
+            "--no-controls",
+        )
         output = run("compare", *options)
         assert "on 1 tasks of mteb" in output
         assert "DemoSTS" in output

@@ -70,7 +70,7 @@ def served(tmp_path):
 
     directory = os.fspath(tmp_path)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=directory))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
@@ -87,8 +87,8 @@ def compared(source, model, out):
     return result.stderr, scores
 
 
-def test_one_table_one_result(sources, backbone_path, tmp_path):
-    found = {name: compared(source, backbone_path(), tmp_path / f"out-{name}") for name, source in sources.items()}
+def test_one_table_one_result(sources, shallow_path, tmp_path):
+    found = {name: compared(source, shallow_path, tmp_path / f"out-{name}") for name, source in sources.items()}
     _, expected = found["pairs.tsv"]
     assert len(expected) >= 2
     for name, (said, scores) in found.items():
@@ -96,10 +96,10 @@ def test_one_table_one_result(sources, backbone_path, tmp_path):
         assert f"{sources[name]}: 20 pairs with scores from 0 to 4; columns: sentence1, sentence2, score" in said
 
 
-def test_over_http(sources, served, backbone_path, tmp_path):
+def test_over_http(sources, served, shallow_path, tmp_path):
     pytest.importorskip("aiohttp", reason='fsspec reads http with it: pip install "st-reba[data]"')
-    _, expected = compared(sources["pairs.csv"], backbone_path(), tmp_path / "here")
+    _, expected = compared(sources["pairs.csv"], shallow_path, tmp_path / "here")
     for name in ("pairs.csv.gz", "pairs.parquet"):
-        said, scores = compared(f"{served}/{name}", backbone_path(), tmp_path / f"there-{name}")
+        said, scores = compared(f"{served}/{name}", shallow_path, tmp_path / f"there-{name}")
         assert scores == expected
         assert said.startswith(f"{served}/{name}: 20 pairs")

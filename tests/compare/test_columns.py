@@ -12,7 +12,7 @@ from st_reba.catalogue import default_recipes
 from st_reba.compare.columns import embed, geometry_columns, task_columns, word_sense_column
 from st_reba.compare.runner import Recipes
 from st_reba.compare.tf_idf import TfIdf
-from st_reba.data.demo import DEMO_PAIRS, DEMO_QUESTIONS
+from st_reba.data.demo import DEMO_PAIRS, DEMO_QUESTIONS, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
 from st_reba.evaluation.tasks import task_of
@@ -22,9 +22,10 @@ from .. import oracles
 
 
 @pytest.fixture(scope="module")
-def recipes(backbone_path):
-    chosen = [recipe for recipe in default_recipes(2) if recipe.method in ("Classical", "ReBA-2", "RT-2")]
-    return Recipes(CausalTransformer(backbone_path()), chosen)
+def recipes(shallow_path):
+    every = default_recipes(2, demo_sentences("en")[:40])
+    chosen = [recipe for recipe in every if recipe.name in ("Classical", "Classical, whitened", "ReBA-2", "RT-2")]
+    return Recipes(CausalTransformer(shallow_path), chosen)
 
 
 @contextmanager

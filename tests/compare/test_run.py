@@ -12,12 +12,13 @@ from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, texts_of, work
 from st_reba.compare.timing import Spent
+from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
 
 from ..backbones import TEXTS
-from ..conftest import paired
+from ..conftest import first, paired
 from .mteb.demo import DemoClassification, DemoSTS
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
@@ -26,12 +27,20 @@ WORDS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat
 pytestmark = [pytest.mark.filterwarnings("ignore:There is no interval"), pytest.mark.usefixtures("timed_once")]
 
 
+#: One or two of each way to run a model, to read its words, and to be fitted.
+SOME = ("Classical", "ReBA-2", "Echo-2, bidirectional", "RT-2", "PromptEOL", "Value aggregation", "Classical, filtered")
+
+
+@pytest.fixture(scope="module", params=first([SOME, None], 1), ids=["some", "every recipe"])
+def asked(request):
+    every = default_recipes(2, demo_sentences("en")[:40])
+    return [recipe for recipe in every if request.param is None or recipe.name in request.param]
+
+
 @pytest.fixture(scope="module")
-def recipes(backbone_path, timed_once):
+def recipes(asked, backbone_path, timed_once):
     done = []
-    made = Recipes(
-        CausalTransformer(backbone_path()), default_recipes(2), on_progress=lambda what, tokens: done.append(tokens)
-    )
+    made = Recipes(CausalTransformer(backbone_path()), asked, on_progress=lambda what, tokens: done.append(tokens))
     made.done = done
     return made
 
@@ -41,10 +50,12 @@ def found(recipes):
     return compare(recipes, PAIRS, WORDS)
 
 
-def test_the_progress_that_was_announced(recipes, found):
-    announced = work(recipes.backbone, default_recipes(2), PAIRS.texts(), WORDS.inputs()[0])
-    # What turns out not to be fitted was announced, too: here the filter of the head that the backbone lacks.
-    assert sum(recipes.done) == pytest.approx(announced, rel=0.01)
+def test_the_progress_that_was_announced(asked, recipes, found):
+    announced = work(recipes.backbone, asked, PAIRS.texts(), WORDS.inputs()[0])
+    # What turns out not to be fitted was announced, too: here the filter of the head that the backbone lacks. That is
+    # less than one pass over the texts, or than a hundredth of all.
+    lacking = sum(map(len, recipes.backbone.token_ids(PAIRS.texts())))
+    assert announced - max(lacking, 0.01 * announced) < sum(recipes.done)
     assert sum(recipes.done) <= announced
 
 
@@ -88,10 +99,10 @@ def test_random_weights_for_the_finalists_alone(recipes, found):
     assert f"Run on random weights were the best alone: {'; '.join(of_the_best)}." in found.verdict
 
 
-def test_without_random_weights(backbone_path):
+def test_without_random_weights(shallow_path):
     done = []
     asked = default_recipes(1)[:2]
-    recipes = Recipes(CausalTransformer(backbone_path()), asked, on_progress=lambda what, tokens: done.append(tokens))
+    recipes = Recipes(CausalTransformer(shallow_path), asked, on_progress=lambda what, tokens: done.append(tokens))
     found = compare(recipes, PAIRS, WORDS, random=False)
     told = (recipes.backbone, asked, PAIRS.texts(), WORDS.inputs()[0])
     assert sum(done) == pytest.approx(work(*told, random=False))
@@ -100,9 +111,9 @@ def test_without_random_weights(backbone_path):
     assert "Nothing was run on random weights, which may reach more than one expects." in found.verdict
 
 
-def test_without_controls(backbone_path):
+def test_without_controls(shallow_path):
     asked = asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9)
-    recipes = Recipes(CausalTransformer(backbone_path()), asked, controls=False)
+    recipes = Recipes(CausalTransformer(shallow_path), asked, controls=False)
     found = compare(recipes, PAIRS, random=False)
     assert [result.name for result in found.results] == [recipe.key for recipe in asked]
     assert [task.name for task in found.tasks] == ["STS", "STS, Pearson"]
@@ -123,8 +134,8 @@ def test_what_each_pair_gave_is_kept(found, backbone_path):
     assert found.items.data == again.data != other.data
 
 
-def test_every_text_is_embedded_once_by_each_model(backbone_path, monkeypatch):
-    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+def test_every_text_is_embedded_once_by_each_model(shallow_path, monkeypatch):
+    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:2])
     embedded = []
     embed = Recipes.embed
     monkeypatch.setattr(
@@ -145,7 +156,7 @@ def test_cost_is_relative_to_classical(found):
             assert (result.cost == 1) == (result is unit)
 
 
-def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(backbone_path, monkeypatch):
+def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, monkeypatch):
     """As in a search, whose finalists may have none with their pooling. The bag, which is next to free, is no unit."""
     asked = [recipe for recipe in default_recipes(2) if recipe.key in ("Classical, mean", "ReBA-2, last")]
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, "Bag of input embeddings, mean": 0.1, "ReBA-2, last": 10}
@@ -153,7 +164,7 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(backbone_path,
     costs = Recipes.costs
     spent = {key: Spent(each, 10 * each) for key, each in seconds.items()}
     monkeypatch.setattr(Recipes, "costs", lambda self, texts: timed.append(costs(self, texts)) or spent)
-    found = compare(Recipes(CausalTransformer(backbone_path()), asked), PAIRS)
+    found = compare(Recipes(CausalTransformer(shallow_path), asked), PAIRS)
     assert set(timed[0]) == set(seconds)
     by_name = {result.name: result for result in found.results}
     assert by_name["ReBA-2, last"].cost == 2.5
@@ -162,11 +173,11 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(backbone_path,
 
 
 @pytest.mark.parametrize(("batch_size", "data"), paired([2, 50], ["pairs", "texts"]))
-def test_the_batch_size_is_what_was_asked(batch_size, data, backbone_path, monkeypatch):
+def test_the_batch_size_is_what_was_asked(batch_size, data, shallow_path, monkeypatch):
     """For pairs it was ST's 32, for plain texts there was none."""
     texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
     sizes = []
-    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1], batch_size=batch_size)
+    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1], batch_size=batch_size)
     embed = recipes.embed
     monkeypatch.setattr(recipes, "embed", lambda texts, prompt: sizes.append(len(texts)) or embed(texts, prompt))
     labelled = Pairs(texts, texts[::-1], list(map(float, range(len(texts)))))
@@ -183,10 +194,10 @@ def test_what_else_is_reported(found):
     assert found.verdict[0].startswith("Best on STS: ")
 
 
-def test_plain_texts(backbone_path):
+def test_plain_texts(shallow_path):
     done = []
     recipes = Recipes(
-        CausalTransformer(backbone_path()),
+        CausalTransformer(shallow_path),
         default_recipes(1)[:2],
         on_progress=lambda what, tokens: done.append(tokens),
     )
@@ -217,10 +228,10 @@ CLASSES = Pairs(TEXTS, TEXTS[::-1], [1.0, 0.0, 1.0, 0.0, 1.0])
         (RETRIEVAL, ["Retrieval", "Word sense", "Recall@100"]),
     ],
 )
-def test_every_task_has_every_control(data, columns, backbone_path):
+def test_every_task_has_every_control(data, columns, shallow_path):
     done = []
     recipes = Recipes(
-        CausalTransformer(backbone_path()), default_recipes(1)[:2], on_progress=lambda what, texts: done.append(texts)
+        CausalTransformer(shallow_path), default_recipes(1)[:2], on_progress=lambda what, texts: done.append(texts)
     )
     found = compare(recipes, data, WORDS)
     announced = work(recipes.backbone, default_recipes(1)[:2], texts_of(data), WORDS.inputs()[0])
@@ -234,8 +245,8 @@ def test_every_task_has_every_control(data, columns, backbone_path):
     assert found.prompts == ({"query": "query: "} if data is RETRIEVAL else {})
 
 
-def test_a_query_is_embedded_behind_its_prompt(backbone_path, monkeypatch):
-    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:1])
+def test_a_query_is_embedded_behind_its_prompt(shallow_path, monkeypatch):
+    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1])
     embedded = []
     embed = recipes.embed
     monkeypatch.setattr(
@@ -245,8 +256,8 @@ def test_a_query_is_embedded_behind_its_prompt(backbone_path, monkeypatch):
     assert embedded == [("query: ", {"find it", TEXTS[0]}), (None, set(TEXTS))]
 
 
-def test_tasks_of_mteb(backbone_path, tmp_path):
-    recipes = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+def test_tasks_of_mteb(shallow_path, tmp_path):
+    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1])
     tasks = [DemoSTS(), DemoClassification()]
     found = compare_tasks(recipes, tasks, model="tiny", output=tmp_path)
     names = [task.metadata.name for task in tasks]
@@ -255,7 +266,7 @@ def test_tasks_of_mteb(backbone_path, tmp_path):
         values = [result.scores[name].value for name in names]
         assert result.scores["Mean of tasks"].value == pytest.approx(sum(values) / 2)
     assert found.lengths
-    again = Recipes(CausalTransformer(backbone_path()), default_recipes(1)[:2])
+    again = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1])
     known = compare_tasks(again, [DemoSTS(), DemoClassification()], model="tiny", output=tmp_path)
     assert again.lengths == []
     for task, score in known.results[0].scores.items():
@@ -264,17 +275,17 @@ def test_tasks_of_mteb(backbone_path, tmp_path):
     assert not math.isnan(known.results[0].cost)
 
 
-def fitted(backbone_path, texts):
+def fitted(path, texts):
     keys = ("Classical, mean", "Classical, whitened, mean")
     asked = [recipe for recipe in default_recipes(1, texts) if recipe.key in keys]
-    return Recipes(CausalTransformer(backbone_path()), asked)
+    return Recipes(CausalTransformer(path), asked)
 
 
-def test_kept_results_are_not_those_of_other_fit_texts(backbone_path, tmp_path):
+def test_kept_results_are_not_those_of_other_fit_texts(shallow_path, tmp_path):
     first, second = ([f"{text} {start + number}" for number in range(9) for text in TEXTS] for start in (0, 100))
 
     def scores(texts, output):
-        recipes = fitted(backbone_path, texts)
+        recipes = fitted(shallow_path, texts)
         found = compare_tasks(recipes, [DemoSTS()], model="tiny", output=output, random=False)
         return {result.name: result.scores["DemoSTS"].value for result in found.results}, recipes.lengths
 
@@ -329,7 +340,8 @@ def test_revisions_tell_all_recipes_apart(roomy_path):
 def test_the_head_is_in_the_key_of_what_it_filters(backbone_path, monkeypatch):
     module = CausalTransformer(backbone_path())
     module.model.config.tie_word_embeddings = True
-    asked = [recipe for recipe in default_recipes(1) if recipe.method == "Classical" and recipe.pooling == "mean"]
+    every = default_recipes(1, demo_sentences("en")[:40])
+    asked = [recipe for recipe in every if recipe.method == "Classical" and recipe.pooling == "mean"]
     first = Recipes(module, asked).revisions()
     assert "Classical, filtered, mean" in first
     monkeypatch.setattr("st_reba.compare.runner.fingerprint_of_head", lambda module: "another head")

@@ -120,7 +120,7 @@ class TestRemote:
         server = http.server.ThreadingHTTPServer(
             ("127.0.0.1", 0), functools.partial(Quiet, directory=os.fspath(tmp_path))
         )
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             address = f"http://127.0.0.1:{server.server_address[1]}"
             assert read_data(f"{address}/pairs.tsv") == read_data(f"{address}/pairs.tsv?download=1")

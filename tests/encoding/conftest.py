@@ -6,12 +6,12 @@ from ..conftest import pipeline
 
 
 @pytest.fixture(scope="session")
-def model_directory(backbone_path, tmp_path_factory):
+def model_directory(shallow_path, tmp_path_factory):
     """A small saved model."""
     from st_reba import ReBAModule
 
     directory = tmp_path_factory.mktemp("encode") / "model"
-    model = pipeline(ReBAModule(backbone_path()))
+    model = pipeline(ReBAModule(shallow_path))
     model.prompts = {"query": "find: "}
     model.save_pretrained(str(directory), create_model_card=False)
     return directory

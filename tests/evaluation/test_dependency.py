@@ -17,7 +17,7 @@ from st_reba.evaluation.dependency import average_ranks, sentence_correlations
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import pipeline
+from ..conftest import paired, pipeline
 
 LONG = [text for text in TEXTS if len(text) > 1]
 
@@ -56,8 +56,7 @@ def test_correlations_with_padding_on_either_side(pivot):
     assert found[3].isnan()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2_softcap"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("name", "batch_size"), paired(["llama", "gpt2", "gemma2_softcap"], [1, 3]))
 def test_every_layer(name, batch_size, backbone_path, eager, token_ids):
     evaluator = DependencyEvaluator(TEXTS, layers="all", batch_size=batch_size, on_step=(steps := []).append)
     metrics = evaluator(pipeline(CausalTransformer(backbone_path(name))))

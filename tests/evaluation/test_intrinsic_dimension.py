@@ -17,6 +17,12 @@ from st_reba.evaluation.intrinsic_dimension import layer_dimensions, select_laye
 from ..backbones import DEMO_MODEL
 from ..conftest import examples, relative_error
 
+
+@pytest.fixture(scope="module")
+def demo_model():
+    return CausalTransformer(str(DEMO_MODEL))
+
+
 WORDS = "the a cat dog mouse fox bank river money quick brown lazy chased loves sees 我 爱 语言"
 TEXTS = [" ".join(np.random.default_rng(seed).choice(WORDS.split(), 6)) for seed in range(40)]
 
@@ -101,14 +107,14 @@ def test_of_layers(backbone_path):
         ([math.nan, 5, 4, 3, 2, 3, 4, 1], 8, list(range(8))),
     ],
 )
-def test_selected_layers(dimensions, count, layers, monkeypatch):
+def test_selected_layers(dimensions, count, layers, demo_model, monkeypatch):
     monkeypatch.setattr(intrinsic_dimension, "layer_dimensions", lambda *args: dimensions)
-    assert select_layers(CausalTransformer(str(DEMO_MODEL)), TEXTS, count=count) == layers
+    assert select_layers(demo_model, TEXTS, count=count) == layers
 
 
-def test_on_the_demo_model():
-    module = CausalTransformer(str(DEMO_MODEL), template="compress", pool_over="all")
-    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:40])
+def test_on_the_demo_model(demo_model):
+    module = CausalTransformer(demo_model, template="compress", pool_over="all")
+    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:16])
     assert len(layers) == 4
     assert layers == list(range(layers[0], layers[0] + 4))
     assert KVReroutingModule(module, layers=layers).layers == layers

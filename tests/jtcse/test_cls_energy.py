@@ -15,9 +15,10 @@ from ..conftest import pipeline
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_oracle_of_two_towers(family, encoder_paths):
     model = pipeline(TwinTower(*encoder_paths(family)), "cls").train()
-    found = CLSEnergyEvaluator(TEXTS, batch_size=3).shares(model)
+    texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
+    found = CLSEnergyEvaluator(texts, batch_size=2).shares(model)
     assert model.training
-    for text, value in zip(TEXTS, found, strict=True):
+    for text, value in zip(texts, found, strict=True):
         with torch.no_grad():
             contexts = oracles.twin_tower(*model[0].towers, model.tokenizer(text)["input_ids"], 0)[3]
         assert torch.allclose(value, oracles.cls_energy([*contexts[0], *contexts[1]]), rtol=1e-4)

@@ -19,7 +19,7 @@ from ..training.stopping import StopAfter
 @pytest.fixture
 def texts(tmp_path):
     path = tmp_path / "texts.txt"
-    path.write_text("\n".join(f"{text} {number}" for number in range(3) for text in TEXTS), encoding="utf-8")
+    path.write_text("\n".join(f"{text} {number}" for number in range(2) for text in TEXTS), encoding="utf-8")
     return str(path)
 
 
@@ -65,20 +65,17 @@ def test_a_run_goes_on_with_moved_data_and_other_intervals(settings, texts, tmp_
     assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"temperature": 0.1}, "temperature=0.05, but now it is temperature=0.1"), (None, "other data")],
-)
-def test_a_run_does_not_go_on_as_another(changes, named, settings, texts, tmp_path, monkeypatch):
+def test_a_run_does_not_go_on_as_another(settings, texts, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stopping(patched, 3)
         with pytest.raises(KeyboardInterrupt):
             train_jtcse(settings(), tmp_path / "parts", progress=False)
-    if changes is None:
-        with open(texts, "a", encoding="utf-8") as stream:
-            stream.write("\none more text")
-    with pytest.raises(ValueError, match=f"of a run with {named}"):
-        train_jtcse(settings(**(changes or {})), tmp_path / "parts", progress=False)
+    with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
+        train_jtcse(settings(temperature=0.1), tmp_path / "parts", progress=False)
+    with open(texts, "a", encoding="utf-8") as stream:
+        stream.write("\none more text")
+    with pytest.raises(ValueError, match="of a run with other data"):
+        train_jtcse(settings(), tmp_path / "parts", progress=False)
 
 
 @pytest.mark.long
@@ -108,9 +105,9 @@ def test_what_is_written(settings, tmp_path):
     assert loaded[0].cross_every == 4
     assert loaded.max_seq_length == 9
     assert (loaded.encode(TEXTS) == model.to("cpu").encode(TEXTS)).all()
-    (state,) = (out / "checkpoints").glob("checkpoint-8/trainer_state.json")
+    (state,) = (out / "checkpoints").glob("checkpoint-6/trainer_state.json")
     log = json.loads(state.read_text())["log_history"]
-    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6, 8]
+    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6]
     assert {"info_nce", "interaction", "modulus"} <= set(log[0])
 
 

@@ -13,7 +13,7 @@ from st_reba.jtcse import encoders
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
-from ..conftest import paired, pipeline, relative_error
+from ..conftest import long, paired, pipeline, relative_error
 
 FAMILIES = tuple(backbones.ENCODERS)
 
@@ -24,12 +24,12 @@ def outputs(module: TwinTower, texts: list[str]) -> dict[str, torch.Tensor]:
         return module(module.preprocess(texts), tower_outputs=True, cross_stream=True)
 
 
-@pytest.mark.parametrize(("cross_every", "family"), paired([1, 0, 2, 3, 4], FAMILIES))
+@pytest.mark.parametrize(("cross_every", "family"), paired([1, 0, 2, long(3), long(4)], FAMILIES))
 def test_oracle(family, cross_every, encoder_paths):
     """In a padded batch, which the oracle never sees."""
     module = TwinTower(*encoder_paths(family), cross_every=cross_every)
-    found = outputs(module, TEXTS[:3])
-    for row, text in enumerate(TEXTS[:3]):
+    found = outputs(module, TEXTS[:2])
+    for row, text in enumerate(TEXTS[:2]):
         ids = module.tokenizer(text)["input_ids"]
         with torch.no_grad():
             states, streams, pooled, _ = oracles.twin_tower(*module.towers, ids, cross_every)

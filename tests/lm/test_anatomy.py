@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import threading
 import weakref
 
@@ -237,6 +238,35 @@ def test_a_configuration_of_parts_is_restored_part_by_part(backbone_path):
         assert model.config._attn_implementation == function.NAME
     assert model.config._attn_implementation == "sdpa"
     assert model.layers[0].self_attn.config._attn_implementation == "eager"
+
+
+def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog):
+    logger = logging.getLogger("transformers.modeling_utils")
+    model = backbones.backbone("llama")
+
+    def warns(name):
+        logger.warning("set to %s", name)
+
+    model.set_attn_implementation = warns
+    logger.addHandler(caplog.handler)
+    try:
+        with dry_run(model, function.NAME):
+            assert not caplog.messages
+            logger.warning("by the model")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert set(caplog.messages) == {"by the model"}
+
+
+def test_states_of_one_shape_are_read_at_once(monkeypatch):
+    """On a GPU each reading waits for it."""
+    read, cpu = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda states: read.append(states) or cpu(states))
+    model = backbones.backbone("llama")
+    found = Anatomy(model).sketch.calls
+    assert len({call.gave for call in found} - {None}) > 20
+    widths = {model.config.hidden_size, model.config.intermediate_size, model.config.hidden_size // 2}
+    assert len(read) <= len(widths) + 1
 
 
 def test_calls_in_other_threads_are_not_noted(backbone_path):

@@ -26,7 +26,7 @@ from st_reba.lm import backbone
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
-from ..conftest import first, paired, pipeline, relative_error
+from ..conftest import first, long, paired, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
 #: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
@@ -106,9 +106,10 @@ OFFLOADED_WAYS = {
 }
 
 
-@every_recipe
-@pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=needs_placement) for way in OFFLOADED_WAYS)])
+@pytest.mark.parametrize(("way", "recipe"), paired({**WAYS, **OFFLOADED_WAYS}, first(RECIPES, 2)))
 def test_ways_to_load(way, recipe, backbone_path, tmp_path):
+    if way in OFFLOADED_WAYS and not compat.PLACEMENT_IS_KEPT:
+        pytest.skip("refused before sentence-transformers 6.2")
     model_kwargs, tolerance = {**WAYS, **OFFLOADED_WAYS}[way]
     model = make(recipe, backbone_path(), model_kwargs={**model_kwargs, "offload_folder": str(tmp_path)})
     offloaded = {parameter.device.type for parameter in model[0].model.parameters()} != {"cpu"}
@@ -198,7 +199,7 @@ class TestSplit:
 
     @needs_placement
     @pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
-    @pytest.mark.parametrize(("recipe", "architecture"), paired(RECIPES, ["llama", "mistral_window"]))
+    @pytest.mark.parametrize(("recipe", "architecture"), paired(first(RECIPES, 2), ["llama", "mistral_window"]))
     def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
         plain = words(make(recipe, backbone_path(architecture)))
         with SeveralDevices():
@@ -295,7 +296,9 @@ class TestAdapter:
         assert not list(directory.glob("model*"))
         return str(directory)
 
-    @pytest.mark.parametrize(("recipe", "way"), paired(RECIPES, ["path", "PeftModel", "load_adapter", "add_adapter"]))
+    @pytest.mark.parametrize(
+        ("recipe", "way"), paired(first(RECIPES, 3), ["path", "PeftModel", "load_adapter", "add_adapter"])
+    )
     def test_adapted(self, way, recipe, peft, adapter, backbone_path, plain_words, tmp_path):
         torch.manual_seed(1)
         if way == "path":
@@ -336,10 +339,10 @@ class TestCompiled:
         yield
         torch.compiler.reset()
 
-    def check(self, recipe, path, backend):
+    def check(self, recipe, path, backend, dynamic=True):
         model = make(recipe, path)
         wanted = expected(recipe, model[0])
-        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=True)
+        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=dynamic)
         assert relative_error(words(model), wanted) < EXACT
         return model
 
@@ -351,7 +354,8 @@ class TestCompiled:
             graphs.append(graph)
             return graph.forward
 
-        self.check(recipe, path, keep)
+        # One batch, whose sizes may be numbers: symbols take three times as long to trace.
+        self.check(recipe, path, keep, dynamic=False)
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         assert any("linear" in str(node.target) for node in nodes)
         assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
@@ -383,20 +387,16 @@ class TestGradientCheckpointing:
         model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
-    @pytest.mark.parametrize("reentrant", [False, True])
-    @pytest.mark.parametrize("recipe", ["classical", "echo", "classical, bidirectional"])
+    @pytest.mark.parametrize(
+        ("recipe", "reentrant"), paired(["classical, bidirectional", "echo", long("classical")], [False, True])
+    )
     def test_same_gradients(self, recipe, reentrant, backbone_path):
         """A layer that was turned is turned once more when it runs again for its gradient."""
         plain = self.gradients(recipe, backbone_path(), None)
         assert relative_error(self.gradients(recipe, backbone_path(), reentrant), plain) < EXACT
 
-    @pytest.mark.parametrize("reentrant", [False, True])
     @pytest.mark.parametrize(
-        ("recipe", "name"),
-        [
-            ("reba", "ReBAModule"),
-            ("thought", "RefinedThoughtModule"),
-        ],
+        ("recipe", "name", "reentrant"), [("reba", "ReBAModule", False), ("thought", "RefinedThoughtModule", True)]
     )
     def test_refused_where_it_would_be_wrong(self, recipe, name, reentrant, backbone_path):
         """Run a second time, a layer would be looked at again when nobody counts: other gradients, and no error."""

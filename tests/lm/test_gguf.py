@@ -33,7 +33,7 @@ from st_reba.training.bellm import BeLLMTraining, build_bellm
 
 from .. import ggufs, processes
 from ..backbones import TEXTS
-from ..conftest import paired, pipeline
+from ..conftest import long, paired, pipeline
 from ..hub import RunningHub, Storage, User
 
 SCRIPTS = Path(__file__).parents[1] / "hub"
@@ -60,6 +60,19 @@ def cache(tmp_path, monkeypatch):
     return place / "st_reba" / "gguf"
 
 
+@pytest.fixture(scope="module")
+def common_place(tmp_path_factory):
+    return tmp_path_factory.mktemp("assets")
+
+
+@pytest.fixture
+def common(common_place, monkeypatch):
+    """The same for tests of what is read, which may find there what others have converted."""
+    monkeypatch.setattr(
+        gguf, "cached_assets_path", partial(huggingface_hub.cached_assets_path, assets_dir=common_place)
+    )
+
+
 @pytest.fixture
 def conversions(monkeypatch):
     """The precisions that files are converted to from here on."""
@@ -84,8 +97,10 @@ def directly(file: Path, dtype=torch.float32) -> Transformer:
 
 
 class TestEqual:
-    @pytest.mark.parametrize(("kind", "dtype"), paired(["F32", "F16", "Q8_0", "Q4_0"], ["float32", "bfloat16"]))
-    def test_to_what_transformers_reads(self, files, cache, kind, dtype):
+    @pytest.mark.parametrize(
+        ("kind", "dtype"), paired(["F16", "Q4_0", long("F32"), long("Q8_0")], ["float32", "bfloat16"])
+    )
+    def test_to_what_transformers_reads(self, files, common, kind, dtype):
         model = pipeline(CausalTransformer(str(files(kind)), model_kwargs={"dtype": dtype}))
         expected = pipeline(directly(files(kind), getattr(torch, dtype)))
         assert model[0].model.dtype == getattr(torch, dtype)
@@ -93,7 +108,7 @@ class TestEqual:
             model.encode(TEXTS, convert_to_tensor=True).float(), expected.encode(TEXTS, convert_to_tensor=True).float()
         )
 
-    def test_to_the_model_that_was_written(self, files, cache, tmp_path):
+    def test_to_the_model_that_was_written(self, files, common, tmp_path):
         """Nothing is lost in a file of full precision; the oracle never was one."""
         ggufs.original().save_pretrained(tmp_path / "original")
         ggufs.tokenizer().save_pretrained(tmp_path / "original")
@@ -103,18 +118,18 @@ class TestEqual:
         ]
         np.testing.assert_allclose(*embeddings, rtol=1e-5, atol=1e-6)
 
-    def test_quantised_is_close_to_it(self, files, cache):
+    def test_quantised_is_close_to_it(self, files, common):
         """Q8_0 is read as such: near the original, and not the original."""
         exact, rounded = (pipeline(CausalTransformer(str(files(kind)))).encode(TEXTS) for kind in ("F32", "Q8_0"))
         error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
         assert 1e-4 < error < 0.1
 
-    def test_its_head_is_its_own(self, files, cache):
+    def test_its_head_is_its_own(self, files, common):
         expected = ggufs.original().lm_head.weight.detach()
         for head in (str(files("F32")), CausalTransformer(str(files("F32")))):
             torch.testing.assert_close(torch.cat(list(head_blocks(head))), expected)
 
-    def test_nothing_beside_it_is_read(self, files, cache, tmp_path):
+    def test_nothing_beside_it_is_read(self, files, common, tmp_path):
         """Configuration and tokenizer come from the file, whatever lies beside it."""
         file = tmp_path / "tiny.gguf"
         file.write_bytes(files().read_bytes())
@@ -125,7 +140,7 @@ class TestEqual:
         assert module.tokenizer.eos_token == ggufs.tokenizer().eos_token
 
 
-def test_every_module_takes_a_file(files, cache):
+def test_every_module_takes_a_file(files, common):
     classes = {name: getattr(st_reba, name) for name in st_reba.__all__ if isinstance(getattr(st_reba, name), type)}
     causal = {name: kind for name, kind in classes.items() if issubclass(kind, st_reba.modules.CausalModule)}
     assert {"ReBAModule", "EchoModule", "RefinedThoughtModule", "InputEmbeddings", "LayerStates"} <= set(causal)
@@ -135,7 +150,7 @@ def test_every_module_takes_a_file(files, cache):
         assert kind(str(files())).model.config.hidden_size == ggufs.BLOCK, name
 
 
-def test_what_is_saved_is_an_ordinary_directory(files, cache, tmp_path):
+def test_what_is_saved_is_an_ordinary_directory(files, common, tmp_path):
     model = pipeline(ReBAModule(str(files()), repetitions=2))
     model.save_pretrained(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "0_ReBAModule" / "config.json").read_text())
@@ -148,7 +163,7 @@ def test_what_is_saved_is_an_ordinary_directory(files, cache, tmp_path):
 
 
 class TestNames:
-    def test_as_transformers_names_it(self, files, cache):
+    def test_as_transformers_names_it(self, files, common):
         file = files()
         asked = {"gguf_file": file.name}
         plain = CausalTransformer(str(file))
@@ -180,7 +195,7 @@ class TestNames:
     def test_what_is_one(self, name, expected):
         assert is_gguf(name) is expected
 
-    def test_by_its_older_argument(self, files, cache):
+    def test_by_its_older_argument(self, files, common):
         assert CausalTransformer(str(files().parent), model_args={"gguf_file": "tiny.gguf"}).model is not None
 
     def test_other_models_are_left_alone(self, backbone_path, tmp_path):
@@ -359,7 +374,7 @@ class TestRefused:
         with pytest.raises(OSError, match=r"missing\.gguf"):
             ReBAModule(str(files().parent), model_kwargs={"gguf_file": "missing.gguf"})
 
-    def test_encoders(self, files, cache):
+    def test_encoders(self, files, common):
         with pytest.raises(ValueError, match=r"tiny\.gguf is a GGUF file: .*TwinTower.*config\.json and safetensors"):
             TwinTower(str(files()))
 
@@ -367,7 +382,7 @@ class TestRefused:
 @pytest.mark.usefixtures("quick_commands")
 class TestCommands:
     @pytest.fixture
-    def run(self, cache, monkeypatch, tmp_path):
+    def run(self, common, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         Path("texts.txt").write_text("\n".join(TEXTS))
         Path("pairs.tsv").write_text("".join(f"{a}\t{b}\t{len(a)}\n" for a, b in pairwise(TEXTS)))
@@ -387,7 +402,7 @@ class TestCommands:
 
     def test_compare(self, run, files):
         assert "tiny.gguf on 4 pairs of pairs.tsv" in run(
-            "compare", "--model", files(), "--data", "pairs.tsv", "--device", "cpu"
+            "compare", "--model", files(), "--data", "pairs.tsv", "--device", "cpu", "--no-controls"
         )
 
     def test_layers(self, run, files):
@@ -400,7 +415,7 @@ class TestCommands:
         assert not (tmp_path / "a.npy").exists()
 
 
-def test_a_model_to_train(files, cache):
+def test_a_model_to_train(files, common):
     """BeLLM's adapter names its backbone, which is then a directory."""
     model = build_bellm(BeLLMTraining(model=str(files()), triplets="unused"))
     assert Path(model[0].model.config.name_or_path).is_dir()
@@ -460,27 +475,22 @@ class TestHub:
         assert done.returncode == 0, done.stdout
         return json.loads((place / "loaded.json").read_text())
 
-    def test_every_spelling(self, outcomes, files, cache):
+    def test_every_spelling(self, outcomes, files, common):
+        """In one test: two workers would each start the process."""
+        found, home = outcomes
         expected = pipeline(ReBAModule(str(files()), repetitions=2)).encode(TEXTS)
-        given = [outcome["embeddings"] for outcome in outcomes[0].values() if "embeddings" in outcome]
+        given = [outcome["embeddings"] for outcome in found.values() if "embeddings" in outcome]
         assert len(given) == 7
         for embeddings in given:
             np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-6)
-
-    def test_kept_below_the_clients_home(self, outcomes):
-        """One for all spellings of one content."""
-        assert len(list(outcomes[1].glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
-
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("no such tag", "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
-            ("two of a tag", "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf."),
-            ("no such file", "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give it"),
-            ("no such repository", "org/other/tiny.gguf: there is no such file here, and the Hub does not give it"),
-            ("another file, from the cache", "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub"),
-            ("gated", "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give it"),
-        ],
-    )
-    def test_what_it_does_not_give(self, outcomes, name, message):
-        assert message in outcomes[0][name]["message"]
+        # Kept below the client's home: one for all spellings of one content.
+        assert len(list(home.glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
+        for name, message in {
+            "no such tag": "one file with Q2_K in its name is needed, and the repository has none. Give the file",
+            "two of a tag": "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf.",
+            "no such file": "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give it",
+            "no such repository": "org/other/tiny.gguf: there is no such file here, and the Hub does not give it",
+            "another file, from the cache": "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub",
+            "gated": "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give it",
+        }.items():
+            assert message in found[name]["message"]

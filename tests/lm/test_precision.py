@@ -35,6 +35,14 @@ CASES = [
     ("gemma2_softcap", "kv re-routing"),
     ("mistral_window", "thought-4"),
 ]
+#: What computes with numbers that it makes itself; that those name their dtype, another test reads off the sources.
+OF_ITS_OWN = (
+    "reba-2", "reba-2 chunks", "thought-4", "metaeol", "kv re-routing", "token prepending", "token prepending, blocks",
+    "contrastive prompting",
+)  # fmt: skip
+MAKERS = [
+    case if hasattr(case, "marks") or case[0] != "llama" or case[1] in OF_ITS_OWN else long(case) for case in CASES
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,7 @@ def distance(value, expected) -> float:
 
 
 class TestAutocast:
-    @pytest.mark.parametrize(("case", "trusted_before"), paired(CASES, [False, True]))
+    @pytest.mark.parametrize(("case", "trusted_before"), paired(MAKERS, [False, True]))
     def test_encoding_is_near(self, case, trusted_before, module):
         """Whether the kernels were first tried outside autocast or within it."""
         encode = pipeline(module(*case)).encode
@@ -86,7 +94,7 @@ class TestAutocast:
             found = kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, False)
         assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
 
-    @pytest.mark.parametrize("recipe", ["reba-2", "reba-2 chunks", "thought-4", "kv re-routing", "metaeol"])
+    @pytest.mark.parametrize("recipe", ["reba-2", "thought-4", "kv re-routing", long("reba-2 chunks"), long("metaeol")])
     def test_gradients_are_near(self, recipe, backbone_path):
         module_class, arguments = RECIPES[recipe]
         model = pipeline(module_class(backbone_path(), **arguments))
@@ -164,7 +172,7 @@ def loaded_under(backbone_path):
     return loaded
 
 
-@pytest.mark.parametrize(("case", "dtype"), paired(CASES, [torch.bfloat16, torch.float64]))
+@pytest.mark.parametrize(("case", "dtype"), paired(MAKERS, [torch.bfloat16, torch.float64]))
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_the_default_dtype_changes_nothing(case, dtype, module, loaded_under):
     architecture, recipe = case
@@ -185,7 +193,9 @@ def test_new_tensors_name_their_dtype():
         for path in package.rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call)
-        and ast.unparse(call.func) in {f"torch.{name}" for name in factories}
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in factories
+        and ast.unparse(call.func) == f"torch.{call.func.attr}"
         and "dtype" not in [keyword.arg for keyword in call.keywords]
     ]
     assert not silent
@@ -220,7 +230,7 @@ def test_what_a_batch_changes_is_rounding(dtype, allowed):
     module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
     module.CPU_TOKENS = 2**20
     encode = pipeline(module).encode
-    texts = [*TEXTS, "我爱自然语言处理。 " * 3]
+    texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]
     together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
     alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
     found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()

@@ -23,7 +23,7 @@ from st_reba.modules.changes import BeforeFeedForward
 
 from .. import oracles
 from ..backbones import TELLING, TEXTS
-from ..conftest import paired, pipeline, relative_error
+from ..conftest import long, paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 #: Those whose feed-forward part is no module of its own, or knows of the residual stream, or is added to in place.
@@ -55,8 +55,8 @@ def test_equals_a_hook_on_every_architecture(architecture, shared, eager, token_
 METHODS = [
     (CausalTransformer, {"template": "prompteol"}),
     (CausalTransformer, {"rows": "last"}),
-    (EchoModule, {"repetitions": 2}),
-    (ReBAModule, {"rows": "last"}),
+    long((EchoModule, {"repetitions": 2})),
+    long((ReBAModule, {"rows": "last"})),
     (ReBAModule, {"chunk_length": 5}),
     (RefinedThoughtModule, {"iterations": 3}),
     (MetaEOLModule, {"templates": ['This: "{text}" means:']}),
@@ -64,7 +64,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "final_norm"), paired(METHODS, [True, False, False, True]), ids=str)
+@pytest.mark.parametrize(("method", "final_norm"), paired(METHODS, [True, False, True]), ids=str)
 def test_of_any_method_it_is_what_a_model_without_that_part_gives(method, final_norm, shared, backbone_path, tmp_path):
     """Alone and in a batch, after an early exit too, saved and loaded."""
     kind, settings = method

@@ -21,7 +21,7 @@ from st_reba import (
 from ..backbones import DEMO_MODEL
 from ..conftest import long, paired, pipeline
 
-TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 5, "x" * 60]
+TEXTS = ["a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 3, "x" * 20]
 RECIPES = {
     "classical": (CausalTransformer, {}),
     "bidirectional": (CausalTransformer, {"bidirectional_layers": 2}),
@@ -34,15 +34,15 @@ RECIPES = {
     "refined thought": (RefinedThoughtModule, {"iterations": 3}),
     "metaeol": (MetaEOLModule, {"templates": ["{text} is", "in a word, {text}:"]}),
 }
-#: Others stand for these: rows of the last token, and copies, are read in the same way under ReBA.
-FURTHER = ("prompteol", "echo-2")
+#: Others stand for these: rows of the last token, and copies, are read in the same way as all tokens are.
+FURTHER = ("prompteol", "echo-2", "classical", "reba-2", "reba-2 last")
 EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
 
 
 @pytest.fixture(scope="module")
 def backbones(tmp_path_factory):
     path = tmp_path_factory.mktemp("shortened")
-    CausalTransformer(str(DEMO_MODEL), output_layer=3).save(str(path))
+    CausalTransformer(str(DEMO_MODEL), output_layer=2).save(str(path))
     return {
         # A few layers of it round as all do.
         dtype: CausalTransformer(str(path), model_kwargs={"dtype": dtype})

@@ -5,6 +5,8 @@ The meta device stands in for one: its tensors have shapes and no values, so wha
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -28,6 +30,7 @@ from st_reba.modules.changes import Steer
 from st_reba.text.layout import Layout
 
 from ..catalogued import Case, completed
+from ..conftest import long
 
 TEXTS = ["one text", "and a longer one, with padding beside it", "", "a third"]
 
@@ -55,7 +58,20 @@ CASES: list[Case] = [
     (AttentionPoolingModule, {}),
     (ValueAggregationModule, {}),
 ]
-METHODS = list(completed({str(number): case for number, case in enumerate(CASES)}).values())
+#: Of which others stand for what they do with numbers.
+FURTHER: list[Case] = [
+    (BidirectionalLastLayer, {}),
+    (EchoModule, {"rows": "last"}),
+    (EchoModule, {"pool_over": "all"}),
+    (CausalTransformer, {"deterministic": True}),
+    (CausalTransformer, {"pool_over": "all", "template": "prompteol"}),
+    (ReBAModule, {}),
+    (ReBAModule, {"chunk_length": 3, "rows": "last"}),
+]
+METHODS = [
+    long(*case) if case in FURTHER else case
+    for case in completed({str(number): case for number, case in enumerate(CASES)}).values()
+]
 
 
 @pytest.fixture
@@ -65,8 +81,8 @@ def transformers_asks_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(("made", "settings"), METHODS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_the_host_asks_an_accelerator_nothing(made, settings, backbone_path, transformers_asks_nothing):
-    module = made(backbone_path(), **settings).eval()
+def test_the_host_asks_an_accelerator_nothing(made, settings, shared, transformers_asks_nothing):
+    module = copy.deepcopy(made(shared(), **settings)).eval()
     pool = Pooling(module.get_embedding_dimension(), "lasttoken")
     with torch.no_grad():
         expected = pool(module(module.preprocess(TEXTS)))

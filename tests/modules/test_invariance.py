@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from st_reba.text.layout import Layout
 from .. import backbones
 from ..backbones import DEMO_MODEL, TEXTS
 from ..catalogued import completed
-from ..conftest import examples, first, long, paired, pipeline, relative_error
+from ..conftest import LONG, examples, first, long, paired, pipeline, relative_error
 
 RECIPES = completed(
     {
@@ -80,8 +81,8 @@ RECIPES = completed(
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
     "classical, all", "prompted", "echo-3 repeated", "springer", "echo-2 bidirectional", "reba-2 bidirectional",
-    "early and late, one layer", "thought-1", "thought-2 bidirectional", "reba-1", "kv re-routing, words",
-    "reba-3 chunks last",
+    "early and late, one layer", "thought-1", "thought-2", "thought-2 bidirectional", "reba-1", "kv re-routing, words",
+    "reba-3 chunks last", "prompteol",
 )  # fmt: skip
 EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
 KINDS = ("bytes", "bert", "sentencepiece")
@@ -141,8 +142,8 @@ def model(shared):
 @pytest.mark.parametrize("kind", first(KINDS, 1))
 @pytest.mark.parametrize("recipe", EACH_MODULE)
 class TestBatches:
-    @settings(max_examples=examples(30))
-    @given(batch=st.lists(anything, min_size=1, max_size=5), data=st.data())
+    @settings(max_examples=examples(30) if LONG else 2)
+    @given(batch=st.lists(anything, min_size=1, max_size=4), data=st.data())
     def test_a_batch_is_its_texts(self, recipe, kind, model, batch, data):
         pooling = data.draw(st.sampled_from(["mean", "lasttoken", "max", "cls", "weightedmean"]))
         encode = model(recipe, kind, pooling).encode
@@ -175,11 +176,11 @@ class TestBatches:
             "reba-2 chunks",
             "metaeol",
             "kv re-routing",
-            "token prepending",
             "token prepending, blocks",
             "value aggregation",
-            "contrastive prompting",
-            "early and late",
+            long("contrastive prompting"),
+            long("token prepending"),
+            long("early and late"),
         ],
         ["falcon", "mistral_window", "gpt2", "bloom", "gemma2_softcap", long("mixtral_experts")],
     ),
@@ -202,14 +203,15 @@ def test_further_passes_on_trained_weights():
         assert relative_error(vector, encode(text)) < TOLERANCE
 
 
-@pytest.mark.parametrize("recipe", ["echo-2", "reba-2", "reba-2 chunks", "early and late"])
-def test_padding_side_and_pad_token_do_not_matter(recipe, tmp_path, shared):
-    module_class, arguments = RECIPES[recipe]
-    expected = pipeline(module_class(shared(), **arguments)).encode(TEXTS)
+def test_padding_side_and_pad_token_do_not_matter(tmp_path, shared):
     variants = [{"padding_side": "right"}, {"padding_side": "left", "pad_token": "<|end|>"}]
     for number, variant in enumerate(variants):
-        path = backbones.save(backbones.backbone("llama"), tmp_path / str(number), **variant)
-        assert np.array_equal(pipeline(module_class(path, **arguments)).encode(TEXTS), expected)
+        backbone = CausalTransformer(backbones.save(backbones.backbone("llama"), tmp_path / str(number), **variant))
+        for recipe in ("echo-2", "reba-2", "reba-2 chunks", "early and late"):
+            module_class, arguments = RECIPES[recipe]
+            expected = pipeline(module_class(shared(), **arguments)).encode(TEXTS)
+            found = pipeline(module_class(backbone, **arguments)).encode(TEXTS)
+            assert np.array_equal(found, expected), (recipe, variant)
 
 
 def test_one_warning_for_empty_texts(shared):
@@ -229,7 +231,7 @@ def test_token_embeddings_are_word_embeddings(model):
 
 
 def test_everything_handed_on_fits_together(model):
-    for recipe in RECIPES:
+    for recipe in RECIPES if LONG else RECIPES.keys() - FURTHER:
         for item in model(recipe).encode(TEXTS, output_value=None):
             length = item["token_embeddings"].shape[0]
             assert item["attention_mask"].shape == item["input_ids"].shape == (length,)
@@ -418,12 +420,18 @@ def test_two_threads_with_two_models(shared):
     assert not failures
 
 
-def test_two_threads_with_one_model(backbone_path):
-    model = pipeline(ReBAModule(backbone_path()))
+def test_two_threads_with_one_model(shared):
+    model = pipeline(ReBAModule(shared()))
     expected = model.encode(TEXTS)
     with ThreadPoolExecutor(4) as pool:
         results = pool.map(lambda _: model.encode(TEXTS), range(16))
     assert all(np.array_equal(result, expected) for result in results)
+
+
+@pytest.fixture(scope="module")
+def half(backbone_path):
+    """``half(architecture, dtype)``: a backbone in half precision, loaded once."""
+    return functools.cache(lambda name, dtype: CausalTransformer(backbone_path(name), model_kwargs={"dtype": dtype}))
 
 
 @pytest.mark.parametrize("dtype", first([torch.bfloat16, torch.float16], 1))
@@ -431,7 +439,6 @@ def test_two_threads_with_one_model(backbone_path):
     ("recipe", "architecture"),
     paired(
         [
-            "classical",
             "echo-2",
             "reba-2",
             "reba-3 last",
@@ -440,16 +447,14 @@ def test_two_threads_with_one_model(backbone_path):
             "thought-4",
             "metaeol",
             "kv re-routing",
-            "token prepending",
             "token prepending, blocks",
-            "value aggregation",
             "contrastive prompting",
-            "early and late",
+            *map(long, ["classical", "token prepending", "value aggregation", "early and late"]),
         ],
         ["llama", "mistral_window", "gemma2_softcap", "gpt2", "bloom", long("gpt_oss_sinks")],
     ),
 )
-def test_half_precision_is_near(dtype, architecture, recipe, backbone_path, model):
+def test_half_precision_is_near(dtype, architecture, recipe, half, model):
     if architecture in backbones.OWN_ATTENTION and recipe in ("reba-2 bidirectional", "thought-4", "kv re-routing"):
         pytest.skip("refused for this architecture")
     if architecture == "gpt_oss_sinks" and recipe in ("reba-2 bidirectional", "thought-4"):
@@ -460,9 +465,9 @@ def test_half_precision_is_near(dtype, architecture, recipe, backbone_path, mode
     module_class, arguments = RECIPES[recipe]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        half = pipeline(module_class(backbone_path(architecture), model_kwargs={"dtype": dtype}, **arguments))
-    assert half.dtype == dtype
-    vectors = half.encode(TEXTS, convert_to_tensor=True).float()
+        rough = pipeline(module_class(half(architecture, dtype), **arguments))
+    assert rough.dtype == dtype
+    vectors = rough.encode(TEXTS, convert_to_tensor=True).float()
     expected = torch.tensor(model(recipe, "bytes", "mean", architecture).encode(TEXTS))
     assert (1 - torch.cosine_similarity(vectors, expected)).max() < 1e-2
 
@@ -478,8 +483,8 @@ def test_a_shared_backbone_is_not_copied_and_not_changed(backbone_path):
         EchoModule(classical, max_seq_length=3)
 
 
-def test_a_deep_copy_is_a_model_of_its_own(backbone_path):
-    model = pipeline(ReBAModule(backbone_path()))
+def test_a_deep_copy_is_a_model_of_its_own(shared):
+    model = pipeline(ReBAModule(shared()))
     twin = copy.deepcopy(model)
     assert np.array_equal(twin.encode(TEXTS), model.encode(TEXTS))
     assert twin[0].model is not model[0].model

@@ -28,7 +28,7 @@ from st_reba.text.builder import LayoutBuilder
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import paired
+from ..conftest import long, paired
 
 MODULES = {
     "classical": CausalTransformer,
@@ -67,17 +67,26 @@ def calls(monkeypatch):
     return seen
 
 
+#: Of which others stand for how their layouts are made.
+FURTHER = ("springer", "both ways", "bag")
+
+
+@pytest.fixture(scope="module")
+def roomy(roomy_path):
+    return CausalTransformer(roomy_path)
+
+
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-@pytest.mark.parametrize("kind", MODULES)
-def test_a_batch_is_tokenised_in_two_calls(kind, roomy_path, calls, monkeypatch):
-    module = MODULES[kind](roomy_path)
+@pytest.mark.parametrize("kind", [long(kind) if kind in FURTHER else kind for kind in MODULES])
+def test_a_batch_is_tokenised_in_two_calls(kind, roomy, calls, monkeypatch):
+    module = MODULES[kind](roomy)
     made = []
     original = LayoutBuilder.__init__
     monkeypatch.setattr(LayoutBuilder, "__init__", lambda self, *a, **kw: made.append(1) or original(self, *a, **kw))
     for prompt in (None, "query: "):
         # A prompt is tokenised on its own when it first comes.
         module.preprocess(["a"], prompt=prompt)
-        for texts in (TEXTS, ["", *TEXTS], ["one", "word " * 3_000]):
+        for texts in (TEXTS, ["", *TEXTS]) if prompt is None else (TEXTS, ["one", "word " * 1_500]):
             calls.clear()
             module.preprocess(texts, prompt=prompt)
             assert 1 <= len(calls) <= 2

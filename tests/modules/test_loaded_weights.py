@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -189,11 +190,15 @@ class TestAdapters:
 
 
 class TestTwinTower:
+    @pytest.fixture(scope="class")
+    def written(self, encoder_paths, tmp_path_factory):
+        model, path = pipeline(TwinTower(*encoder_paths()), "cls"), tmp_path_factory.mktemp("towers")
+        model.save_pretrained(str(path))
+        return path, model.encode(TEXTS)
+
     @pytest.fixture
-    def saved(self, encoder_paths, tmp_path):
-        model = pipeline(TwinTower(*encoder_paths()), "cls")
-        model.save_pretrained(str(tmp_path))
-        return tmp_path, model.encode(TEXTS)
+    def saved(self, written, tmp_path):
+        return shutil.copytree(written[0], tmp_path, dirs_exist_ok=True), written[1]
 
     @pytest.mark.parametrize("tower", ["0_TwinTower", "0_TwinTower/tower_2"])
     def test_a_tower_that_lacks_something(self, tower, saved):

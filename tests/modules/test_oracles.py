@@ -14,6 +14,8 @@ from ..backbones import EACH, OWN_ATTENTION, TEXTS, third
 from ..conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
+#: Of several lengths: Chinese, a long one, and one token.
+FEW = TEXTS[1:4]
 
 
 def make(module_class, path, **settings):
@@ -23,8 +25,8 @@ def make(module_class, path, **settings):
 
 
 def assert_words_equal(module, expected_words):
-    words = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
-    for text, value in zip(TEXTS, words, strict=True):
+    words = pipeline(module).encode(FEW, output_value="token_embeddings", batch_size=len(FEW))
+    for text, value in zip(FEW, words, strict=True):
         assert relative_error(value, expected_words(text)) < TOLERANCE, text
 
 
@@ -34,9 +36,9 @@ def test_reba(architecture, k, shared, eager, token_ids):
     module = make(ReBAModule, shared(architecture), repetitions=k)
     assert module._route.through_function == (architecture not in OWN_ATTENTION)
     last = make(ReBAModule, shared(architecture), repetitions=k, rows="last")
-    found = pipeline(module, ("mean", "lasttoken")).encode(TEXTS, batch_size=len(TEXTS), output_value=None)
-    found_last = pipeline(last, ("mean", "lasttoken")).encode(TEXTS, batch_size=len(TEXTS))
-    for text, item, vector in zip(TEXTS, found, found_last, strict=True):
+    found = pipeline(module, ("mean", "lasttoken")).encode(FEW, batch_size=len(FEW), output_value=None)
+    found_last = pipeline(last, ("mean", "lasttoken")).encode(FEW, batch_size=len(FEW))
+    for text, item, vector in zip(FEW, found, found_last, strict=True):
         words = oracles.algorithm_2(eager(architecture), token_ids(text), k)
         assert relative_error(item["token_embeddings"][item["attention_mask"].bool()], words) < TOLERANCE, text
         both = torch.cat([oracles.algorithm_3(words, pooling) for pooling in ("mean", "lasttoken")])
@@ -44,8 +46,7 @@ def test_reba(architecture, k, shared, eager, token_ids):
         assert relative_error(vector, words[-1].repeat(2)) < TOLERANCE, text
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap", "bloom"])
-@pytest.mark.parametrize("layers", [[-1], [0, 2]])
+@pytest.mark.parametrize(("architecture", "layers"), paired(["llama", "gemma2_softcap", "bloom"], [[-1], [0, 2]]))
 def test_reba_of_some_layers(architecture, layers, shared, eager, token_ids):
     module = make(ReBAModule, shared(architecture), layers=layers)
     assert_words_equal(module, lambda t: oracles.algorithm_2(eager(architecture), token_ids(t), 2, layers=layers))
@@ -62,7 +63,7 @@ def test_echo(architecture, k, shared, eager, token_ids):
     last, repeated = (
         make(EchoModule, shared(architecture), repetitions=k, pool_copies=copies) for copies in ("last", "repeated")
     )
-    expected = {text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1) for text in TEXTS}
+    expected = {text: oracles.echo(eager(architecture), token_ids(text), k, first_copy=1) for text in FEW}
     assert_words_equal(repeated, expected.get)
     assert_words_equal(last, lambda text: expected[text][-len(token_ids(text)) :])
 
@@ -104,7 +105,7 @@ class TestChunked:
         every, last = (
             make(ReBAModule, shared(architecture), repetitions=k, chunk_length=5, rows=rows) for rows in ("all", "last")
         )
-        words = {text: oracles.chunked(eager(architecture), token_ids(text), k, 5) for text in TEXTS}
+        words = {text: oracles.chunked(eager(architecture), token_ids(text), k, 5) for text in FEW}
         assert_words_equal(every, words.get)
         assert_words_equal(last, lambda text: words[text][-1:])
 
@@ -124,16 +125,16 @@ class TestChunked:
         )
 
     @pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
-    def test_special_tokens_and_the_prompt_stand_before_each_chunk(self, kind, backbone_path, eager):
-        module = ReBAModule(backbone_path("llama", kind), chunk_length=5)
+    def test_special_tokens_and_the_prompt_stand_before_each_chunk(self, kind, shared, eager):
+        module = ReBAModule(shared("llama", kind), chunk_length=5)
         before, after = ([2], [3]) if kind == "bert" else ([1], [])
 
         def ids(text):
             return module.tokenizer(text, add_special_tokens=False)["input_ids"]
 
         for prompt in ("", "the fox: "):
-            words = pipeline(module).encode(TEXTS, output_value="token_embeddings", prompt=prompt, batch_size=3)
-            for text, value in zip(TEXTS, words, strict=True):
+            words = pipeline(module).encode(FEW, output_value="token_embeddings", prompt=prompt, batch_size=3)
+            for text, value in zip(FEW, words, strict=True):
                 expected = oracles.chunked(eager(), ids(text), 2, 5, before + ids(prompt), after)
                 assert relative_error(value, expected) < TOLERANCE, text
 

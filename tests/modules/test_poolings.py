@@ -61,10 +61,10 @@ def test_wherever_the_pooling_stands(shared):
     assert len(warned(lambda: SentenceTransformer(modules=parts, device="cpu"))) == 1
 
 
-def test_where_modules_do_not_hear_of_their_model(backbone_path, monkeypatch):
+def test_where_modules_do_not_hear_of_their_model(shared, monkeypatch):
     """sentence-transformers 5 registers a complete model with its card, and tells nobody else."""
     monkeypatch.setattr(card, "MODULES_HEAR_OF_THEIR_MODEL", False)
     monkeypatch.setattr(ReBAModule, "on_model_ready", lambda self, model: None)
-    model = pipeline(ReBAModule(backbone_path()), "cls")
+    model = pipeline(ReBAModule(shared()), "cls")
     [message] = warned(lambda: card.STRebaCardData().register_model(model))
     assert 'Pooling("cls")' in message

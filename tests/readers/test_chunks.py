@@ -83,8 +83,9 @@ def test_early_tokens_learn_of_what_follows_and_causal_ones_do_not(shared):
         assert (relative_error(first, second) > 1e-4) is learns, reader
 
 
-@pytest.mark.parametrize("mode", ["mean", "lasttoken", "weightedmean", "max", "cls"])
-@pytest.mark.parametrize("reader", ["classical", "reba"])
+@pytest.mark.parametrize(
+    ("mode", "reader"), paired(["mean", "lasttoken", "weightedmean", "max", "cls"], ["reba", "classical"])
+)
 def test_the_chunk_of_a_whole_text_is_what_encode_gives(mode, reader, shared):
     module = READERS[reader](shared())
     pooled = pipeline(module, mode)
@@ -181,7 +182,7 @@ class TestLongTexts:
         # By hand: the first window that holds the chunk whole, of half the last one's tokens.
         own = model[0].own_offsets([self.LONG])[0]
         length, step = 32, 16
-        for span, vector in list(zip(found.spans, found.vectors, strict=True))[:-1]:
+        for span, vector in list(zip(found.spans, found.vectors, strict=True))[:-1:3]:
             behind = next(i for i, (_, end) in enumerate(own) if end == span[1]) + 1
             start = min(-(-max(0, behind - length) // step) * step, len(own) - length)
             window = (own[start][0], own[start + length - 1][1])
@@ -199,8 +200,8 @@ class TestLongTexts:
     )
     def test_every_chunk_has_its_tokens_whatever_the_tokenizer(self, kind, pool_over, backbone_path):
         model = pipeline(CausalTransformer(backbone_path("llama", kind), max_seq_length=24, pool_over=pool_over))
-        found = encode_chunks(model, [self.LONG, TEXT], chunk_tokens=5, overlap=2, prompt="so: ", batch_size=3)
-        assert found[0].spans[-1][1] == len(self.LONG)
+        found = encode_chunks(model, [self.LONG[:400], TEXT], chunk_tokens=5, overlap=2, prompt="so: ", batch_size=3)
+        assert found[0].spans[-1][1] == 400
         assert np.isfinite(found[0].vectors).all()
         assert (np.abs(found[0].vectors).sum(1) > 0).all()
 

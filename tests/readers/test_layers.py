@@ -21,7 +21,7 @@ from st_reba.readers.layers import LayerReader
 
 from .. import backbones
 from ..backbones import TEXTS, third
-from ..conftest import paired, pipeline, relative_error
+from ..conftest import long, paired, pipeline, relative_error
 
 NORMS = {"gpt2": "ln_f", "gpt_neox": "final_layer_norm", "falcon": "ln_f", "bloom": "ln_f", "gpt_j": "ln_f",
          "gpt_neo": "ln_f", "mpt": "norm_f"}  # fmt: skip
@@ -52,7 +52,7 @@ def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids
     assert relative_error(embeddings[-1], model.encode(TEXTS)) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "layers"), paired(["llama", "gpt2", "gpt_neox", "opt", "falcon"], [1, 2]))
+@pytest.mark.parametrize(("name", "layers"), paired(["llama", "gpt2", "opt", long("gpt_neox"), long("falcon")], [1, 2]))
 def test_a_layer_is_a_model_without_those_above(name, layers, backbone_path):
     """What the paper does, taking layers away; and that the norm found is the one the architecture means."""
     config = AutoConfig.from_pretrained(backbone_path(name))

@@ -19,8 +19,8 @@ from .. import backbones
 from ..backbones import ARCHITECTURES, TEXTS
 from ..conftest import examples, first, paired, pipeline, relative_error
 
-#: Sliding windows, learned positions, sinks, attention in code of its own; then the rest.
-FEW = ("llama", "mistral_window", "gpt2", "gpt_oss_sinks", "bloom")
+#: Sliding windows, attention in code of its own; then the rest.
+FEW = ("llama", "mistral_window", "bloom")
 VARIED = first([*FEW, *(name for name in ARCHITECTURES if name not in FEW)], len(FEW))
 POOLINGS = tuple(Pooling.POOLING_MODES)
 LONG = ["word " * 70, "the cat " * 30, "a fox " * 300, "the quick brown fox jumps", "x " * 85]
@@ -63,12 +63,12 @@ def assert_like_each_alone(backbone, texts, repetitions=3, poolings=("mean", "la
 
 @pytest.mark.parametrize("name", VARIED)
 def test_each_recipe_on_every_architecture(name, shared):
-    assert_like_each_alone(shared(name), [*TEXTS, "", LONG[1]])
+    assert_like_each_alone(shared(name), [*TEXTS[:3], "", LONG[1]], 3 if name == "llama" else 2)
 
 
 @pytest.mark.parametrize(("kind", "prompt"), paired(["bytes", "bert", "sentencepiece"], [None, "query: "]))
 def test_every_pooling_with_special_tokens_and_prompts(kind, prompt, shared):
-    assert_like_each_alone(shared("llama", kind), [*TEXTS[:3], "", LONG[2]], 3, POOLINGS, prompt)
+    assert_like_each_alone(shared("llama", kind), [*TEXTS[:2], "", LONG[2]], 2, POOLINGS, prompt)
 
 
 class TestLength:
@@ -77,9 +77,9 @@ class TestLength:
     @pytest.mark.parametrize(("kind", "batch_size"), [("bytes", 3), ("bert", 32)])
     def test_each_recipe_truncates_as_on_its_own(self, kind, batch_size, backbone_path):
         backbone = CausalTransformer(backbone_path("gpt2", kind))
-        assert_like_each_alone(backbone, [*LONG, *TEXTS[:2]], 4, ["mean"], prompt="query: ", batch_size=batch_size)
+        assert_like_each_alone(backbone, [*LONG, TEXTS[0]], 3, ["mean"], prompt="query: ", batch_size=batch_size)
 
-    @pytest.mark.parametrize("limit", first([1, 85, None, 100, 5, 128], 3))
+    @pytest.mark.parametrize("limit", first([1, 85, None, 100, 5, 128], 2))
     def test_max_seq_length(self, limit, backbone_path):
         backbone = CausalTransformer(backbone_path())
         backbone.max_seq_length = limit

@@ -17,9 +17,9 @@ from ..conftest import PROMPTS
 
 
 @pytest.fixture(scope="session")
-def model(backbone_path):
+def model(shallow_path):
     """The same alone and in a batch, to the bit: what a server answers can be compared so, whatever its batches."""
-    head = ReBAModule(backbone_path(), repetitions=2, deterministic=True)
+    head = ReBAModule(shallow_path, repetitions=2, deterministic=True)
     pooling = Pooling(head.get_embedding_dimension(), "mean")
     return SentenceTransformer(modules=[head, pooling, Normalize()], prompts=PROMPTS, device="cpu")
 

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from tokenizers import processors
+from transformers import AutoModel
 from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
@@ -64,7 +65,7 @@ class Stub:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self):
         self._server.shutdown()
@@ -86,8 +87,14 @@ def stub():
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """One model twice: with a tokenizer that ends texts with its end token, and with one that does not."""
-    model = backbones.backbone("llama")
+    """One model twice: with a tokenizer that ends texts with its end token, and with one that does not.
+
+    Of one layer, since each fault that is looked for is a pass.
+    """
+    config = backbones.config("llama")
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    model = backbones.randomize(AutoModel.from_config(config).eval())
     found = {}
     for name in ("ends", "open"):
         directory = tmp_path_factory.mktemp(name)

@@ -117,8 +117,10 @@ def greedy(backbone_path):
 class TestWholes:
     """A text in its prompt is one string to the tokenizer: plain transformers on that string gives the embedding."""
 
-    @pytest.mark.parametrize("prompt", ["", "query: "])
-    @pytest.mark.parametrize("template", ["prompteol", "representative-word", "compress", "sentence {text}", "{text}"])
+    @pytest.mark.parametrize(
+        ("template", "prompt"),
+        paired(["prompteol", "representative-word", "compress", "sentence {text}", "{text}"], ["", "query: "]),
+    )
     def test_oracle(self, template, prompt, greedy):
         path, plain, tokenizer = greedy
         before, behind = TEMPLATES.get(template, template).split("{text}")
@@ -152,7 +154,7 @@ class TestWholes:
         module_class, settings = ONCE[recipe]
         model = pipeline(module_class(shared("llama", "greedy"), **settings))
         model[0]._warned_empty = True
-        texts = [*TEXTS, "", '"', "I" * 400, "自然语言" * 80, " a "]
+        texts = [*TEXTS[:3], "", '"', "自然语言" * 80, " a "]
         together = model.encode(texts, batch_size=len(texts), prompt="query: ")
         assert np.isfinite(together).all()
         for text, vector in zip(texts, together, strict=True):

@@ -99,10 +99,10 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
 
 
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(arguments={"save_steps": 1})
+    given = settings(arguments={"save_steps": 1, "max_steps": 2})
     whole = train_distil(given, tmp_path / "whole", progress=False)
     fit = distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(2)]))
+    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(1)]))
     with pytest.raises(KeyboardInterrupt):
         train_distil(given, tmp_path / "out", progress=False)
     monkeypatch.setattr(distil, "fit", fit)
@@ -120,6 +120,16 @@ def test_targets_keep_as_many_dot_products_as_they_can():
     found = teacher.targets(vectors, teacher.directions(vectors, 3))
     assert torch.allclose(found @ found.mT, vectors @ vectors.mT, atol=1e-5)
     assert not teacher.targets(torch.zeros(1, 9), teacher.directions(vectors, 3)).any()
+
+
+def test_a_dimension_that_hardly_varies_says_nothing():
+    """Encoders have some. In training dropout moves them, and what they were multiplied by destroyed the student."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 6, generator=generator)
+    inputs[:, 3] = 1e-9 * inputs[:, 3] - 1e-7
+    found = teacher.linear_map(inputs, torch.randn(200, 4, generator=generator))
+    assert not found.weight[:, 3].any()
+    assert found.weight.abs().max() < 1
 
 
 def test_a_linear_map_is_found_where_there_is_one():

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ..results import TIED, Comparison, Result, Task, measured
 from .charts import cost_figure, lengths_figure, scores_figure
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from matplotlib.figure import Figure
 
 _ASSETS = Path(__file__).parent
@@ -160,7 +162,8 @@ def _beside_random(comparison: Comparison) -> list[Result]:
     return [result for result in comparison.results if result.name not in beside]
 
 
-def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
+@cache
+def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -171,12 +174,16 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template("report.html.jinja")
+
+
+def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
     rows = _rows(comparison)
     own = [row for row in rows if not row.result.control]
     tasks, random = comparison.tasks, comparison.on_random_weights
     few = len(tasks) <= _FEW_TASKS
     described = {row.result.recipe: row.result for row in rows}
-    return environment.get_template("report.html.jinja").render(
+    return _template().render(
         comparison=comparison,
         measured=measured,
         tied=TIED,

@@ -22,7 +22,7 @@ from st_reba.evaluation import OddOneOutEvaluator
 
 BY_LANGUAGE = [read_pairs(demo_pairs(language)) for language in ("zh", "en")]
 PAIRS = Pairs(
-    *([item for pairs in BY_LANGUAGE for item in getattr(pairs, field)[:25]] for field in ("first", "second", "scores"))
+    *([item for pairs in BY_LANGUAGE for item in getattr(pairs, field)[:20]] for field in ("first", "second", "scores"))
 )
 QUESTIONS = [
     question

@@ -320,7 +320,7 @@ def test_whatever_text_there_is_does_no_harm(tmp_path):
     }
 
 
-def test_proxies_are_called_so(tmp_path):
+def test_proxies_are_called_so(tmp_path, undrawn):
     text, page = page_of(samples.proxies(), tmp_path)
     said = page.all("aside", role="note")
     assert said[0].startswith("Measured without labels. All scores here are proxies: they hint at quality")
@@ -343,7 +343,7 @@ def test_labelled_tasks_bring_no_warning(demo):
     assert demo[2].all("aside") == []
 
 
-def test_a_score_that_is_no_number(tmp_path):
+def test_a_score_that_is_no_number(tmp_path, undrawn):
     nan = float("nan")
     comparison = tiny()
     lost = Result("ReBA-2", "mean", False, {"A": Estimate(nan, nan, nan)}, 5.0, 2.0)

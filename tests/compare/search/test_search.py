@@ -51,7 +51,7 @@ def backbone(backbone_path):
 @pytest.fixture(scope="module")
 def pairs():
     every = read_pairs(DEMO_PAIRS)
-    return Pairs(every.first[:80], every.second[:80], every.scores[:80])
+    return Pairs(every.first[:64], every.second[:64], every.scores[:64])
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_the_best_come_first_and_survive(backbone, pairs, found):
 
 
 def test_several_rungs_keep_a_third(backbone, pairs):
-    large = Pairs(*([f"{value} {copy}" for copy in range(7) for value in side] for side in (pairs.first, pairs.second)),
-                  pairs.scores * 7)  # fmt: skip
+    # Their texts are short: how many candidates a rung keeps, no score decides.
+    large = Pairs(*([f"{side} {number}" for number in range(576)] for side in "ab"), pairs.scores * 9)
     every = [candidate for candidate in few() if candidate.row.name == "Classical"]
     found = search(backbone, large, every=every)
     assert [rung.items for rung in found.rungs] == rung_sizes(len(found.chosen_on))
@@ -265,13 +265,13 @@ def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
 def test_other_tasks(kind, backbone, pairs):
     """Chosen on one half, shown on the other; a score is what the ready model gets there."""
     retrieval = read_data(demo_retrieval("en"))
-    documents = {key: retrieval.documents[key] for keys in retrieval.relevant.values() for key in keys}
+    documents = {key: retrieval.documents[key][:60] for keys in retrieval.relevant.values() for key in keys}
     data = {
         "classes": Pairs(pairs.first, pairs.second, [float(score > 2) for score in pairs.scores]),
         "triplets": Triplets(pairs.first, pairs.second, pairs.second[::-1]),
         "retrieval": dataclasses.replace(retrieval, documents=documents, prompts={"query": "query: "}),
     }[kind]
-    every = [candidate for candidate in few() if candidate.row.name == "Classical" and not candidate.filter]
+    every = [each for each in few() if each.row.name == "Classical" and not each.filter and each.layer in (2, None)]
     found = search(backbone, data, every=every)
     assert set(found.chosen_on.items()) | set(found.held_out.items()) == set(data.items())
     assert not set(found.chosen_on.items()) & set(found.held_out.items())

@@ -411,7 +411,7 @@ class TestRerouting:
     def test_dropout_is_dropout(self):
         tensors = problem()
         torch.manual_seed(0)
-        outputs = torch.stack([self.run(tensors, "plain", dropout=0.3, bias=3.0) for _ in range(1500)])
+        outputs = torch.stack([self.run(tensors, "plain", dropout=0.3, bias=3.0) for _ in range(700)])
         assert (outputs.mean(dim=0) - self.longer(tensors, "plain", bias=3.0)[0]).abs().max() < 0.15
         # The first token sees itself and the prefix, which is dropped as often as anything else.
         kept = torch.nn.functional.cosine_similarity(outputs[:, 0, 0, 0], tensors[2][0, 0, 0][None]).gt(0.9999)

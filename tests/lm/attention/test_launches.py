@@ -92,6 +92,11 @@ def test_a_fused_kernel_is_launched_alone(monkeypatch):
     assert len(runs) == 4
 
 
+@pytest.fixture(scope="module")
+def backbone(backbone_path):
+    return CausalTransformer(backbone_path())
+
+
 class NoWaiting(TorchDispatchMode):
     """Refuses what a host would have to wait for."""
 
@@ -116,8 +121,8 @@ class NoWaiting(TorchDispatchMode):
         (ReBAModule, {"normalize_weights": True, "bidirectional_layers": 1}),
     ],
 )
-def test_the_host_does_not_wait_while_the_language_model_runs(made, settings, backbone_path):
-    module = made(backbone_path(), **settings).eval()
+def test_the_host_does_not_wait_while_the_language_model_runs(made, settings, backbone):
+    module = made(backbone, **settings).eval()
     features = module.preprocess(["one text", "and a longer one, with padding beside it"])
     ran = []
 

@@ -30,8 +30,8 @@ def weighed(module, texts=FIT) -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def model(backbone_path):
-    return weighed(CausalTransformer(backbone_path()))
+def model(shared):
+    return weighed(CausalTransformer(shared()))
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
@@ -59,8 +59,8 @@ def test_document_frequencies(texts, split):
         lambda path: ReBAModule(path),
     ],
 )
-def test_oracle(made, backbone_path, token_ids):
-    module = made(backbone_path())
+def test_oracle(made, shared, token_ids):
+    module = made(shared())
     plain = SentenceTransformer(modules=[module, Pooling(32, "mean")], device="cpu")
     tokens = plain.encode(TEXTS, output_value="token_embeddings")
     fit_ids = [token_ids(text) for text in FIT]
@@ -71,11 +71,10 @@ def test_oracle(made, backbone_path, token_ids):
     assert np.allclose(weighed(module).encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tokens_of_a_template_count_where_they_are_handed_on(backbone_path, token_ids):
+def test_tokens_of_a_template_count_where_they_are_handed_on(shared, token_ids):
     template = "the dog: {text} in a word"
     text_alone, whole = (
-        IdfWeights.fit(CausalTransformer(backbone_path(), template=template, pool_over=over), FIT)
-        for over in ("text", "all")
+        IdfWeights.fit(CausalTransformer(shared(), template=template, pool_over=over), FIT) for over in ("text", "all")
     )
     (colon,) = token_ids(":")
     assert text_alone.weights[colon] == text_alone.weights.max()
@@ -83,8 +82,8 @@ def test_tokens_of_a_template_count_where_they_are_handed_on(backbone_path, toke
     assert whole.weights[last] == pytest.approx(1)
 
 
-def test_the_language_model_is_not_run(backbone_path, monkeypatch):
-    module = CausalTransformer(backbone_path())
+def test_the_language_model_is_not_run(shared, monkeypatch):
+    module = CausalTransformer(shared())
     monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
     chunks = IdfWeights.fit(module, iter(FIT), chunk_size=3)
     assert torch.equal(chunks.weights, IdfWeights.fit(module, FIT).weights)
@@ -149,9 +148,9 @@ def test_texts_that_are_refused(model, texts, settings, message):
         IdfWeights.fit(model[0], texts, **settings)
 
 
-def test_a_module_that_hands_on_one_token(backbone_path):
+def test_a_module_that_hands_on_one_token(shared):
     with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
-        IdfWeights.fit(CausalTransformer(backbone_path(), rows="last"), TEXTS)
+        IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,8 @@ def test_weights_that_are_refused(weights, message):
         IdfWeights(weights)
 
 
-def test_a_token_without_a_weight(backbone_path):
-    module = CausalTransformer(backbone_path())
+def test_a_token_without_a_weight(shared):
+    module = CausalTransformer(shared())
     model = SentenceTransformer(modules=[module, IdfWeights(torch.ones(5)), Pooling(32, "mean")], device="cpu")
     with pytest.raises(ValueError, match="IdfWeights has weights for 5 token ids and was given the id"):
         model.encode(TEXTS)

@@ -86,8 +86,8 @@ def test_directions():
 
 class TestOfEmbeddings:
     @pytest.fixture(scope="class")
-    def model(self, backbone_path):
-        return pipeline(CausalTransformer(backbone_path()))
+    def model(self, shared):
+        return pipeline(CausalTransformer(shared()))
 
     @pytest.mark.parametrize("chunk_size", [1, 3, 1024])
     def test_are_those_of_all_at_once(self, model, chunk_size):
@@ -120,8 +120,8 @@ class TestOfEmbeddings:
     def test_empty_texts_do_not_count(self, model):
         assert_equal_in_float32(embedding_moments(model, ["", *TEXTS, ""]), model.encode(TEXTS))
 
-    def test_truncation_is_put_aside_and_back(self, backbone_path):
-        model = pipeline(CausalTransformer(backbone_path()))
+    def test_truncation_is_put_aside_and_back(self, shared):
+        model = pipeline(CausalTransformer(shared()))
         model.truncate_dim = 4
         assert whole_dimension(model) == 32
         assert embedding_moments(model, TEXTS).mean.shape == (32,)

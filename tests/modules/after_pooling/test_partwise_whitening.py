@@ -108,8 +108,8 @@ def test_dimensions_that_do_not_vary_say_nothing():
 
 
 @pytest.fixture(scope="module")
-def model(backbone_path):
-    return pipeline(EarlyLateModule(backbone_path()))
+def model(shared):
+    return pipeline(EarlyLateModule(shared()))
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def whitening(model):
     return PartwiseWhitening.fit(model, CORPUS)
 
 
-def test_the_parts_are_those_of_the_module_in_front(model, whitening, backbone_path):
+def test_the_parts_are_those_of_the_module_in_front(model, whitening, shared):
     assert (whitening.shares, whitening.mean.shape) == ([0.3, 0.7], (2, 32))
-    classical = PartwiseWhitening.fit(pipeline(CausalTransformer(backbone_path())), CORPUS)
+    classical = PartwiseWhitening.fit(pipeline(CausalTransformer(shared())), CORPUS)
     assert (classical.shares, classical.mean.shape) == ([1.0], (1, 32))
     chosen = PartwiseWhitening.fit(model, CORPUS, shares=[0.25] * 4)
     assert (chosen.shares, chosen.mean.shape) == ([0.25] * 4, (4, 16))
@@ -133,7 +133,8 @@ def test_fitted_in_one_pass(model, whitening):
     assert np.allclose(cosines(applied(whitening, model.encode(TEXTS))), cosines(expected), atol=1e-4)
 
 
-def test_save_load_and_pickle(model, whitening, tmp_path):
+def test_save_load_and_pickle(backbone_path, whitening, tmp_path):
+    model = pipeline(EarlyLateModule(backbone_path()))
     whole = SentenceTransformer(modules=[*model, whitening, Normalize()], device="cpu")
     whole.save_pretrained(str(tmp_path))
     assert json.loads((tmp_path / "2_PartwiseWhitening" / "config.json").read_text()) == {

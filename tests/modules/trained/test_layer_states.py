@@ -45,10 +45,10 @@ def test_the_last_layer_is_read_before_the_final_norm(shared):
         assert relative_error(last, output.hidden_states[-1][0, -1]) > 0.1
 
 
-def test_token_embeddings_are_the_classical_ones(backbone_path):
+def test_token_embeddings_are_the_classical_ones(shared):
     for pooling in ("mean", "lasttoken"):
-        ours = pipeline(LayerStates(backbone_path("qwen3")), pooling).encode([*TEXTS, ""])
-        assert np.array_equal(ours, pipeline(CausalTransformer(backbone_path("qwen3")), pooling).encode([*TEXTS, ""]))
+        ours = pipeline(LayerStates(shared("qwen3")), pooling).encode([*TEXTS, ""])
+        assert np.array_equal(ours, pipeline(CausalTransformer(shared("qwen3")), pooling).encode([*TEXTS, ""]))
 
 
 def test_a_preset_that_reads_the_last_token_hands_it_on_alone(shared):
@@ -80,8 +80,8 @@ def test_a_batch_is_its_texts(batch, tokens, shared):
         assert relative_error(row, states(module, [text])[0]) < 1e-5 if text else not row.any()
 
 
-def test_one_pass_that_keeps_one_vector_a_text(backbone_path):
-    module = LayerStates(backbone_path()).eval()
+def test_one_pass_that_keeps_one_vector_a_text(shared):
+    module = LayerStates(shared()).eval()
     passes = []
     hook = module.model.layers[0].register_forward_pre_hook(lambda *call: passes.append(call))
     found = states(module, TEXTS)
@@ -137,8 +137,8 @@ def test_gradients_reach_the_backbone(backbone_path):
         module.train()(module.preprocess(TEXTS))
 
 
-def test_bfloat16(backbone_path):
-    full = states(LayerStates(backbone_path()).eval(), TEXTS)
+def test_bfloat16(backbone_path, shared):
+    full = states(LayerStates(shared()).eval(), TEXTS)
     half = states(LayerStates(backbone_path(), model_kwargs={"dtype": "bfloat16"}).eval(), TEXTS)
     assert torch.cosine_similarity(full, half.float(), dim=-1).min() > 0.99
 

@@ -72,8 +72,8 @@ def test_identical_sentences_score_one_whatever_the_weights(bias, dtype, states)
         assert bool((others < 1).all())
 
 
-def test_identical_texts_from_different_batches_score_one(backbone_path):
-    model = freeze(backbone_path())
+def test_identical_texts_from_different_batches_score_one(shared):
+    model = freeze(shared())
     alone = np.concatenate([model.encode([text]) for text in TEXTS])
     scores = model[-1].score_pairs(model.encode(TEXTS), alone)
     assert torch.allclose(scores, torch.ones(len(TEXTS)), atol=1e-6)
@@ -130,8 +130,8 @@ def test_encoders_can_begin_as_a_whitening(layers, states):
         LayerwiseAutoencoder(3, 32, encoders=False).whiten(texts)
 
 
-def test_an_empty_text_is_a_zero_vector(backbone_path):
-    model = freeze(backbone_path())
+def test_an_empty_text_is_a_zero_vector(shared):
+    model = freeze(shared())
     with pytest.warns(UserWarning, match="embedded as a zero vector"):
         embeddings = model.encode(["", "the cat"])
     assert not embeddings[0].any()
@@ -139,8 +139,8 @@ def test_an_empty_text_is_a_zero_vector(backbone_path):
 
 
 @pytest.mark.parametrize("settings", [*CASES.values(), {"decoders": True}], ids=[*CASES, "decoders"])
-def test_save_and_load(settings, backbone_path, tmp_path):
-    model = freeze(backbone_path(), **settings)
+def test_save_and_load(settings, shared, tmp_path):
+    model = freeze(shared(), **settings)
     model.save_pretrained(str(tmp_path))
     assert json.loads((tmp_path / "modules.json").read_text())[1]["type"] == "st_reba.modules.LayerwiseAutoencoder"
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
@@ -176,9 +176,9 @@ def test_settings_out_of_range(arguments, settings, message):
         LayerwiseAutoencoder(*arguments, **settings)
 
 
-def test_what_it_cannot_read(backbone_path, states):
+def test_what_it_cannot_read(shared, states):
     module = LayerwiseAutoencoder(3, 32)
-    model = SentenceTransformer(modules=[CausalTransformer(backbone_path()), module], device="cpu")
+    model = SentenceTransformer(modules=[CausalTransformer(shared()), module], device="cpu")
     with pytest.raises(ValueError, match="There are no layer_states to encode: put st_reba's LayerStates at the head"):
         model.encode(TEXTS)
     with pytest.raises(ValueError, match="of 2 layers and width 32 were given, but these encoders are for 3 layers"):

@@ -12,7 +12,7 @@ from st_reba.text.templates import normalized
 
 from ... import backbones, oracles
 from ...backbones import TEXTS, own, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
 
 TOLERANCE = 1e-5
@@ -51,8 +51,8 @@ def test_with_the_final_norm(architecture, shared):
     assert relative_error(normed.encode(TEXTS), expected.detach()) < TOLERANCE
 
 
-def test_the_second_pass_ends_where_it_is_read(backbone_path):
-    module = ContrastivePromptingModule(backbone_path(), contrast_layer=1, output_layer=-1)
+def test_the_second_pass_ends_where_it_is_read(shared):
+    module = ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1)
     ran = []
     for name, part in module.model.named_modules():
         part.register_forward_pre_hook(lambda module, args, name=name: ran.append(name))
@@ -61,10 +61,10 @@ def test_the_second_pass_ends_where_it_is_read(backbone_path):
     assert ran.count("layers.1.self_attn.o_proj") == ran.count("layers.1.mlp") == ran.count("layers.2") == 1
 
 
-def test_where_both_prompts_say_the_same_nothing_is_left(backbone_path, eager):
+def test_where_both_prompts_say_the_same_nothing_is_left(shared, eager):
     for scale in (0.5, "norm"):
         module = ContrastivePromptingModule(
-            backbone_path(), template="x {text}", auxiliary_template="x {text}", contrast_layer=2, scale=scale
+            shared(), template="x {text}", auxiliary_template="x {text}", contrast_layer=2, scale=scale
         )
         ids = module.tokenizer("x the cat")["input_ids"]
         with oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0):
@@ -98,8 +98,8 @@ def deep(tmp_path_factory):
     ("template", "layer", "scale", "output_layer"),
     [
         ("prompteol", 4, 2.0, 27),
-        ("prompteol-zh", 4, 2.0, 27),
-        ("pretended-cot", 6, 3.0, 31),
+        long("prompteol-zh", 4, 2.0, 27),
+        long("pretended-cot", 6, 3.0, 31),
         ("knowledge", 6, 3.0, 31),
         ('Of "{text}":', 4, 2.0, 27),
     ],

@@ -61,9 +61,9 @@ def test_oracle(architecture, layer, shared, expected):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
-def test_the_last_layer_may_be_the_early_one(architecture, backbone_path):
+def test_the_last_layer_may_be_the_early_one(architecture, shared):
     """Before the final norm, where the late state comes behind it."""
-    path = backbone_path(architecture)
+    path = shared(architecture)
     found = pipeline(EarlyLateModule(path, early_layer=3)).encode(TEXTS)
     early = CausalTransformer(path, template="prompteol", pool_over="text", rows="all", final_norm=False)
     late = CausalTransformer(path, template="prompteol")
@@ -78,8 +78,8 @@ def test_the_late_state_of_a_model_that_stops_early(shared, expected):
         assert relative_error(pipeline(module).encode(text, output_value="token_embeddings"), vectors) < TOLERANCE
 
 
-def test_layers_that_attend_both_ways(backbone_path):
-    path = backbone_path()
+def test_layers_that_attend_both_ways(shared):
+    path = shared()
     found = pipeline(EarlyLateModule(path, bidirectional_layers=2)).encode(TEXTS, batch_size=len(TEXTS))
     plain = pipeline(EarlyLateModule(path)).encode(TEXTS)
     late = pipeline(CausalTransformer(path, template="prompteol", bidirectional_layers=2), "lasttoken").encode(TEXTS)
@@ -89,7 +89,7 @@ def test_layers_that_attend_both_ways(backbone_path):
 
 
 @pytest.mark.parametrize(
-    ("layers", "output_layer", "early"), [(3, None, 1), (18, None, 2), (30, None, 4), long(30, 15, 4), (30, 2, 2)]
+    ("layers", "output_layer", "early"), [(3, None, 1), (18, None, 2), long(30, None, 4), long(30, 15, 4), (30, 2, 2)]
 )
 def test_an_eighth_of_the_way_up(layers, output_layer, early, tmp_path):
     """Of the whole model, wherever it stops."""
@@ -121,8 +121,8 @@ def test_alone_and_in_a_batch_behind_its_whitening(shared):
         assert relative_error(vector, model.encode(text)) < 1e-4
 
 
-def test_half_precision_with_a_whitening_in_float32(backbone_path):
-    exact = whole(EarlyLateModule(backbone_path()))
+def test_half_precision_with_a_whitening_in_float32(backbone_path, shared):
+    exact = whole(EarlyLateModule(shared()))
     half = EarlyLateModule(backbone_path(), model_kwargs={"dtype": "bfloat16"})
     model = SentenceTransformer(modules=[half, Pooling(64, "mean"), exact[2]], device="cpu")
     vectors = model.encode(TEXTS, convert_to_tensor=True)
@@ -142,8 +142,8 @@ def test_save_load_and_pickle(backbone_path, tmp_path):
     assert "EarlyLateModule → Pooling → PartwiseWhitening → Normalize" in (tmp_path / "README.md").read_text()
 
 
-def test_two_threads_on_one_backbone(backbone_path):
-    backbone = CausalTransformer(backbone_path())
+def test_two_threads_on_one_backbone(shared):
+    backbone = CausalTransformer(shared())
     models = [pipeline(EarlyLateModule(backbone, early_layer=layer)) for layer in (1, 2, 3)]
     alone = [model.encode(TEXTS) for model in models]
     with ThreadPoolExecutor(3) as pool:
@@ -177,8 +177,8 @@ def test_gradient_checkpointing_is_refused(backbone_path):
         module(module.preprocess(TEXTS))
 
 
-def test_the_last_layers_feed_forward_part_runs_for_one_token(backbone_path):
-    module = EarlyLateModule(backbone_path())
+def test_the_last_layers_feed_forward_part_runs_for_one_token(shared):
+    module = EarlyLateModule(shared())
     given = {}
     for number, layer in enumerate(module.model.layers):
         layer.mlp.up_proj.register_forward_hook(lambda part, args, out, number=number: given.update({number: args[0]}))

@@ -11,7 +11,7 @@ from st_reba.text.blocks import _SENTENCE_END
 
 from ... import oracles
 from ...backbones import TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 from .test_token_prepending import drawn
 
 TOLERANCE = 1e-5
@@ -63,10 +63,8 @@ def blocks_of(module, text):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
-def test_whole_sentences(kind, backbone_path, eager):
-    module = HierarchicalTokenPrependingModule(
-        backbone_path("llama", kind), block_length=1, template="x{prepend}{text} y"
-    )
+def test_whole_sentences(kind, shared, eager):
+    module = HierarchicalTokenPrependingModule(shared("llama", kind), block_length=1, template="x{prepend}{text} y")
     blocks = blocks_of(module, LONG)
     decode = module.tokenizer.decode
     expected = ["The dog sat.", "The cat ran; it was late!", "他不喜欢苹果。", "我爱自然语言处理。", "Who knows?"]
@@ -111,20 +109,20 @@ def test_a_block_does_not_end_within_a_character(shared):
     assert [module.tokenizer.decode(block) for block in blocks] == ["他来了。", "我走了。"]
 
 
-def test_slots_within_the_text_are_not_handed_on(backbone_path, token_ids):
+def test_slots_within_the_text_are_not_handed_on(shared, token_ids):
     module = HierarchicalTokenPrependingModule(
-        backbone_path(), block_length=1, whole_sentences=False, pool_over="all", template="a{prepend}{text}b"
+        shared(), block_length=1, whole_sentences=False, pool_over="all", template="a{prepend}{text}b"
     )
     item = pipeline(module).encode("the cat", output_value=None)
     assert item["input_ids"].tolist() == [*token_ids("the cat"), *token_ids("b")]
 
 
-@pytest.mark.parametrize("length", [1, 3, 32, 1000])
-def test_long_texts_fill_the_room_and_no_more(length, backbone_path):
-    path = backbone_path("gpt2")
+@pytest.mark.parametrize("length", [1, 32, 1000, long(3)])
+def test_long_texts_fill_the_room_and_no_more(length, shared):
+    path = shared("gpt2")
     for whole in (False, True):
         module = HierarchicalTokenPrependingModule(path, block_length=length, whole_sentences=whole)
-        ids = module.preprocess(["word " * 3_000 + "end. " * 3])["input_ids"]
+        ids = module.preprocess(["word " * 600 + "end. " * 3])["input_ids"]
         assert ids.shape[1] <= 256
         if not whole:
             assert ids.shape[1] >= 254

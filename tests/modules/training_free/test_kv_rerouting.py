@@ -148,14 +148,14 @@ def test_a_shared_backbone_is_not_changed(backbone_path):
     assert np.array_equal(routed, pipeline(KVReroutingModule(backbone_path())).encode(TEXTS))
 
 
-def test_two_threads_with_one_backbone(backbone_path):
-    classical = CausalTransformer(backbone_path())
+def test_two_threads_with_one_backbone(shared):
+    classical = CausalTransformer(shared())
     models = [pipeline(classical), pipeline(KVReroutingModule(classical, layers=[0, 1]))]
     alone = [model.encode(TEXTS) for model in models]
     failures = []
 
     def work(model, expected):
-        for _ in range(15):
+        for _ in range(8):
             if relative_error(model.encode(TEXTS, batch_size=2), expected) > 1e-6:
                 failures.append(model)
 

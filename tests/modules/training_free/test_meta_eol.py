@@ -39,9 +39,9 @@ def test_a_prompt_stands_before_each(shared, eager, token_ids):
     assert relative_error(vector, expected.mean(dim=0)) < TOLERANCE
 
 
-def test_one_batch(backbone_path, monkeypatch):
+def test_one_batch(shared, monkeypatch):
     """What stands before the texts once, then all prompts of all texts in one call where that is fastest."""
-    module = MetaEOLModule(backbone_path(), templates=TASKS)
+    module = MetaEOLModule(shared(), templates=TASKS)
     monkeypatch.setattr(MetaEOLModule, "CPU_TOKENS", 10**6)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
@@ -54,8 +54,8 @@ def test_one_batch(backbone_path, monkeypatch):
     assert features["input_ids"].shape == (len(TEXTS), len(TASKS))
 
 
-def test_the_last_layer_computes_the_last_tokens(backbone_path):
-    module = MetaEOLModule(backbone_path(), templates=TASKS)
+def test_the_last_layer_computes_the_last_tokens(shared):
+    module = MetaEOLModule(shared(), templates=TASKS)
     [feed_forward] = module._last_layer_parts.modules
     seen = []
     feed_forward.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
@@ -64,8 +64,8 @@ def test_the_last_layer_computes_the_last_tokens(backbone_path):
     assert sum(seen[1:]) == len(TASKS) * len(TEXTS)
 
 
-def test_what_stands_before_the_texts_runs_once(backbone_path, token_ids):
-    module = MetaEOLModule(backbone_path(), templates=TASKS)
+def test_what_stands_before_the_texts_runs_once(shared, token_ids):
+    module = MetaEOLModule(shared(), templates=TASKS)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
     model = pipeline(module)
@@ -80,9 +80,9 @@ def test_what_stands_before_the_texts_runs_once(backbone_path, token_ids):
 
 
 @pytest.mark.parametrize("settings", [{"bidirectional_layers": 1}, {"templates": ["{text} sounds", "{text}:"]}])
-def test_whole_prompts_run_where_they_must(settings, backbone_path):
+def test_whole_prompts_run_where_they_must(settings, shared):
     """Where what stands before a text sees it, or nothing does."""
-    module = MetaEOLModule(backbone_path(), **{"templates": TASKS, **settings})
+    module = MetaEOLModule(shared(), **{"templates": TASKS, **settings})
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
     vectors = pipeline(module).encode(TEXTS[:2], batch_size=2)

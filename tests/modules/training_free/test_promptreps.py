@@ -18,7 +18,7 @@ from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, wo
 
 from ... import backbones
 from ...backbones import TEXTS, own
-from ...conftest import paired, relative_error
+from ...conftest import long, paired, relative_error
 
 PROMPTS = dict(preset("promptreps").prompts)
 SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 def saved(tmp_path_factory):
     """``saved(architecture, tied)``: a language model with its head, and its directory."""
 
+    @functools.cache
     def make(architecture="llama", tied=False, kind="bytes"):
         config = backbones.config(architecture)
         config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
@@ -72,7 +73,7 @@ def naive(model, path, text, prompt="", expansion=0, top_k=128):
 @pytest.mark.parametrize(
     ("model", "settings"),
     paired(
-        [("llama", False), ("gemma2_softcap", True), ("qwen3", False), ("gpt2", True), ("llama", True)],
+        [("llama", False), ("gemma2_softcap", True), ("gpt2", True), long(("qwen3", False)), long(("llama", True))],
         [{}, {"expansion": 5}, {"top_k": 3, "expansion": 2}],
     ),
 )
@@ -80,8 +81,8 @@ def test_equals_the_definition(model, settings, saved):
     model, path = saved(*model)
     encoder = SparseEncoder(modules=[PromptRepsModule(path, **settings)], device="cpu", prompts=PROMPTS)
     for encode, prompt in ((encoder.encode, ""), (encoder.encode_query, "Query: ")):
-        found = encode(TEXTS).to_dense()
-        for text, weights in zip(TEXTS, found, strict=True):
+        found = encode(TEXTS[:3]).to_dense()
+        for text, weights in zip(TEXTS[:3], found, strict=True):
             assert torch.allclose(weights, naive(model, path, text, prompt, **settings), atol=1e-5)
     assert encoder.get_embedding_dimension() == found.shape[1] == backbones.VOCABULARY
     assert encoder.similarity_fn_name == "dot"

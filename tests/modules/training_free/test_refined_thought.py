@@ -12,7 +12,7 @@ from st_reba.lm.prefixes import Prefixes
 
 from ... import backbones, oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from ...conftest import long, paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5
@@ -32,7 +32,8 @@ def test_oracle(architecture, passes, shared, eager, token_ids):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "count"), paired(["llama", "gemma2_softcap", "mistral_window", "gpt2", "gpt_oss_sinks"], [1, 2])
+    ("architecture", "count"),
+    paired(["llama", "gemma2_softcap", "gpt2", *map(long, ["mistral_window", "gpt_oss_sinks"])], [1, 2]),
 )
 def test_with_bidirectional_layers(architecture, count, shared, eager, token_ids):
     module = RefinedThoughtModule(shared(architecture), iterations=3, bidirectional_layers=count)
@@ -156,8 +157,8 @@ def test_wrong_settings(settings, message, shared):
 
 class TestForwardArguments:
     @pytest.fixture(params=[True, False], ids=["cached", "whole"])
-    def module(self, request, backbone_path):
-        module = RefinedThoughtModule(backbone_path(), iterations=3)
+    def module(self, request, shared):
+        module = RefinedThoughtModule(shared(), iterations=3)
         module._reuses_cache = request.param
         return module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 def saved(tmp_path_factory):
     """``saved(architecture, tied)``: a language model with its head, and its directory."""
 
+    @functools.cache
     def make(architecture="llama", tied=False):
         config = backbones.config(architecture)
         config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
@@ -61,7 +63,7 @@ def naive(model, path, query, document, template=SHORT["template"]):
 def test_equals_the_language_model(architecture, tied, saved):
     model, path = saved(architecture, tied)
     reranker = cross_encoder(RerankModule(path, **SHORT), device="cpu")
-    pairs = [(query, text) for query in (QUERY, "谁？") for text in TEXTS]
+    pairs = [(query, text) for query in (QUERY, "谁？") for text in TEXTS[:3]]
     for (query, text), score in zip(pairs, reranker.predict(pairs), strict=True):
         assert score == pytest.approx(naive(model, path, query, text), abs=1e-4)
 

@@ -43,9 +43,9 @@ def test_oracle(architecture, settings, shared, eager, token_ids):
 
 
 @pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
-def test_with_special_tokens_and_a_prompt(kind, backbone_path):
-    module = TokenPrependingModule(backbone_path("gpt2", kind), template="{prepend} {text}.", rows="last")
-    model, slot = oracles.with_slot(CausalTransformer(backbone_path("gpt2", kind)).model, drawn(module))
+def test_with_special_tokens_and_a_prompt(kind, shared):
+    module = TokenPrependingModule(shared("gpt2", kind), template="{prepend} {text}.", rows="last")
+    model, slot = oracles.with_slot(CausalTransformer(shared("gpt2", kind)).model, drawn(module))
     before, after = ([2], [3]) if kind == "bert" else ([1], [])
 
     # As the authors do it: the slot is an entry that is added to the vocabulary.

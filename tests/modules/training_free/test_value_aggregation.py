@@ -46,8 +46,8 @@ def test_the_last_token_of_the_text(shared, eager, token_ids):
     assert not vectors[-1].any()
 
 
-def test_nothing_above_is_run(backbone_path):
-    module = ValueAggregationModule(backbone_path(), layers=[0, 1])
+def test_nothing_above_is_run(shared):
+    module = ValueAggregationModule(shared(), layers=[0, 1])
     ran = []
     for name, part in module.model.named_modules():
         part.register_forward_pre_hook(lambda module, args, name=name: ran.append(name))
@@ -70,8 +70,8 @@ def test_layers_of_a_shortened_model(shared):
     assert relative_error(short, expected) < TOLERANCE
 
 
-def test_a_shared_backbone_is_as_before(backbone_path):
-    classical = CausalTransformer(backbone_path())
+def test_a_shared_backbone_is_as_before(shared):
+    classical = CausalTransformer(shared())
     before = pipeline(classical).encode(TEXTS)
     module = ValueAggregationModule(classical)
     assert all(one is other for one, other in zip(module.model.parameters(), classical.model.parameters(), strict=True))
