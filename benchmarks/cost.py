@@ -283,6 +283,7 @@ class Setting(NamedTuple):
     batch: int
     rounds: int
     timed: str = "times by the clock"
+    apart: str = "memory in a process of its own, once"
 
     def row(self, quantity: str, contender: str, unit: str, value: float, how: str) -> dict[str, Value]:
         return {
@@ -296,7 +297,6 @@ class Setting(NamedTuple):
         ratios: Sequence[tuple[str, str]],
         spent: Mapping[str, list[float]],
         used: Mapping[str, Mapping[str, float]],
-        apart: str = "memory in a process of its own, once",
     ) -> list[dict[str, Value]]:
         """What comes of the seconds of each round, and of the MiB.
 
@@ -304,7 +304,6 @@ class Setting(NamedTuple):
             ratios: (contender, unit).
             spent: Seconds of every round of every contender.
             used: Peak memory of each contender, by kind; empty if it was not measured.
-            apart: How that was measured.
         """
         timed = f"{self.timed}, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
         rows = []
@@ -313,12 +312,12 @@ class Setting(NamedTuple):
             rows.append(self.row("time", contender, unit, ratio, timed))
         for kind, quantity in (("encoding", "peak memory of encoding"), ("process", "peak memory of the process")):
             for contender, unit in ratios if kind in next(iter(used.values()), ()) else ():
-                rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], apart))
+                rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], self.apart))
         for contender in spent:
             speed = self.batch * self.tokens / median(spent[contender])
             rows.append(self.row("tokens of text/s", contender, "", speed, timed))
             if used:
-                rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], apart))
+                rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], self.apart))
         return rows
 
 
@@ -368,8 +367,10 @@ def main() -> None:
                     used = memory_of_gpu(contenders, length, options.batch)
                 elif not options.no_memory:
                     used = memory(names, path, length, options.batch, options.dtype)
-                setting = Setting(options.table, model, options.dtype, length, options.batch, options.rounds, timed)
-                rows = [{**row, **where} for row in setting.rows(ratios, spent, used, apart)]
+                setting = Setting(
+                    options.table, model, options.dtype, length, options.batch, options.rounds, timed, apart
+                )
+                rows = [{**row, **where} for row in setting.rows(ratios, spent, used)]
                 file = append("cost", rows, options.results)
                 for row in rows:
                     beside = f" / {row['unit']}" if row["unit"] else ""

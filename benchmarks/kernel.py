@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cost import SIZES
+from devices import now
 from records import RESULTS, Value, append, machine, versions
 from st_reba.lm.attention.fused import Fold, fused_fold
 from st_reba.lm.attention.observers import fold_at_once
@@ -39,17 +40,15 @@ def layer(heads: int, groups: int, head_size: int, tokens: int, batch: int, dtyp
 
 def seconds(folds: dict[str, Callable[[], None]], device: str, rounds: int, runs: int) -> dict[str, list[float]]:
     """Of one fold, in each round; the first, which warms up, does not count."""
-    synchronize = torch.get_device_module(device).synchronize
     spent: dict[str, list[float]] = {name: [] for name in folds}
     for measured in range(rounds + 1):
         for name, fold in folds.items():
-            synchronize()
-            start = time.perf_counter()
+            start = now(device)
             for _ in range(runs):
                 fold()
-            synchronize()
+            taken = now(device) - start
             if measured:
-                spent[name].append((time.perf_counter() - start) / runs)
+                spent[name].append(taken / runs)
     return spent
 
 

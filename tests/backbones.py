@@ -162,19 +162,19 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
     )
 
 
-def config(name: str):
+def config(name: str, **more):
     config_class, settings = CONFIGS[name]
     kind = getattr(transformers, config_class)
-    settings = {**IDS, **settings}
+    settings = {**IDS, **settings, **more}
     if "max_position_embeddings" in kind().to_dict() and "max_position_embeddings" not in settings:
         settings["max_position_embeddings"] = POSITIONS
     return kind(**settings)
 
 
-def backbone(name: str, seed: int = 0):
+def backbone(name: str, seed: int = 0, **settings):
     """A model whose weights are large enough for attention to be far from uniform."""
     torch.manual_seed(seed)
-    return randomize(AutoModel.from_config(config(name)).eval().float())
+    return randomize(AutoModel.from_config(config(name, **settings)).eval().float())
 
 
 def randomize(model):

@@ -252,29 +252,17 @@ def shared(backbone_path):
 @pytest.fixture(scope="session")
 def shallow_path(tmp_path_factory):
     """A tiny Llama of one layer, for what is done with vectors whatever they are."""
-    import torch
-    from transformers import AutoModel
-
     from . import backbones
 
-    config = backbones.config("llama")
-    config.num_hidden_layers = 1
-    torch.manual_seed(0)
-    return backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path_factory.mktemp("shallow"))
+    return backbones.save(backbones.backbone("llama", num_hidden_layers=1), tmp_path_factory.mktemp("shallow"))
 
 
 @pytest.fixture(scope="session")
 def roomy_path(tmp_path_factory):
     """A tiny Llama with room for long prompts."""
-    import torch
-    from transformers import AutoModel
-
     from . import backbones
 
-    config = backbones.config("llama")
-    config.max_position_embeddings = 2048
-    torch.manual_seed(0)
-    model = backbones.randomize(AutoModel.from_config(config).eval())
+    model = backbones.backbone("llama", max_position_embeddings=2048)
     return backbones.save(model, tmp_path_factory.mktemp("roomy"), model_max_length=2048)
 
 

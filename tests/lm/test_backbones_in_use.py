@@ -325,14 +325,6 @@ class TestAdapter:
 class TestCompiled:
     """torch.compile, with a backbone of one layer: what takes time is tracing it."""
 
-    @pytest.fixture(scope="class")
-    def path(self, tmp_path_factory):
-        config = backbones.config("llama")
-        config.num_hidden_layers = 1
-        torch.manual_seed(0)
-        model = backbones.randomize(AutoModel.from_config(config).eval())
-        return backbones.save(model, tmp_path_factory.mktemp("one-layer"))
-
     @pytest.fixture(autouse=True)
     def fresh(self):
         torch.compiler.reset()
@@ -347,7 +339,7 @@ class TestCompiled:
         return model
 
     @pytest.mark.parametrize("recipe", ["echo", *first(["classical", "thought"], 0)])
-    def test_a_graph_never_decides_what_is_watched(self, recipe, path):
+    def test_a_graph_never_decides_what_is_watched(self, recipe, shallow_path):
         graphs = []
 
         def keep(graph, inputs):
@@ -355,7 +347,7 @@ class TestCompiled:
             return graph.forward
 
         # One batch, whose sizes may be numbers: symbols take three times as long to trace.
-        self.check(recipe, path, keep, dynamic=False)
+        self.check(recipe, shallow_path, keep, dynamic=False)
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         assert any("linear" in str(node.target) for node in nodes)
         assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
@@ -364,16 +356,16 @@ class TestCompiled:
 
     @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
     @pytest.mark.long
-    def test_down_to_machine_code(self, path, tmp_path):
-        model = self.check("reba, bidirectional", path, "inductor")
+    def test_down_to_machine_code(self, shallow_path, tmp_path):
+        model = self.check("reba, bidirectional", shallow_path, "inductor")
         model.save_pretrained(str(tmp_path))
         assert (
             relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) < EXACT
         )
 
     @pytest.mark.long
-    def test_the_whole_pipeline(self, path):
-        model = make("echo", path)
+    def test_the_whole_pipeline(self, shallow_path):
+        model = make("echo", shallow_path)
         wanted = words(model)
         model.compile(backend="eager", dynamic=True)
         assert relative_error(words(model), wanted) < EXACT

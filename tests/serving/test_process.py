@@ -19,8 +19,7 @@ from ..backbones import TEXTS
 
 PROGRAM = "from st_reba.cli import app\napp()\n"
 #: The same with a model that takes 20 ms for each batch: long enough for a test to see a queue.
-PACED = (
-    """
+PACED = f"""
 import time
 from st_reba import ReBAModule
 
@@ -31,9 +30,7 @@ def paced(*arguments, **settings):
     return forward(*arguments, **settings)
 
 ReBAModule.forward = paced
-"""
-    + PROGRAM
-)
+{PROGRAM}"""
 
 
 class Running:

@@ -15,7 +15,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from tokenizers import processors
-from transformers import AutoModel
 from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
@@ -91,10 +90,7 @@ def paths(tmp_path_factory):
 
     Of one layer, since each fault that is looked for is a pass.
     """
-    config = backbones.config("llama")
-    config.num_hidden_layers = 1
-    torch.manual_seed(0)
-    model = backbones.randomize(AutoModel.from_config(config).eval())
+    model = backbones.backbone("llama", num_hidden_layers=1)
     found = {}
     for name in ("ends", "open"):
         directory = tmp_path_factory.mktemp(name)
