@@ -28,6 +28,7 @@ from .. import backbones, oracles
 from ..backbones import TEXTS
 from ..conftest import first, long, paired, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
+from ..logged import logged
 
 #: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
 RECIPES = {
@@ -163,13 +164,13 @@ class TestOffloaded:
             loaded.save_pretrained(again)
         assert np.array_equal(SentenceTransformer(again, device="cpu").encode(TEXTS), plain.encode(TEXTS))
 
-    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path, caplog):
+    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path):
         """sentence-transformers lets the map decide, and refuses to move what is offloaded."""
         path = str(tmp_path / "model")
         make("reba", backbone_path()).save_pretrained(path)
-        with caplog.at_level("WARNING"):
+        with logged("sentence_transformers") as messages:
             model = self.load(path, tmp_path, device="cpu")
-        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in caplog.text
+        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in "".join(messages)
         with pytest.raises(RuntimeError, match="You can't move a model that has some modules offloaded"):
             model.to("cpu")
 
