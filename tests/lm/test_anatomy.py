@@ -249,10 +249,9 @@ def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards():
         logger.warning("set to %s", name)
 
     model.set_attn_implementation = warns
-    with logged(logger.name) as messages:
-        with dry_run(model, function.NAME):
-            assert not messages
-            logger.warning("by the model")
+    with logged(logger.name) as messages, dry_run(model, function.NAME):
+        assert not messages
+        logger.warning("by the model")
     assert set(messages) == {"by the model"}
 
 
