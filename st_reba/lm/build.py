@@ -53,12 +53,11 @@ def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
         if isinstance(forward, (MethodType, partial)):
             forward = forward.__func__ if isinstance(forward, MethodType) else forward.func
         yield name, type(module) if forward is None else forward, type(module), id(forward)
-        for key, weight in module._parameters.items():
-            if weight is not None:
-                # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which
-                # PyTorch refuses where something refers to them weakly.
-                lives = weight if type(weight.data) is Tensor else type(weight)
-                yield (name, key), lives, id(weight), *_state(weight)
+        for key, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which
+            # PyTorch refuses where something refers to them weakly.
+            lives = weight if type(weight.data) is Tensor else type(weight)
+            yield (name, key), lives, id(weight), *_state(weight)
 
 
 def _state(weight: Tensor) -> tuple[object, ...]:
