@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -28,13 +28,19 @@ class Build:
 
     def __init__(self, model: nn.Module) -> None:
         parts = list(_identified(model))
-        self._description = [(name, *told) for name, part, *told in parts], _settings(model)
+        self._description = _described(model, parts)
         # An object that takes the place of one that is gone may have its number.
         self._parts = [weakref.ref(part) for _, part, *_ in parts]
 
     def is_that_of(self, model: nn.Module) -> bool:
         """Whether a model is of this build."""
-        return all(part() is not None for part in self._parts) and self._description == Build(model)._description
+        return all(part() is not None for part in self._parts) and self._description == _described(
+            model, _identified(model)
+        )
+
+
+def _described(model: nn.Module, parts: Iterable[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], object]:
+    return [(name, *told) for name, part, *told in parts], _settings(model)
 
 
 def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
@@ -47,11 +53,11 @@ def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
         if isinstance(forward, (MethodType, partial)):
             forward = forward.__func__ if isinstance(forward, MethodType) else forward.func
         yield name, type(module) if forward is None else forward, type(module), id(forward)
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which PyTorch
-        # refuses where something refers to them weakly.
-        lives = weight if type(weight.data) is Tensor else type(weight)
-        yield name, lives, id(weight), *_state(weight)
+        for key, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which
+            # PyTorch refuses where something refers to them weakly.
+            lives = weight if type(weight.data) is Tensor else type(weight)
+            yield (name, key), lives, id(weight), *_state(weight)
 
 
 def _state(weight: Tensor) -> tuple[object, ...]:

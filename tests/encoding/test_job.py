@@ -34,7 +34,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def encoder(model_directory):
-    return Encoder(str(model_directory), batch_size=4)
+    return Encoder(str(model_directory), batch_size=8)
 
 
 def interrupted(encoder, texts, out, **options):
@@ -220,7 +220,7 @@ class TestResuming:
     def test_other_settings_are_refused(self, encoder, texts, tmp_path):
         out = tmp_path / "a.npy"
         interrupted(encoder, texts, out)
-        with pytest.raises(ValueError, match=r"other settings: batch_size 4 \(now 5\). Go on with those"):
+        with pytest.raises(ValueError, match=r"other settings: batch_size 8 \(now 5\). Go on with those"):
             encode_file(replace(encoder, batch_size=5), texts, out, chunk_size=8)
         with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 2048\)"):
             encode_file(encoder, texts, out, precision="binary")

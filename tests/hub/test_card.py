@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +39,7 @@ from st_reba.modules.headed import HeadedModule
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
+from ..logged import logged
 
 
 def written(model: SentenceTransformer, directory: Path) -> str:
@@ -107,10 +107,10 @@ SAYS = {
 }
 
 
-def test_word_embeddings_are_promised_where_there_are_some(backbone_path, tmp_path):
+def test_word_embeddings_are_promised_where_there_are_some(shared, tmp_path):
     for made in (CausalTransformer, EchoModule, ReBAModule):
-        assert "gives word embeddings" in written(pipeline(made(backbone_path())), tmp_path)
-    assert "word embeddings" not in written(pipeline(ReBAModule(backbone_path(), rows="last"), "lasttoken"), tmp_path)
+        assert "gives word embeddings" in written(pipeline(made(shared())), tmp_path)
+    assert "word embeddings" not in written(pipeline(ReBAModule(shared(), rows="last"), "lasttoken"), tmp_path)
 
 
 def test_what_a_change_costs_is_told(roomy_path, tmp_path):
@@ -125,9 +125,14 @@ def test_what_a_change_costs_is_told(roomy_path, tmp_path):
 POOLED = [each for each in PUBLIC_MODULES if issubclass(each, CausalModule) and not issubclass(each, HeadedModule)]
 
 
+@pytest.fixture(scope="module")
+def roomy(roomy_path):
+    return CausalTransformer(roomy_path)
+
+
 @pytest.mark.parametrize("module_class", POOLED)
-def test_each_class_has_its_own(module_class, roomy_path, tmp_path):
-    module = module_class(roomy_path)
+def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
+    module = module_class(roomy)
     text = written(pipeline(module), tmp_path)
     for expected in (
         *SAYS.get(module_class, ()),
@@ -178,18 +183,18 @@ def test_a_recipe_is_named(roomy_path, tmp_path):
         (RefinedThoughtModule, {"iterations": 3, "bidirectional_layers": 1}, "3 passes over the text: about 3 times"),
     ],
 )
-def test_cost(module_class, settings, cost, backbone_path):
-    assert cost in module_class(backbone_path(), **settings).cost
+def test_cost(module_class, settings, cost, shared):
+    assert cost in module_class(shared(), **settings).cost
 
 
-def test_chunks(backbone_path, tmp_path):
-    text = written(pipeline(ReBAModule(backbone_path(), chunk_length=32)), tmp_path)
+def test_chunks(shared, tmp_path):
+    text = written(pipeline(ReBAModule(shared(), chunk_length=32)), tmp_path)
     for expected in ("**ReBA-2**", r"j \in C(i)", "| `chunk_length` | `32` |", "| tokens per text, at most | 256 |"):
         assert expected in text, expected
 
 
-def test_settings(backbone_path, tmp_path):
-    text = written(pipeline(ReBAModule(backbone_path(), repetitions=3, layers=[-1]), "lasttoken"), tmp_path)
+def test_settings(shared, tmp_path):
+    text = written(pipeline(ReBAModule(shared(), repetitions=3, layers=[-1]), "lasttoken"), tmp_path)
     assert "| `layers` | `[-1]` |" in text
     assert "| `repetitions` | `3` |" in text
     assert "| tokens per text, at most | 85 |" in text
@@ -203,8 +208,8 @@ def test_settings(backbone_path, tmp_path):
         ("`{text}` means", "`` `{text}` means ``"),
     ],
 )
-def test_a_template_does_not_break_the_table(template, cell, backbone_path, tmp_path):
-    text = written(pipeline(CausalTransformer(backbone_path(), template=template)), tmp_path)
+def test_a_template_does_not_break_the_table(template, cell, shared, tmp_path):
+    text = written(pipeline(CausalTransformer(shared(), template=template)), tmp_path)
     assert f"| `template` | {cell} |\n" in text
 
 
@@ -237,7 +242,7 @@ class TestBaseModel:
     def base(self, tmp_path):
         """A backbone with a card beside it."""
         directory = tmp_path / "base"
-        save(backbone("llama"), directory)
+        save(backbone("llama", num_hidden_layers=1), directory)
         (directory / "README.md").write_text(self.CARD)
         return directory
 
@@ -261,16 +266,12 @@ class TestBaseModel:
         (base / "README.md").write_text("---\nlicense: [unclosed\n---\n")
         assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
 
-    def test_a_readme_without_metadata_is_no_news(self, base, tmp_path, caplog):
+    def test_a_readme_without_metadata_is_no_news(self, base, tmp_path):
         """As that of the demo LM, which everybody builds from first."""
         (base / "README.md").write_text("# A tiny llama\n", encoding="utf-8")
-        logger = logging.getLogger("huggingface_hub.repocard")
-        logger.addHandler(caplog.handler)
-        try:
+        with logged("huggingface_hub.repocard") as messages:
             assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
-        finally:
-            logger.removeHandler(caplog.handler)
-        assert not caplog.records
+        assert not messages
 
     @pytest.mark.parametrize(
         ("licence", "shown"),

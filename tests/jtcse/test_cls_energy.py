@@ -15,7 +15,7 @@ from ..conftest import pipeline
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_oracle_of_two_towers(family, encoder_paths):
     model = pipeline(TwinTower(*encoder_paths(family)), "cls").train()
-    texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
+    texts = ["the cat", TEXTS[1][:4], TEXTS[3]]
     found = CLSEnergyEvaluator(texts, batch_size=2).shares(model)
     assert model.training
     for text, value in zip(texts, found, strict=True):

@@ -37,8 +37,9 @@ def test_oracle_on_either_side():
 
 
 def test_the_coin_is_fair_and_seeded():
-    first, again, other = (throws(InteractionInfoNCELoss(seed=seed), 200) for seed in (3, 3, 4))
-    assert first == again != other
+    first = throws(InteractionInfoNCELoss(seed=3), 200)
+    again, other = (throws(InteractionInfoNCELoss(seed=seed), 30) for seed in (3, 4))
+    assert first[:30] == again != other
     assert 70 < sum(first) < 130
 
 

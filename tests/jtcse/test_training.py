@@ -25,7 +25,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def settings(encoder_paths, texts):
-    first, second = encoder_paths()
+    first, second = encoder_paths(num_hidden_layers=2)
     given = {
         "model": first, "second_model": second, "texts": texts, "batch_size": 4, "learning_rate": 1e-3,
         "epochs": 2, "checkpoint_steps": 2,
@@ -39,7 +39,7 @@ def stopping(monkeypatch, step: int) -> None:
 
 def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):
     """With dropout, and the coin of the interaction loss, which has a generator of its own."""
-    whole = train_jtcse(settings(), tmp_path / "whole", progress=False)
+    whole = train_jtcse(settings(checkpoint_steps=6), tmp_path / "whole", progress=False)
     with monkeypatch.context() as patched:
         stopping(patched, 5)
         with pytest.raises(KeyboardInterrupt):
@@ -99,10 +99,10 @@ def test_what_is_written(settings, tmp_path):
     pairs = tmp_path / "dev.tsv"
     pairs.write_text("".join(f"{text}\t{TEXTS[0]}\t{score}\n" for score, text in enumerate(TEXTS)), encoding="utf-8")
     out = tmp_path / "run"
-    chosen = settings(evaluation=str(pairs), evaluation_steps=3, cross_every=4, max_seq_length=9)
+    chosen = settings(evaluation=str(pairs), evaluation_steps=3, checkpoint_steps=6, cross_every=1, max_seq_length=9)
     model = train_jtcse(chosen, out, progress=False)
     loaded = SentenceTransformer(str(out / "model"), device="cpu")
-    assert loaded[0].cross_every == 4
+    assert loaded[0].cross_every == 1
     assert loaded.max_seq_length == 9
     assert (loaded.encode(TEXTS) == model.to("cpu").encode(TEXTS)).all()
     (state,) = (out / "checkpoints").glob("checkpoint-6/trainer_state.json")
@@ -112,7 +112,7 @@ def test_what_is_written(settings, tmp_path):
 
 
 def test_tncse(settings, tmp_path):
-    model = train_jtcse(settings(cross_every=0, epochs=1), tmp_path, progress=False)
+    model = train_jtcse(settings(cross_every=0, max_steps=1), tmp_path, progress=False)
     assert model[0].cross_layers == []
 
 

@@ -28,8 +28,9 @@ def outputs(module: TwinTower, texts: list[str]) -> dict[str, torch.Tensor]:
 def test_oracle(family, cross_every, encoder_paths):
     """In a padded batch, which the oracle never sees."""
     module = TwinTower(*encoder_paths(family), cross_every=cross_every)
-    found = outputs(module, TEXTS[:2])
-    for row, text in enumerate(TEXTS[:2]):
+    texts = [TEXTS[0], "the cat"]
+    found = outputs(module, texts)
+    for row, text in enumerate(texts):
         ids = module.tokenizer(text)["input_ids"]
         with torch.no_grad():
             states, streams, pooled, _ = oracles.twin_tower(*module.towers, ids, cross_every)

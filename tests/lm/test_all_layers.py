@@ -128,12 +128,13 @@ def test_what_it_reads_off_transformer(reader, backbone, both):
     """One text a batch, of every length: there ST's padding, which these modules read too, does not matter."""
     following = READERS[reader]()
     theirs, ours = both(*backbone)
+    alone = []
     for text in TEXTS:
         expected = read(theirs, following, [text])
-        assert relative_error(read(ours, following, [text]), expected) < 1e-6, text
+        alone.append(read(ours, following, [text]))
+        assert relative_error(alone[-1], expected) < 1e-6, text
     # What stands behind ours gives a text what it gives it alone, padding or none.
-    together = read(ours, following, TEXTS)
-    assert relative_error(together, torch.cat([read(ours, following, [text]) for text in TEXTS])) < 1e-5
+    assert relative_error(read(ours, following, TEXTS), torch.cat(alone)) < 1e-5
 
 
 def test_a_multi_vector_encoder(backbone_path):
@@ -218,7 +219,7 @@ FURTHER = ("prompt", "repeated", "reba, normalized", "reba, last")
 @pytest.mark.parametrize("kind", [long(kind) if kind in FURTHER else kind for kind in MODULES])
 def test_every_module_hands_on_its_layers(kind, qwen, monkeypatch):
     module = MODULES[kind](qwen).eval()
-    texts = [*TEXTS, ""]
+    texts = [*TEXTS[:2], "a", ""]
     module._warned_empty = True
     with torch.inference_mode():
         expected = module(module.preprocess(texts))

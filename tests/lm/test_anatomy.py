@@ -34,6 +34,7 @@ from st_reba.lm.dry_run import CANNOT_RUN, dry_run, given_instead, noting_calls,
 from .. import backbones
 from ..backbones import EACH
 from ..conftest import forward_passes, pipeline, relative_error
+from ..logged import logged
 from ..modules.test_shared_backbone import everything_set_on, mixed_modes
 
 KNOWN = {
@@ -240,7 +241,7 @@ def test_a_configuration_of_parts_is_restored_part_by_part(backbone_path):
     assert model.layers[0].self_attn.config._attn_implementation == "eager"
 
 
-def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog):
+def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards():
     logger = logging.getLogger("transformers.modeling_utils")
     model = backbones.backbone("llama")
 
@@ -248,14 +249,10 @@ def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog):
         logger.warning("set to %s", name)
 
     model.set_attn_implementation = warns
-    logger.addHandler(caplog.handler)
-    try:
-        with dry_run(model, function.NAME):
-            assert not caplog.messages
-            logger.warning("by the model")
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert set(caplog.messages) == {"by the model"}
+    with logged(logger.name) as messages, dry_run(model, function.NAME):
+        assert not messages
+        logger.warning("by the model")
+    assert set(messages) == {"by the model"}
 
 
 def test_states_of_one_shape_are_read_at_once(monkeypatch):

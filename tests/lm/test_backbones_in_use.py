@@ -28,6 +28,7 @@ from .. import backbones, oracles
 from ..backbones import TEXTS
 from ..conftest import first, long, paired, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
+from ..logged import logged
 
 #: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
 RECIPES = {
@@ -41,6 +42,7 @@ RECIPES = {
 every_recipe = pytest.mark.parametrize("recipe", first(RECIPES, 2))
 needs_placement = pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="refused before sentence-transformers 6.2")
 EXACT = 1e-5
+FEW = ["the cat", TEXTS[2]]
 
 PARTS = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm")
 ON_DISK = {**dict.fromkeys(PARTS, "disk"), "rotary_emb": "cpu"}
@@ -63,10 +65,10 @@ def run_eagerly(model):
 
 
 def expected(recipe, module, model=None):
-    """Word embeddings of the first text by the paper's algorithm, on the module's own backbone."""
+    """Word embeddings of the first of :data:`FEW` by the paper's algorithm, on the module's own backbone."""
     module_class, settings = RECIPES[recipe]
     model = module.model if model is None else model
-    ids = module.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    ids = module.tokenizer(FEW[0], add_special_tokens=False)["input_ids"]
     with run_eagerly(model), oracles.both_ways(model, settings.get("bidirectional_layers", 0)):
         if module_class is ReBAModule:
             return oracles.algorithm_2(model, ids, 2).float()
@@ -77,8 +79,8 @@ def expected(recipe, module, model=None):
 
 
 def words(model) -> torch.Tensor:
-    """The same, as the model gives them, in a batch of texts of other lengths."""
-    return model.encode(TEXTS, output_value="token_embeddings")[0].float()
+    """The same, as the model gives them, in a batch with a longer text."""
+    return model.encode(FEW, output_value="token_embeddings")[0].float()
 
 
 @pytest.fixture(scope="module")
@@ -157,19 +159,19 @@ class TestOffloaded:
         plain.save_pretrained(path)
         loaded = self.load(path, tmp_path)
         assert loaded.device == CPU
-        assert np.array_equal(loaded.encode(TEXTS), plain.encode(TEXTS))
+        assert np.array_equal(loaded.encode(FEW), plain.encode(FEW))
         again = str(tmp_path / "again")
         with pytest.warns(UserWarning, match="offloaded modules"):
             loaded.save_pretrained(again)
-        assert np.array_equal(SentenceTransformer(again, device="cpu").encode(TEXTS), plain.encode(TEXTS))
+        assert np.array_equal(SentenceTransformer(again, device="cpu").encode(FEW), plain.encode(FEW))
 
-    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path, caplog):
+    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path):
         """sentence-transformers lets the map decide, and refuses to move what is offloaded."""
         path = str(tmp_path / "model")
         make("reba", backbone_path()).save_pretrained(path)
-        with caplog.at_level("WARNING"):
+        with logged("sentence_transformers") as messages:
             model = self.load(path, tmp_path, device="cpu")
-        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in caplog.text
+        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in "".join(messages)
         with pytest.raises(RuntimeError, match="You can't move a model that has some modules offloaded"):
             model.to("cpu")
 
@@ -253,7 +255,7 @@ class TestQuantized:
         model.save_pretrained(str(tmp_path))
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert "torchao" in type(loaded[0].model.layers[0].mlp.up_proj.weight).__module__
-        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
     @every_recipe
     def test_a_loaded_model_and_its_embeddings(self, recipe, torchao, backbone_path):
@@ -310,8 +312,9 @@ class TestAdapter:
         else:
             model = make(recipe, backbone_path())
             model.load_adapter(adapter) if way == "load_adapter" else model.add_adapter(self.lora(peft))
-        assert relative_error(words(model), expected(recipe, model[0])) < EXACT
-        assert relative_error(words(model), plain_words(recipe)) > 0.1
+        found = words(model)
+        assert relative_error(found, expected(recipe, model[0])) < EXACT
+        assert relative_error(found, plain_words(recipe)) > 0.1
 
         model.save_pretrained(str(tmp_path))
         assert (tmp_path / "adapter_model.safetensors").is_file()
@@ -319,7 +322,7 @@ class TestAdapter:
         # Nothing that could be taken for a whole model.
         assert not (tmp_path / "config.json").exists()
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
 
 class TestCompiled:
@@ -359,9 +362,7 @@ class TestCompiled:
     def test_down_to_machine_code(self, shallow_path, tmp_path):
         model = self.check("reba, bidirectional", shallow_path, "inductor")
         model.save_pretrained(str(tmp_path))
-        assert (
-            relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) < EXACT
-        )
+        assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(FEW), model.encode(FEW)) < EXACT
 
     @pytest.mark.long
     def test_the_whole_pipeline(self, shallow_path):
@@ -434,7 +435,7 @@ class OwnModel(LlamaModel):
         with pytest.raises(ValueError, match="trust_remote_code=True"):
             SentenceTransformer(saved, device="cpu")
         loaded = SentenceTransformer(saved, device="cpu", **self.TRUST)
-        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
 
 def test_where_a_model_takes_its_input(backbone_path, tmp_path):

@@ -30,9 +30,9 @@ def normless(backbone_path):
 def test_every_module(recipe, normless, shared):
     module_class, settings = RECIPES[recipe]
     settings = {"output_layer": -1, **settings}
-    expected = pipeline(module_class(normless, **{**settings, "final_norm": True})).encode(TEXTS)
+    expected = pipeline(module_class(normless, **{**settings, "final_norm": True})).encode(TEXTS[:3])
     model = pipeline(module_class(shared(), **{**settings, "final_norm": False}))
-    assert relative_error(model.encode(TEXTS, batch_size=2), expected) < 1e-5
+    assert relative_error(model.encode(TEXTS[:3], batch_size=2), expected) < 1e-5
 
 
 @pytest.mark.parametrize(("architecture", "layer"), paired(TELLING, [3, 1]))

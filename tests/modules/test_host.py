@@ -29,6 +29,7 @@ from st_reba import (
 from st_reba.modules.changes import Steer
 from st_reba.text.layout import Layout
 
+from .. import backbones
 from ..catalogued import Case, completed
 from ..conftest import long
 
@@ -80,9 +81,16 @@ def transformers_asks_nothing(monkeypatch):
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
 
 
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """Of two layers: operations on the meta device take long."""
+    model = backbones.backbone("llama", num_hidden_layers=2)
+    return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("two-layers")))
+
+
 @pytest.mark.parametrize(("made", "settings"), METHODS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_the_host_asks_an_accelerator_nothing(made, settings, shared, transformers_asks_nothing):
-    module = copy.deepcopy(made(shared(), **settings)).eval()
+def test_the_host_asks_an_accelerator_nothing(made, settings, backbone, transformers_asks_nothing):
+    module = copy.deepcopy(made(backbone, **settings)).eval()
     pool = Pooling(module.get_embedding_dimension(), "lasttoken")
     with torch.no_grad():
         expected = pool(module(module.preprocess(TEXTS)))

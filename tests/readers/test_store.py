@@ -47,7 +47,7 @@ def test_what_was_added_is_only_looked_up():
         st.tuples(
             st.sampled_from(sorted(WIDTHS)),
             st.sampled_from([None, "query: "]),
-            st.lists(st.text(max_size=3), min_size=1, max_size=6),
+            st.lists(st.text("ab 我", max_size=3), min_size=1, max_size=6),
         ),
         max_size=8,
     )

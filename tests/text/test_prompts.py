@@ -154,7 +154,7 @@ class TestWholes:
         module_class, settings = ONCE[recipe]
         model = pipeline(module_class(shared("llama", "greedy"), **settings))
         model[0]._warned_empty = True
-        texts = [*TEXTS[:3], "", '"', "自然语言" * 80, " a "]
+        texts = [TEXTS[1], "", '"', "自然语言" * 80, " a "]
         together = model.encode(texts, batch_size=len(texts), prompt="query: ")
         assert np.isfinite(together).all()
         for text, vector in zip(texts, together, strict=True):

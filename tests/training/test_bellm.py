@@ -40,6 +40,12 @@ def settings(backbone_path, triplets):
     return lambda **changes: BeLLMTraining(**whole(**{**given, **changes}))
 
 
+@pytest.fixture
+def shallow(settings, shallow_path):
+    """The same of a model of one layer, for what a run does around it."""
+    return lambda **changes: settings(model=shallow_path, **changes)
+
+
 class TestLoss:
     """Eq. 6 is ST's loss with scale 1 / tau, but for the mean in place of the sum."""
 
@@ -177,9 +183,9 @@ def test_gradient_checkpointing_changes_no_gradient(settings):
     assert relative_error(*gradients) < 1e-5
 
 
-def test_pushing(settings, tmp_path):
+def test_pushing(shallow, tmp_path):
     """The merged model can be; the adapter once its backbone has a name that others know."""
-    train_bellm(settings(max_steps=1), tmp_path, progress=False)
+    train_bellm(shallow(max_steps=1), tmp_path, progress=False)
     check_saved_model(tmp_path / "model")
     with pytest.raises(ValueError, match=r"is an adapter on .*, which is a directory of this machine: nobody else"):
         check_saved_model(tmp_path / "adapter")
@@ -197,11 +203,11 @@ def test_a_merged_model_can_be_trained_on(settings):
     add_lora(model, settings())
 
 
-def test_it_learns_and_says_so(settings, tmp_path):
+def test_it_learns_and_says_so(shallow, tmp_path):
     """Evaluated as it goes; what was asked is what was done."""
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("one\ttwo\t1\nthree\tfour\t2\nfive\tsix\t4\n")
-    given = settings(max_steps=2, evaluation_steps=1, evaluation=str(pairs), temperature=0.1)
+    given = shallow(max_steps=2, evaluation_steps=1, evaluation=str(pairs), temperature=0.1)
     train_bellm(given, tmp_path / "run", progress=False)
     states = sorted((tmp_path / "run/checkpoints").glob("checkpoint-*/trainer_state.json"))
     log = json.loads(states[-1].read_text())["log_history"]
@@ -210,13 +216,13 @@ def test_it_learns_and_says_so(settings, tmp_path):
     assert (run["temperature"], run["rank"], run["loss"]) == (0.1, 4, "MultipleNegativesRankingLoss")
 
 
-def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_in_half_precision_too(shallow, tmp_path, monkeypatch):
     """LoRA's weights are float32 and stay so, whatever the backbone's are."""
     from st_reba.training import bellm
 
     from .stopping import StopAfter
 
-    given = settings(model_kwargs={"dtype": "bfloat16"}, max_steps=4, checkpoint_steps=2)
+    given = shallow(model_kwargs={"dtype": "bfloat16"}, max_steps=4, checkpoint_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
     fit = bellm.fit
     with monkeypatch.context() as patch:
@@ -235,7 +241,7 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(settings, tmp_path, mo
 
 class TestResuming:
     @pytest.fixture
-    def stopped(self, settings, tmp_path, monkeypatch):
+    def stopped(self, shallow, tmp_path, monkeypatch):
         from st_reba.training import bellm
 
         from .stopping import StopAfter
@@ -244,33 +250,33 @@ class TestResuming:
         with monkeypatch.context() as patch:
             patch.setattr(bellm, "fit", lambda *args, **kwargs: fit(*args, callbacks=[StopAfter(3)], **kwargs))
             with pytest.raises(KeyboardInterrupt):
-                train_bellm(settings(epochs=2, checkpoint_steps=2), tmp_path / "broken", progress=False)
+                train_bellm(shallow(epochs=2, checkpoint_steps=2), tmp_path / "broken", progress=False)
         return tmp_path / "broken"
 
     @pytest.mark.long
-    def test_with_moved_data_and_other_intervals(self, stopped, settings, triplets, tmp_path):
-        straight = train_bellm(settings(epochs=2), tmp_path / "straight", progress=False)
+    def test_with_moved_data_and_other_intervals(self, stopped, shallow, triplets, tmp_path):
+        straight = train_bellm(shallow(epochs=2), tmp_path / "straight", progress=False)
         moved = shutil.move(triplets, tmp_path / "moved.tsv")
-        changed = settings(epochs=2, triplets=str(moved), checkpoint_steps=5, evaluation_steps=2)
+        changed = shallow(epochs=2, triplets=str(moved), checkpoint_steps=5, evaluation_steps=2)
         resumed = train_bellm(changed, stopped, progress=False)
         assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
 
-    def test_of_another_run_is_refused(self, stopped, settings, monkeypatch):
+    def test_of_another_run_is_refused(self, stopped, shallow, monkeypatch):
         """Of another rank, and of a model that changed in its place: the checkpoints hold the adapter alone."""
         from st_reba.training import bellm
 
         with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
-            train_bellm(settings(epochs=2, checkpoint_steps=2, rank=8), stopped, progress=False)
+            train_bellm(shallow(epochs=2, checkpoint_steps=2, rank=8), stopped, progress=False)
 
         def changed(given):
             model = build_bellm(given)
             with torch.no_grad():
-                model[0].model.layers[1].mlp.up_proj.weight[3, 5] *= 1 + 2**-10
+                model[0].model.layers[0].mlp.up_proj.weight[3, 5] *= 1 + 2**-10
             return model
 
         monkeypatch.setattr(bellm, "build_bellm", changed)
         with pytest.raises(ValueError, match="a run with other frozen weights, but now it is other frozen weights"):
-            train_bellm(settings(epochs=2, checkpoint_steps=2), stopped, progress=False)
+            train_bellm(shallow(epochs=2, checkpoint_steps=2), stopped, progress=False)
 
 
 def test_a_finished_run_is_left_alone(settings, tmp_path):

@@ -48,7 +48,10 @@ def same(one, other) -> bool:
 @pytest.mark.parametrize("stage", ["cosines", "siamese", "autoencoder", "whitened"])
 def test_each_stage_trains_saves_and_loads(stage, settings, files):
     further = {"sentences": str(files / "sentences.txt")} if stage in ("autoencoder", "whitened") else {}
-    given = settings(stage=stage, evaluation=str(files / "pairs.tsv"), epochs=5, learning_rate=5e-2, **further)
+    at_the_end = {"checkpoint_steps": 20, "evaluation_steps": 20}
+    given = settings(
+        stage=stage, evaluation=str(files / "pairs.tsv"), epochs=5, learning_rate=5e-2, **at_the_end, **further
+    )
     model = train_freeze(given, files / "out", progress=False)
     assert [type(module) for module in model] == [LayerStates, LayerwiseAutoencoder]
     assert (model[1].encoders, model[1].decoders) == (stage != "cosines", False)
@@ -64,7 +67,10 @@ def test_each_stage_trains_saves_and_loads(stage, settings, files):
 
 
 def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
-    given = settings(stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,), epochs=5, learning_rate=5e-2)
+    given = settings(
+        stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,), epochs=5, learning_rate=5e-2,
+        pretraining_epochs=1, checkpoint_steps=20,
+    )  # fmt: skip
     model = train_freeze(given, files / "out", progress=False)
     first, second, labels = zip(*PAIRS, strict=True)
     embeddings = model.encode(first)
@@ -73,8 +79,9 @@ def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
 
 
 def test_one_pretraining_serves_several_runs(settings, files, monkeypatch):
-    shared = {"pretraining": str(files / "pretraining"), "sentences": str(files / "sentences.txt")}
-    alone = train_freeze(settings(sentences=shared["sentences"], loss="mse"), files / "alone", progress=False)
+    given = {"sentences": str(files / "sentences.txt"), "epochs": 1}
+    shared = {**given, "pretraining": str(files / "pretraining")}
+    alone = train_freeze(settings(**given, loss="mse"), files / "alone", progress=False)
     train_freeze(settings(**shared), files / "first", progress=False)
     seen = []
     monkeypatch.setattr(ReconstructionLoss, "forward", lambda self, *args, **kwargs: seen.append(args))
@@ -128,7 +135,7 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
         return forward(self, features, **kwargs)
 
     monkeypatch.setattr(LayerStates, "forward", counted)
-    given = settings(epochs=3, evaluation=str(files / "pairs.tsv"), sentences=str(files / "sentences.txt"))
+    given = settings(epochs=2, evaluation=str(files / "pairs.tsv"), sentences=str(files / "sentences.txt"))
     train_freeze(given, files / "first", progress=False)
     assert sum(texts) == len(TEXTS) + 2
     train_freeze(given, files / "second", progress=False)

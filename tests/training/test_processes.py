@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def given(backbone_path, tmp_path):
+def given(shallow_path, tmp_path):
     """Settings by the rows of a device's batch: SGD, so that a weight moves as far as its gradient says."""
     rows = [
         f"{text} {n}\t{text} again {n}\t{TEXTS[(i + 2) % 5]} not {n}" for n in range(4) for i, text in enumerate(TEXTS)
@@ -45,7 +45,7 @@ def given(backbone_path, tmp_path):
             "batch_sampler": "batch_sampler", "use_cpu": True, "report_to": "none",
         }  # fmt: skip
         return {
-            "model": backbone_path(), "triplets": str(tmp_path / "triplets.tsv"), "rank": 4, "dropout": 0.0,
+            "model": shallow_path, "triplets": str(tmp_path / "triplets.tsv"), "rank": 4, "dropout": 0.0,
             "angle_weight": 0.1, "arguments": {**arguments, **more},
         }  # fmt: skip
 

@@ -36,7 +36,7 @@ from ...backbones import TEXTS
 from ...conftest import examples, pipeline, relative_error
 
 #: More texts than dimensions.
-CORPUS = [f"{number}: {text}" for number in range(12) for text in TEXTS]
+CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,19 @@ def model(shared):
 
 
 @pytest.fixture(scope="module")
-def filters(model):
+def embedded(model):
+    """What ``model`` makes of :data:`CORPUS` and of :data:`TEXTS`."""
+    return model.encode(CORPUS), model.encode(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def moments(model):
+    return embedding_moments(model, CORPUS)
+
+
+@pytest.fixture(scope="module")
+def filters(model, moments):
     """One of each class, fitted to ``model``."""
-    moments = embedding_moments(model, CORPUS)
     return {
         "filter": EmbeddingFilter.from_language_model(model, keep=(3, 20)),
         "whitening": WhiteningTransform.from_moments(moments, dimension=8),
@@ -81,10 +91,10 @@ class TestEmbeddingFilter:
             ({"keep": (0, 32)}, 0, 32),
         ],
     )
-    def test_oracle(self, model, choice, low, high):
+    def test_oracle(self, model, embedded, choice, low, high):
         module = EmbeddingFilter.from_language_model(model, **choice)
         head = model[0].model.get_input_embeddings().weight.detach()
-        vectors = model.encode(TEXTS)
+        _, vectors = embedded
         assert (module.keep, module.low, module.get_embedding_dimension()) == ((low, high), low, high - low)
         assert same_up_to_signs(applied(module, vectors), oracles.filtered(head, vectors, low, high)) < 1e-5
 
@@ -92,9 +102,9 @@ class TestEmbeddingFilter:
         by_path = EmbeddingFilter.from_language_model(backbone_path("gpt2"), skip_first=2)
         assert torch.equal(by_path.directions, EmbeddingFilter.from_language_model(model[0], skip_first=2).directions)
 
-    def test_all_directions_are_a_rotation(self, model):
+    def test_all_directions_are_a_rotation(self, model, embedded):
         module = EmbeddingFilter.from_language_model(model, skip_first=0)
-        vectors = model.encode(TEXTS)
+        _, vectors = embedded
         assert np.allclose(applied(module, vectors) @ applied(module, vectors).T, vectors @ vectors.T, rtol=1e-4)
 
     @pytest.mark.parametrize(
@@ -190,9 +200,9 @@ class TestWhitening:
             WhiteningTransform.fit(model, texts, shrinkage=shrinkage)
 
     @pytest.mark.parametrize("dimension", [1, 20, 31])
-    def test_oracle_without_shrinkage(self, model, dimension):
-        module = WhiteningTransform.fit(model, iter(CORPUS), dimension=dimension, shrinkage=0, chunk_size=7)
-        corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
+    def test_oracle_without_shrinkage(self, model, embedded, dimension):
+        module = WhiteningTransform.fit(model, iter(CORPUS), dimension=dimension, shrinkage=0, chunk_size=16)
+        corpus, vectors = embedded
         expected = oracles.whitened(corpus, vectors, dimension)
         assert module.get_embedding_dimension() == dimension
         assert same_up_to_signs(applied(module, vectors), expected) < 1e-3
@@ -209,9 +219,9 @@ class TestWhitening:
             with pytest.raises(ValueError, match="vary in 31 directions only, so 32 cannot be whitened"):
                 WhiteningTransform.fit(model, CORPUS, dimension=32, shrinkage=0)
 
-    def test_the_texts_become_white(self, model):
-        module = WhiteningTransform.fit(model, CORPUS, dimension=10, shrinkage=0)
-        white = applied(module, model.encode(CORPUS))
+    def test_the_texts_become_white(self, moments, embedded):
+        module = WhiteningTransform.from_moments(moments, dimension=10, shrinkage=0)
+        white = applied(module, embedded[0])
         assert np.allclose(white.mean(axis=0), 0, atol=1e-4)
         assert np.allclose(np.cov(white.T, bias=True), np.eye(10), atol=1e-3)
 
@@ -233,10 +243,11 @@ class TestWhitening:
         assert WhiteningTransform.fit(model, TEXTS, dimension=4, shrinkage=0).out_features == 4
 
     def test_texts_too_much_alike_without_shrinkage(self, model):
-        with pytest.raises(ValueError, match="The embeddings of these 60 texts vary in 4 directions only, so 6"):
-            WhiteningTransform.fit(model, TEXTS * 12, dimension=6, shrinkage=0)
+        alike = embedding_moments(model, TEXTS * 7)
+        with pytest.raises(ValueError, match="The embeddings of these 35 texts vary in 4 directions only, so 6"):
+            WhiteningTransform.from_moments(alike, dimension=6, shrinkage=0)
         with pytest.raises(ValueError, match="vary in 4 directions only, so 32"):
-            WhiteningTransform.fit(model, TEXTS * 12, shrinkage=0)
+            WhiteningTransform.fit(model, TEXTS * 7, shrinkage=0)
 
     @pytest.mark.parametrize(("mean", "weight"), [((4,), (2, 5)), ((4,), (5, 4)), ((4, 1), (2, 4)), ((4,), (4,))])
     def test_weights_that_are_refused(self, mean, weight):
@@ -246,9 +257,9 @@ class TestWhitening:
 
 class TestAllButTheTop:
     @pytest.mark.parametrize("removed", [None, 0, 1, 7])
-    def test_oracle(self, model, removed):
-        module = AllButTheTop.fit(model, iter(CORPUS), removed=removed, chunk_size=7)
-        corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
+    def test_oracle(self, model, embedded, removed):
+        module = AllButTheTop.fit(model, iter(CORPUS), removed=removed, chunk_size=16)
+        corpus, vectors = embedded
         expected = oracles.without_the_top(corpus, vectors, 1 if removed is None else removed)
         assert relative_error(applied(module, vectors), expected.astype(np.float32)) < 1e-4
         assert module.get_embedding_dimension() == 32
@@ -276,17 +287,17 @@ class TestAllButTheTop:
 
 
 class TestCenteringAndStandardization:
-    def test_oracle(self, model, filters):
-        corpus, vectors = (model.encode(texts).astype(np.float64) for texts in (CORPUS, TEXTS))
+    def test_oracle(self, filters, embedded):
+        corpus, vectors = (vectors.astype(np.float64) for vectors in embedded)
         centred = vectors - corpus.mean(axis=0)
         for case, expected in (("centring", centred), ("standardisation", centred / corpus.std(axis=0))):
             assert filters[case].get_embedding_dimension() == 32
             assert relative_error(applied(filters[case], vectors), expected) < 1e-5
 
     @pytest.mark.parametrize("module_class", [Centering, Standardization])
-    def test_fitted_in_one_pass(self, model, filters, module_class):
-        module = module_class.fit(model, iter(CORPUS), chunk_size=7)
-        fitted_at_once = module_class.from_moments(embedding_moments(model, CORPUS))
+    def test_fitted_in_one_pass(self, model, moments, module_class):
+        module = module_class.fit(model, iter(CORPUS), chunk_size=16)
+        fitted_at_once = module_class.from_moments(moments)
         for name, weight in fitted_at_once.state_dict().items():
             assert relative_error(module.state_dict()[name], weight) < 1e-5
 

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import GPT2Config, GPT2Model
 
 from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
 from st_reba.text.templates import normalized
@@ -85,13 +84,6 @@ def test_both_prompts_see_the_same_tokens(tmp_path):
     assert texts[0] == texts[1]
     assert "input_ids_of_steer" not in module(features)
     assert module.preprocess([]) == {}
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory):
-    """As many layers as the paper's models have."""
-    model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1, n_positions=256)).eval()
-    return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from transformers import GPT2Config, GPT2Model
 
 from st_reba import CausalTransformer, TokenPrependingModule
 from st_reba.modules.changes.prepend import Slots
 
-from ... import backbones, oracles
+from ... import oracles
 from ...backbones import TEXTS, own, third
 from ...conftest import paired, pipeline, relative_error
 from ...readers.test_layers import final_norm
@@ -91,11 +90,10 @@ def test_a_prompt_with_a_slot_is_a_prompt(shared):
     assert (features["copy_index"] == -2).sum() == 1
 
 
-def test_what_is_usual(shared, tmp_path):
+def test_what_is_usual(shared, deep):
     module = TokenPrependingModule(shared())
     assert (module.output_layer, module.prepend_layers, module.final_norm) == (3, 2, False)
-    path = backbones.save(GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1)).eval(), tmp_path)
-    module = TokenPrependingModule(path)
+    module = TokenPrependingModule(deep)
     assert (module.output_layer, module.prepend_layers) == (27, 8)
 
 
