@@ -83,9 +83,33 @@ def paired(*axes: Iterable[Any]) -> list[Any]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before st_reba is imported. xdist's own process, which runs no test, imports nothing large."""
+    """Before st_reba is imported."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         processes.prepare()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """xdist's own process imports what all of its workers need, and forks them."""
+    if processes.FORKS and all(spec.popen and not spec.python for spec in specs):
+        processes.fork_workers(len(specs))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Without ``make test-long``, no test is made for what it alone takes: half of them all, to be left out again."""
+    if LONG:
+        return
+    parametrize = metafunc.parametrize
+
+    def of_the_usual(names: Any, values: Iterable[Any], *args: Any, **settings: Any) -> None:
+        values = list(values)
+        usual = [value for value in values if not any(mark.name == "long" for mark in getattr(value, "marks", ()))]
+        # Ids in a sequence stand beside the values.
+        in_sequence = not callable(settings.get("ids") or str)
+        parametrize(names, values if in_sequence or not usual else usual, *args, **settings)
+
+    vars(metafunc)["parametrize"] = of_the_usual
 
 
 def pytest_unconfigure() -> None:
@@ -106,9 +130,10 @@ def what_others_do_for_every_model_is_done_once():
     are installed, and compiles the card's template; typer makes every command anew to run one. mteb reads, for every
     score that it keeps, which versions are installed.
 
-    Four things are not done at all: the collection of garbage after every training, the cards of a trainer's
-    checkpoints, the drawing of random weights that have no storage, which those of the file then replace, and torch's
-    note, at every seed, of the stack from which a GPU would get it too.
+    Five things are not done at all: the collection of garbage after every training, the cards of a trainer's
+    checkpoints, the drawing of random weights that have no storage, which those of the file then replace, torch's
+    note, at every seed, of the stack from which a GPU would get it too, and the question, whenever a configuration is
+    asked for a value, whether the model's layers differ in it.
     """
 
     def drawn_where_there_is_storage(draw):
@@ -133,6 +158,7 @@ def what_others_do_for_every_model_is_done_once():
     import typer.testing
     from sentence_transformers import SentenceTransformerTrainer
     from sentence_transformers.util import environment
+    from transformers import PreTrainedConfig
 
     repeated = (
         (environment, "check_package_availability"), (jinja2.Environment, "compile"), (typer.testing, "_get_command")
@@ -147,6 +173,9 @@ def what_others_do_for_every_model_is_done_once():
         patched.setattr(metadata, "distribution", functools.cache(metadata.distribution))
         version = vars(metadata.Distribution)["version"].fget
         patched.setattr(metadata.Distribution, "version", property(functools.cache(version)))
+        for kind in PreTrainedConfig.__mro__:
+            if kind.__name__ == "HeterogeneousConfigMixin":
+                patched.delattr(kind, "__getattribute__")
         for kind in (torch.nn.Linear, torch.nn.Embedding):
             patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
         yield

@@ -20,10 +20,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 #: Directories of models that stay as they are for the whole session: what is read there for the first time is kept.
 LASTING: set[str] = set()
+
+#: Which transformers does not read.
+OF_ST = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 Copies = Callable[[], Any]
 
@@ -32,8 +42,7 @@ Copies = Callable[[], Any]
 def read_once() -> Iterator[None]:
     """In this context, ``from_pretrained`` gives copies of what it has read before.
 
-    Of a directory that has not changed, asked for in the same way; of weights, of any directory with the same ones,
-    since most of what tests save is a few backbones.
+    Of any directory with the same content, asked for in the same way, since most of what tests save is a few backbones.
     """
     kept: dict[tuple[Any, ...], Copies | None] = {}
 
@@ -53,6 +62,9 @@ def read_once() -> Iterator[None]:
             copied = kept.get(key)
             if copied is None:
                 loaded = read(cls, path, *args, **kwargs)
+                if getattr(loaded, "vocab_file", None):
+                    # Which it copies from there when it is saved.
+                    return loaded
                 lasts = at_once or key in kept or str(directory) in LASTING
                 kept[key] = _copies_of(loaded) if lasts else None
                 return loaded
@@ -62,9 +74,9 @@ def read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PreTrainedModel, "from_pretrained", once(PreTrainedModel, _by_weights))
-        patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, _by_name, at_once=True))
-        patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor, _by_name))
-        patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer, _by_name))
+        patched.setattr(AutoConfig, "from_pretrained", once(AutoConfig, _by_settings, at_once=True))
+        patched.setattr(AutoProcessor, "from_pretrained", once(AutoProcessor, _by_settings))
+        patched.setattr(AutoTokenizer, "from_pretrained", once(AutoTokenizer, _by_settings))
         yield
 
 
@@ -75,7 +87,9 @@ def _known_by(value: Any) -> Any:
         TypeError: If nothing does.
     """
     if isinstance(value, PreTrainedConfig):
-        return type(value), json.dumps(value.to_dict(), default=repr, sort_keys=True)
+        # Whose copies are told where they were read.
+        settings = {**value.to_dict(), "_name_or_path": None}
+        return type(value), json.dumps(settings, default=repr, sort_keys=True)
     if isinstance(value, dict):
         return tuple(map(_known_by, itertools.chain(*value.items())))
     if value is None or isinstance(value, (str, int, float, torch.dtype)):
@@ -83,9 +97,13 @@ def _known_by(value: Any) -> Any:
     raise TypeError(value)
 
 
-def _by_name(directory: Path) -> Any:
-    stats = [(file.name, file.stat()) for file in sorted(directory.iterdir())]
-    return str(directory), *((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+def _by_settings(directory: Path) -> Any:
+    """The content of all that is neither weights nor sentence-transformers' own."""
+    content: list[Any] = []
+    for file in sorted(directory.iterdir()):
+        others = file.suffix in (".safetensors", ".bin", ".md") or file.name in OF_ST
+        content.append((file.name, None if others or file.is_dir() else _content(file)))
+    return tuple(content)
 
 
 def _by_weights(directory: Path) -> Any:
@@ -100,7 +118,11 @@ def _by_weights(directory: Path) -> Any:
     read = [file for file in files if file.suffix in (".safetensors", ".bin") or file.name.endswith("onfig.json")]
     read += [file for file in files if file.name.endswith(".index.json")]
     relevant = [file for file in read if not file.name.startswith(("tokenizer", "sentence", "processor"))]
-    return tuple((file.name, _digest(file, *file.stat()[:7], file.stat().st_mtime_ns)) for file in relevant)
+    return tuple((file.name, _content(file)) for file in relevant)
+
+
+def _content(file: Path) -> bytes:
+    return _digest(file, *file.stat()[:7], file.stat().st_mtime_ns)
 
 
 @functools.cache
@@ -109,10 +131,16 @@ def _digest(file: Path, *stat: int) -> bytes:
 
 
 def _named(loaded: Any, path: Any) -> Any:
-    """A model, alone or with a report, says where it was read."""
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    if isinstance(model, PreTrainedModel):
-        model.name_or_path = model.config._name_or_path = str(path)
+    """What is loaded, a model with a report too, says where it was read."""
+    own = loaded[0] if isinstance(loaded, tuple) else loaded
+    if isinstance(own, PreTrainedModel):
+        own.config._name_or_path = str(path)
+    if isinstance(own, PreTrainedConfig):
+        own._name_or_path = str(path)
+    else:
+        own.name_or_path = str(path)
+    if isinstance(own, PreTrainedTokenizerBase):
+        own.init_kwargs["name_or_path"] = str(path)
     return loaded
 
 

@@ -4,6 +4,8 @@ Before a test session imports st_reba, it forks two nurseries, idle processes th
 one that has imported torch, and one that has imported sentence-transformers as well. A process of either has imported
 nothing of st_reba. Those that need another Hub than this session's come from the first, since the Hub's client reads
 where its Hub is when it is imported. Where there are no nurseries, new interpreters are started.
+
+pytest-xdist's workers are forked, too: its own process imports the libraries once for all of them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ WITHOUT_A_HUB = (
     "pyarrow.dataset", "sympy", "PIL.Image", "anyio", "jinja2", "regex", "yaml",
 )  # fmt: skip
 
+#: What many tests import beside sentence-transformers, each of which one that runs alone can do without.
+BESIDE = ("mteb", "peft", "datasets", "matplotlib.figure", "hypothesis", "typer.testing", "fastapi", "uvicorn")
+
 FORKS = sys.platform == "linux"
 
 
@@ -63,9 +68,15 @@ class Nursery:
 
     def close(self) -> None:
         """End it, and what it forked."""
+        self.leave()
+        # One of an xdist worker is a child of the process that forked the worker.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def leave(self) -> None:
+        """Close this process's connection, where it has been forked and another has the nursery."""
         self._stream.close()
         self._socket.close()
-        os.waitpid(self._pid, 0)
 
 
 class Forked:
@@ -99,23 +110,95 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Worker:
+    """A process of pytest-xdist, as :class:`subprocess.Popen` has it; with what is imported here, and its nurseries."""
+
+    def __init__(self, nursery: Nursery, others: Iterable[Nursery | Worker]) -> None:
+        (their_input, our_output), (our_input, their_output) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for other in others:
+                other.leave()
+            for descriptor, number in ((their_input, 0), (their_output, 1)):
+                os.dup2(descriptor, number)
+            for descriptor in (their_input, our_output, our_input, their_output):
+                os.close(descriptor)
+            _nurseries.update({False: nursery, True: Nursery()})
+            _with_streams()
+            _execute(["-c", "import sys; exec(eval(sys.stdin.readline()))"])
+        os.close(their_input)
+        os.close(their_output)
+        self.stdin, self.stdout = os.fdopen(our_output, "wb"), os.fdopen(our_input, "rb")
+
+    def leave(self) -> None:
+        """Close the pipes."""
+        self.stdin.close()
+        self.stdout.close()
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
 _nurseries: dict[bool, Nursery] = {}
 
 
 def prepare() -> None:
-    """Import the large libraries, and fork both nurseries on the way.
+    """Import the large libraries, and fork both nurseries on the way."""
+    if FORKS and not _nurseries and "st_reba" not in sys.modules:
+        (_nurseries[False],) = _imported(1)
+        _nurseries[True] = Nursery()
+
+
+def fork_workers(number: int) -> None:
+    """Import the large libraries once, and have execnet take processes that are forked here as xdist's first workers.
+
+    Where one of them crashes, the next is a new interpreter.
+    """
+    from execnet import gateway_base, gateway_io
+
+    nurseries = _imported(number)
+    _import(BESIDE)
+    made: list[Worker] = []
+    for nursery in nurseries:
+        made.append(Worker(nursery, [*made, *(each for each in nurseries if each is not nursery)]))
+    for nursery in nurseries:
+        nursery.leave()
+    gc.enable()
+    ready = iter(made)
+
+    class Forks(gateway_io.Popen2IOMaster):
+        def __init__(self, args: Any, execmodel: Any) -> None:
+            worker = next(ready, None)
+            if worker is None:
+                super().__init__(args, execmodel)
+            else:
+                self.popen = worker
+                gateway_base.Popen2IO.__init__(self, worker.stdin, worker.stdout, execmodel)
+
+    vars(gateway_io)["Popen2IOMaster"] = Forks
+
+
+def _imported(number: int) -> list[Nursery]:
+    """Import the large libraries, and fork nurseries before those that know the Hub.
 
     Without collections of garbage, since nearly all of it stays: the end of pytest's own collection enables them again.
     """
-    if FORKS and "st_reba" not in sys.modules:
-        gc.disable()
-        _bars_of_our_own()
-        for name in WITHOUT_A_HUB:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        _nurseries[False] = Nursery()
-        importlib.import_module("sentence_transformers")
-        _nurseries[True] = Nursery()
+    gc.disable()
+    _bars_of_our_own()
+    _import(WITHOUT_A_HUB)
+    nurseries = [Nursery() for _ in range(number)]
+    importlib.import_module("sentence_transformers")
+    return nurseries
+
+
+def _import(names: Iterable[str]) -> None:
+    """Those that are installed."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _bars_of_our_own() -> None:
@@ -218,6 +301,11 @@ def _attach(out: str) -> None:
         descriptor = os.open(path, flags | os.O_CREAT, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    _with_streams()
+
+
+def _with_streams() -> None:
+    """Python's streams for the descriptors 0 to 2."""
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8", write_through=True)

@@ -54,6 +54,13 @@ class Fitted:
 class _Trainer(SentenceTransformerTrainer):
     """Evaluates without a draw from the training's random state: how often changes no weight."""
 
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """From one process alone. Transformers leaves that to how a model is saved, and sentence-transformers to the
+        trainer, so that all processes would write the same files at once. Where the weights are spread over processes,
+        all are needed to gather them."""
+        if self.args.should_save or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super().save_model(*args, **kwargs)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         device = self.args.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
