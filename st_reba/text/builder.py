@@ -133,7 +133,7 @@ class LayoutBuilder:
         lengths = [len(line) for line in lines]
         # By way of NumPy: PyTorch takes ten times as long for a tensor of a list of lists of pairs.
         marked = np.fromiter(chain.from_iterable(chain.from_iterable(lines)), np.int64, 2 * sum(lengths)).reshape(-1, 2)
-        real = np.arange(max(1, *lengths)) < np.array(lengths)[:, None]
+        real = np.arange(max([1, *lengths])) < np.array(lengths)[:, None]
         ids, marks = np.zeros(real.shape, np.int64), np.full(real.shape, NOT_TEXT, np.int64)
         ids[real], marks[real] = marked.T
         return Layout(*map(torch.from_numpy, (ids, real.astype(np.int64), marks)))
