@@ -145,7 +145,7 @@ class Recipes:
         found = {}
         model = fingerprint(self.backbone)
         for recipe in self.all:
-            module = recipe.build(self.backbone)
+            module = self._reader.module(recipe)
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
             if recipe.filter is not None:
                 fitted_on = recipe.filter.texts or fingerprint_of_head(self.backbone)
@@ -207,8 +207,7 @@ def work(
     reader = RecipeReader(backbone, recipes, batch_size, fitted=False)
     lengths, of_words = reader.lengths(texts), reader.lengths(words)
     timed = reader.lengths([text for batch in timed_batches(texts, batch_size) for text in batch])
-    layers = depth(backbone.model)
-    timing = sum(Pass.of(recipe.build(backbone), layers).tokens(timed) for recipe in _timed(reader.recipes))
+    timing = sum(reader.pass_of(recipe).tokens(timed) for recipe in _timed(reader.recipes))
     untrained = _on_random_weights(reader, lengths, of_words) if random else 0
     return reader.tokens(lengths, of_words) + TIMED_ROUNDS * timing + untrained
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -27,8 +26,8 @@ class Build:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        parts = list(_identified(model))
-        self._description = [(name, *told) for name, part, *told in parts], _settings(model)
+        parts = _identified(model)
+        self._description = [(name, *told) for name, _, *told in parts], _settings(getattr(model, "config", None))
         # An object that takes the place of one that is gone may have its number.
         self._parts = [weakref.ref(part) for _, part, *_ in parts]
 
@@ -37,21 +36,30 @@ class Build:
         return all(part() is not None for part in self._parts) and self._description == Build(model)._description
 
 
-def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
+def _identified(model: nn.Module) -> list[tuple[Any, ...]]:
     """Of each part: its name, an object that lives as long as it does, and what else tells it from others.
 
     A view has copies of the modules that read the configuration, so their kinds and forwards are what counts.
     """
-    for name, module in model.named_modules():
+    found: list[tuple[Any, ...]] = []
+    left, seen = [("", model)], {model}
+    while left:
+        name, module = left.pop()
         forward = vars(module).get("forward")
         if isinstance(forward, (MethodType, partial)):
             forward = forward.__func__ if isinstance(forward, MethodType) else forward.func
-        yield name, type(module) if forward is None else forward, type(module), id(forward)
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which PyTorch
-        # refuses where something refers to them weakly.
-        lives = weight if type(weight.data) is Tensor else type(weight)
-        yield name, lives, id(weight), *_state(weight)
+        found.append((name, type(module) if forward is None else forward, type(module), id(forward)))
+        for own, weight in module._parameters.items():
+            if weight is not None:
+                # Quantised weights, of a class of their own, are swapped in their places when a model is moved, which
+                # PyTorch refuses where something refers to them weakly.
+                lives = weight if type(weight.data) is Tensor else type(weight)
+                found.append((f"{name}.{own}", lives, id(weight), *_state(weight)))
+        for own, child in module._modules.items():
+            if child is not None and child not in seen:
+                seen.add(child)
+                left.append((f"{name}.{own}", child))
+    return found
 
 
 def _state(weight: Tensor) -> tuple[object, ...]:
@@ -64,12 +72,12 @@ def _state(weight: Tensor) -> tuple[object, ...]:
         return place
 
 
-def _settings(model: nn.Module) -> object:
-    config = getattr(model, "config", None)
-    return _without(config.to_dict()) if isinstance(config, PreTrainedConfig) else None
-
-
-def _without(value: object) -> object:
+def _settings(value: object) -> object:
+    """A configuration, or what stands in one, in containers of its own. That it is not copied whole saves most of it."""
+    if isinstance(value, PreTrainedConfig) and vars(value).get("_heterogeneity_spec") is None:
+        return type(value), _settings({name: inner for name, inner in vars(value).items() if name[0] != "_"})
     if isinstance(value, dict):
-        return {name: _without(inner) for name, inner in value.items() if name not in _OF_A_RUN}
-    return value
+        return {name: _settings(inner) for name, inner in value.items() if name not in _OF_A_RUN}
+    if isinstance(value, (list, tuple)):
+        return [_settings(inner) for inner in value]
+    return _settings(value.to_dict()) if hasattr(value, "to_dict") else value
