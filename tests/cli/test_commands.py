@@ -29,7 +29,7 @@ from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.hub import compat
 
 from ..backbones import TEXTS
-from ..compare.mteb.demo import DemoSTS
+from ..compare.mteb.demo import DemoSTSInOneSplit
 from ..conftest import long, pipeline
 
 runner = CliRunner()
@@ -373,20 +373,20 @@ class TestCompare:
         assert "Best on STS" in output
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
+        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
         options = (
             "--model",
             backbone_path(),
             "--mteb-results",
             tmp_path / "mteb",
             "--mteb",
-            "DemoSTS",
+            "DemoSTSInOneSplit",
             "--no-controls",
         )
         output = run("compare", *options)
         assert "on 1 tasks of mteb" in output
-        assert "DemoSTS" in output
-        assert list((tmp_path / "mteb" / "results").rglob("DemoSTS.json"))
+        assert "DemoSTSInOneSplit" in output
+        assert list((tmp_path / "mteb" / "results").rglob("DemoSTSInOneSplit.json"))
 
     @pytest.mark.parametrize(
         ("options", "message"),
