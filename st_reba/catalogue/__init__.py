@@ -144,7 +144,7 @@ def find(name: str) -> Recipe:
         return replace(found, pooling=found.poolings[0])
     if name in (by_name := _by_name()):
         return by_name[name]
-    if name == TF_IDF or name in {recipe.on_random_weights().name for recipe in by_name.values()}:
+    if name == TF_IDF or (name.startswith(RANDOM) and name.removeprefix(f"{RANDOM}, ") in by_name):
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     keys = [row.key for row in [*every_row(), rows.BAG]]
     near = get_close_matches(name.lower(), keys, n=3, cutoff=0.4)

@@ -82,9 +82,9 @@ class TestCompare:
         def on_some(recipes, pairs, words, **settings):
             shown.append((recipes, pairs, words))
             some = dataclasses.replace(
-                pairs, first=pairs.first[:20], second=pairs.second[:20], scores=pairs.scores[:20]
+                pairs, first=pairs.first[:12], second=pairs.second[:12], scores=pairs.scores[:12]
             )
-            return real(recipes, some, OddOneOutEvaluator(words.questions[:4]), **settings)
+            return real(recipes, some, OddOneOutEvaluator(words.questions[:2]), **settings)
 
         monkeypatch.setattr(compare, "compare", on_some)
         output = run("compare")
@@ -101,7 +101,7 @@ class TestCompare:
             "1.0x",
             "Best on STS: ",
             "random weights",
-            "20 pairs of texts",
+            "12 pairs of texts",
             "With --out, also: Beyond overlap; STS, Pearson.",
         ):
             assert expected in output

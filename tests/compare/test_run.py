@@ -33,7 +33,7 @@ SOME = ("Classical", "ReBA-2", "Echo-2, bidirectional", "RT-2", "PromptEOL", "Va
 
 @pytest.fixture(scope="module", params=first([SOME, None], 1), ids=["some", "every recipe"])
 def asked(request):
-    every = default_recipes(2, demo_sentences("en")[:40])
+    every = default_recipes(2, [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:40])])
     return [recipe for recipe in every if request.param is None or recipe.name in request.param]
 
 

@@ -30,7 +30,10 @@ from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import examples, relative_error
 
 TEXTS = ALL_TEXTS[:3]
-FIT_TEXTS = [*demo_sentences("en")[:40], *demo_sentences("zh")[:10]]
+# More of them than there are dimensions, and short.
+FIT_TEXTS = [
+    f"{place} {text[:12]}" for place, text in enumerate([*demo_sentences("en")[:40], *demo_sentences("zh")[:10]])
+]
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 
