@@ -186,7 +186,7 @@ def assets(tmp_path_factory) -> Path:
 @pytest.fixture
 def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
     """Where a page is read: a directory with the data that pages name."""
-    texts = demo_sentences("en")[:24]
+    texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
     rows = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs)
     documents = [{"_id": f"d{place}", "id": place, "text": text, "body": text} for place, text in enumerate(texts)]

@@ -43,6 +43,7 @@ class RecipeReader:
         on_tokens: Called when texts have run through the model, with what for and how many tokens that was.
         kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
         fitted: Whether what stands after the pooling is fitted; False: nothing is embedded, only counted.
+        beside: Another of the same backbone, whose modules are taken where there are such.
 
     Attributes:
         recipes: Those that this backbone can run.
@@ -58,6 +59,7 @@ class RecipeReader:
         on_tokens: OnTokens = lambda what, tokens: None,
         kept: Kept | None = None,
         fitted: bool = True,
+        beside: RecipeReader | None = None,
     ) -> None:
         self.backbone = backbone
         self.batch_size = batch_size
@@ -65,8 +67,8 @@ class RecipeReader:
         self._kept = kept
         self.skipped: list[tuple[Recipe, str]] = []
         self._layers = depth(backbone.model)
-        self._modules: dict[tuple[Row, int | None, bool], CausalModule] = {}
-        self._laid_out: dict[CausalModule, Pass] = {}
+        self._modules: dict[tuple[Row, int | None, bool], CausalModule] = {} if beside is None else beside._modules
+        self._laid_out: dict[CausalModule, Pass] = {} if beside is None else beside._laid_out
         self._sweep = _sweep(backbone, recipes)
         self._alone: dict[_Run, _Method] = {}
         runs: dict[_Run, list[Recipe]] = {}

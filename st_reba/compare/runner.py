@@ -99,9 +99,9 @@ class Recipes:
     def skip_random(self, keys: Collection[str], lengths: Sequence[int], words: Sequence[int] = ()) -> None:
         """Count what :func:`work` announced of random weights, and will not be run on them, as done."""
         chosen = [recipe for recipe in self.all if recipe.bag or recipe.key in keys]
-        actual = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False).tokens(lengths, words)
+        counted = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False, beside=self._reader)
         announced = _on_random_weights(self._reader, lengths, words)
-        self.on_progress("Random weights", announced - actual)
+        self.on_progress("Random weights", announced - counted.tokens(lengths, words))
 
     @property
     def controls(self) -> list[str]:
@@ -182,7 +182,8 @@ def _timed(recipes: Sequence[Recipe]) -> list[Recipe]:
 def _on_random_weights(reader: RecipeReader, lengths: Sequence[int], words: Sequence[int]) -> float:
     """Tokens that will run on random weights, at most."""
     dearest = reader.dearest(FINALISTS)
-    return RecipeReader(reader.backbone, dearest, reader.batch_size, fitted=False).tokens(lengths, words)
+    counted = RecipeReader(reader.backbone, dearest, reader.batch_size, fitted=False, beside=reader)
+    return counted.tokens(lengths, words)
 
 
 def work(

@@ -263,6 +263,12 @@ class TestCompare:
         every = [candidate for candidate in candidates(3) if candidate.row.name == "Classical"]
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
         monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
+        rows = [row.split("\t") for row in demo_pairs("en").read_text(encoding="utf-8").splitlines()[:64]]
+        few = "".join(
+            f"{n} {first[:16]}\t{n} {second[:16]}\t{score}\n" for n, (first, second, score) in enumerate(rows)
+        )
+        (tmp_path / "demo_pairs_en.tsv").write_text(few, encoding="utf-8")
+        monkeypatch.setattr("st_reba.data.demo._ASSETS", tmp_path)
         made = []
         real = search.compare
 
@@ -290,15 +296,15 @@ class TestCompare:
         assert chosen in ("Classical, mean", "Classical, last")
         assert f"and chose {chosen}" in output
         assert f"Wrote {chosen} to {best}" in output
-        assert "100 demo pairs in English, held out" in output
+        assert "32 demo pairs in English, held out" in output
         model = SentenceTransformer(str(best), device="cpu")
         assert model[1].pooling_mode == {"mean": "mean", "last": "lasttoken"}[chosen.rpartition(", ")[2]]
         card = (best / "README.md").read_text(encoding="utf-8")
-        assert "on other texts than those of the scores, which are of 100 demo pairs in English, held out" in card
+        assert "on other texts than those of the scores, which are of 32 demo pairs in English, held out" in card
         assert "The best of the recipes" not in card
         assert f"| {chosen} | −12.3≈ [" in card
         page = (report / "report.html").read_text(encoding="utf-8")
-        assert f", and chose {chosen}. The scores shown are of 100 other pairs" in page
+        assert f", and chose {chosen}. The scores shown are of 32 other pairs" in page
         assert "Classical <span" in page.partition('class="leader"')[2][:60]
 
     def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):

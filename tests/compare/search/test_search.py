@@ -52,7 +52,9 @@ def backbone(backbone_path):
 def pairs():
     every = read_pairs(DEMO_PAIRS)
     # Their beginnings, told apart: no score is looked at but beside another of the same texts.
-    first, second = ([f"{place} {text[:16]}" for place, text in enumerate(side)] for side in (every.first, every.second))
+    first, second = (
+        [f"{place} {text[:16]}" for place, text in enumerate(side)] for side in (every.first, every.second)
+    )
     return Pairs(first[:62], second[:62], every.scores[:62])
 
 
