@@ -333,8 +333,11 @@ def test_revisions_tell_all_recipes_apart(roomy_path):
     (prompted,) = (recipe for recipe in every if recipe.key == "PromptEOL, last")
     template = {"template": 'In a word, "{text}": "', "pool_over": "all"}
     other = dataclasses.replace(prompted, row=dataclasses.replace(prompted.row, settings=template))
-    changed = Recipes(CausalTransformer(roomy_path), [other]).revisions()
+    at_the_end = [recipe for recipe in every if recipe.key == "ReBA-2, last"]
+    changed = Recipes(CausalTransformer(roomy_path), [other, *at_the_end]).revisions()
     assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
+    # Whatever else is compared.
+    assert changed["ReBA-2, last"] == revisions["ReBA-2, last"]
 
 
 def test_the_head_is_in_the_key_of_what_it_filters(backbone_path, monkeypatch):
