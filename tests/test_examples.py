@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder, ReBAModule
 from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import read_pairs
 
 from . import processes
 from .backbones import DEMO_MODEL, TEXTS
@@ -112,6 +113,9 @@ def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
 def test_the_tour(monkeypatch, roomy_path):
     """Its cells, one after the other, without a kernel; `make notebook` starts one."""
     monkeypatch.setenv("TOUR_MODEL", roomy_path)
+    # Its scores are shown, and none is looked at.
+    monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
+    monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda language: demo_sentences(language)[:40])
     cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
     for cell in cells:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from st_reba import ReBAModule, cli
-from st_reba.data.demo import demo_sentences
+from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.hub import compat
 from st_reba.serving import running
 from st_reba.serving.app import make_app
@@ -151,10 +151,42 @@ def saved(model, tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory) -> Path:
+    """The package's texts, a few of each: 40 pairs, 6 questions, 14 queries and the beginnings of some documents."""
+    directory = tmp_path_factory.mktemp("assets")
+    shipped = demo_pairs("en").parent
+
+    def lines(path: Path) -> list[str]:
+        return (shipped / path).read_text(encoding="utf-8").splitlines()
+
+    def write(name: str, kept: list[str]) -> None:
+        (directory / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+    for language in get_args(Language):
+        write(f"demo_pairs_{language}.tsv", lines(demo_pairs(language))[:40])
+        write(f"demo_odd_one_out_{language}.csv", lines(demo_questions(language))[:7])
+        folder = demo_retrieval(language)
+        (directory / folder.name).mkdir()
+        queries = lines(folder / "queries.jsonl")[:14]
+        asked = {json.loads(query)["_id"] for query in queries}
+        head, *judged = lines(folder / "qrels.tsv")
+        judged = [row for row in judged if row.split("\t")[0] in asked]
+        found = {row.split("\t")[1] for row in judged}
+        documents = [
+            json.dumps({**document, "text": document["text"][:60]})
+            for place, document in enumerate(map(json.loads, lines(folder / "corpus.jsonl")))
+            if document["_id"] in found or place % 10 == 0
+        ]
+        for name, rows in (("queries.jsonl", queries), ("qrels.tsv", [head, *judged]), ("corpus.jsonl", documents)):
+            write(f"{folder.name}/{name}", rows)
+    return directory
+
+
 @pytest.fixture
-def desk(tmp_path, monkeypatch, timed_once) -> Path:
+def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
     """Where a page is read: a directory with the data that pages name."""
-    texts = demo_sentences("en")[:24]
+    texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
     rows = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs)
     documents = [{"_id": f"d{place}", "id": place, "text": text, "body": text} for place, text in enumerate(texts)]
@@ -177,9 +209,9 @@ def desk(tmp_path, monkeypatch, timed_once) -> Path:
     # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
     monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
     monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
-    # What is fitted, on how many texts, decides nothing here.
-    for place in ("st_reba.data.demo", "st_reba.cli.running.compare"):
-        monkeypatch.setattr(f"{place}.demo_sentences", lambda language=None: demo_sentences(language)[:40])
+    monkeypatch.setattr("st_reba.compare.timing.TIMED_BATCHES", 1)
+    # On which texts, and on how many, decides nothing here.
+    monkeypatch.setattr("st_reba.data.demo._ASSETS", assets)
     return tmp_path
 
 

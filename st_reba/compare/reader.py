@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..catalogue import POOLINGS, Recipe
+from ..catalogue import POOLINGS, Recipe, Row
 from ..lm.backbone import depth
 from ..modules import CausalModule
 from ..modules.after_pooling.choices import HEAD_FILTER, Weighting
@@ -43,6 +43,7 @@ class RecipeReader:
         on_tokens: Called when texts have run through the model, with what for and how many tokens that was.
         kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
         fitted: Whether what stands after the pooling is fitted; False: nothing is embedded, only counted.
+        beside: Another of the same backbone, whose modules are taken where there are such.
 
     Attributes:
         recipes: Those that this backbone can run.
@@ -58,12 +59,16 @@ class RecipeReader:
         on_tokens: OnTokens = lambda what, tokens: None,
         kept: Kept | None = None,
         fitted: bool = True,
+        beside: RecipeReader | None = None,
     ) -> None:
         self.backbone = backbone
         self.batch_size = batch_size
         self._on_tokens = on_tokens
         self._kept = kept
         self.skipped: list[tuple[Recipe, str]] = []
+        self._layers = depth(backbone.model)
+        self._modules: dict[tuple[Row, int | None, bool], CausalModule] = {} if beside is None else beside._modules
+        self._laid_out: dict[CausalModule, Pass] = {} if beside is None else beside._laid_out
         self._sweep = _sweep(backbone, recipes)
         self._alone: dict[_Run, _Method] = {}
         runs: dict[_Run, list[Recipe]] = {}
@@ -72,7 +77,7 @@ class RecipeReader:
                 runs.setdefault(_run(recipe), []).append(recipe)
         for run, group in runs.items():
             try:
-                self._alone[run] = _Method(backbone, group)
+                self._alone[run] = _Method(self.module, group)
             except ValueError as error:
                 self.skipped += [(recipe, str(error)) for recipe in group]
         self._passes = self._all_passes(self._left(recipes))
@@ -88,11 +93,19 @@ class RecipeReader:
 
     def _all_passes(self, recipes: Sequence[Recipe]) -> dict[_Run | None, Pass]:
         """How texts run through the model, by the run; None is the one that all repetitions come out of."""
-        layers = depth(self.backbone.model)
-        passes: dict[_Run | None, Pass] = {run: Pass.of(method.module, layers) for run, method in self._alone.items()}
+        passes: dict[_Run | None, Pass] = {run: self._pass(method.module) for run, method in self._alone.items()}
         if self._sweep is not None and any(map(self._swept, recipes)):
-            passes[None] = Pass.of(self._sweep.module(self._sweep.recipes[-1]), layers)
+            passes[None] = self._pass(self._sweep.module(self._sweep.recipes[-1]))
         return passes
+
+    def _pass(self, module: CausalModule) -> Pass:
+        if module not in self._laid_out:
+            self._laid_out[module] = Pass.of(module, self._layers)
+        return self._laid_out[module]
+
+    def pass_of(self, recipe: Recipe) -> Pass:
+        """How texts run through the model for a recipe by itself."""
+        return self._pass(self.module(recipe))
 
     def _run_of(self, recipe: Recipe) -> _Run | None:
         return None if self._swept(recipe) else _run(recipe)
@@ -216,6 +229,17 @@ class RecipeReader:
         """How much each part of a recipe's vectors counts."""
         return CausalModule.SHARES if self._swept(recipe) else self._alone[_run(recipe)].module.SHARES
 
+    def module(self, recipe: Recipe) -> CausalModule:
+        """What runs the model for a recipe, by itself; recipes that give it the same arguments share it.
+
+        Raises:
+            ValueError: If this backbone cannot run it.
+        """
+        key = recipe.row, recipe.layer, recipe.pooling == "last" and bool(recipe.row.settings_if_last)
+        if key not in self._modules:
+            self._modules[key] = recipe.build(self.backbone)
+        return self._modules[key]
+
     def model(self, recipe: Recipe) -> SentenceTransformer:
         """One of the recipes as a ready model."""
         pooled = recipe.pooled(self.backbone)
@@ -285,16 +309,20 @@ class _Method:
         words: Name of the recipe that has word embeddings; empty if none has.
     """
 
-    def __init__(self, backbone: CausalModule, recipes: Sequence[Recipe]) -> None:
+    def __init__(self, build: Callable[[Recipe], CausalModule], recipes: Sequence[Recipe]) -> None:
         # One that is made for the last token alone may hand on no others.
         widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
-        self.module = module = widest.build(backbone)
+        self.module = module = build(widest)
         worded = next((recipe.name for recipe in recipes if recipe.words), "")
         self.words = worded if getattr(module, "rows", "all") == "all" else ""
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
         modes = tuple(POOLINGS[pooling] for pooling in self.poolings)
-        parts = [*widest.weighed(module), Pooling(module.get_embedding_dimension(), modes)]
-        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+        self._parts = [*widest.weighed(module), Pooling(module.get_embedding_dimension(), modes)]
+
+    @cached_property
+    def model(self) -> SentenceTransformer:
+        """The module, and all poolings behind it. It is not made where tokens are only counted."""
+        return SentenceTransformer(modules=self._parts, device=str(self.module.model.device))
 
     def embed(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> dict[str, Tensor]:
         """By pooling, each (B, D), float32, on the CPU."""

@@ -99,9 +99,9 @@ class Recipes:
     def skip_random(self, keys: Collection[str], lengths: Sequence[int], words: Sequence[int] = ()) -> None:
         """Count what :func:`work` announced of random weights, and will not be run on them, as done."""
         chosen = [recipe for recipe in self.all if recipe.bag or recipe.key in keys]
-        actual = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False).tokens(lengths, words)
+        counted = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False, beside=self._reader)
         announced = _on_random_weights(self._reader, lengths, words)
-        self.on_progress("Random weights", announced - actual)
+        self.on_progress("Random weights", announced - counted.tokens(lengths, words))
 
     @property
     def controls(self) -> list[str]:
@@ -145,7 +145,7 @@ class Recipes:
         found = {}
         model = fingerprint(self.backbone)
         for recipe in self.all:
-            module = recipe.build(self.backbone)
+            module = self._reader.module(recipe)
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
             if recipe.filter is not None:
                 fitted_on = recipe.filter.texts or fingerprint_of_head(self.backbone)
@@ -182,7 +182,8 @@ def _timed(recipes: Sequence[Recipe]) -> list[Recipe]:
 def _on_random_weights(reader: RecipeReader, lengths: Sequence[int], words: Sequence[int]) -> float:
     """Tokens that will run on random weights, at most."""
     dearest = reader.dearest(FINALISTS)
-    return RecipeReader(reader.backbone, dearest, reader.batch_size, fitted=False).tokens(lengths, words)
+    counted = RecipeReader(reader.backbone, dearest, reader.batch_size, fitted=False, beside=reader)
+    return counted.tokens(lengths, words)
 
 
 def work(
@@ -207,8 +208,7 @@ def work(
     reader = RecipeReader(backbone, recipes, batch_size, fitted=False)
     lengths, of_words = reader.lengths(texts), reader.lengths(words)
     timed = reader.lengths([text for batch in timed_batches(texts, batch_size) for text in batch])
-    layers = depth(backbone.model)
-    timing = sum(Pass.of(recipe.build(backbone), layers).tokens(timed) for recipe in _timed(reader.recipes))
+    timing = sum(reader.pass_of(recipe).tokens(timed) for recipe in _timed(reader.recipes))
     untrained = _on_random_weights(reader, lengths, of_words) if random else 0
     return reader.tokens(lengths, of_words) + TIMED_ROUNDS * timing + untrained
 

@@ -40,7 +40,7 @@ class Build:
 
 
 def _described(model: nn.Module, parts: Iterable[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], object]:
-    return [(name, *told) for name, part, *told in parts], _settings(model)
+    return [(name, *told) for name, part, *told in parts], _settings(getattr(model, "config", None))
 
 
 def _identified(model: nn.Module) -> Iterator[tuple[Any, ...]]:
@@ -70,12 +70,12 @@ def _state(weight: Tensor) -> tuple[object, ...]:
         return place
 
 
-def _settings(model: nn.Module) -> object:
-    config = getattr(model, "config", None)
-    return _without(config.to_dict()) if isinstance(config, PreTrainedConfig) else None
-
-
-def _without(value: object) -> object:
+def _settings(value: object) -> object:
+    """A configuration, or what stands in one, in containers of its own: a deep copy takes several times as long."""
+    if isinstance(value, PreTrainedConfig) and vars(value).get("_heterogeneity_spec") is None:
+        return type(value), _settings({name: inner for name, inner in vars(value).items() if name[0] != "_"})
     if isinstance(value, dict):
-        return {name: _without(inner) for name, inner in value.items() if name not in _OF_A_RUN}
-    return value
+        return {name: _settings(inner) for name, inner in value.items() if name not in _OF_A_RUN}
+    if isinstance(value, (list, tuple)):
+        return [_settings(inner) for inner in value]
+    return _settings(value.to_dict()) if hasattr(value, "to_dict") else value

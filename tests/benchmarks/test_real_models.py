@@ -112,16 +112,22 @@ def test_a_run_that_was_stopped_goes_on(benchmark, measured, options, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def rows(benchmark, measured, options, kept):
-    pairs = benchmark.scores.pairs(kept, benchmark.Sets(options.data), "en", measured.backbone)
-    return list(benchmark.scores.pair_rows(pairs)), list(benchmark.claims.pair_claims(pairs))
-
-
-def test_a_model_is_scored_in_the_languages_that_it_reads(benchmark, measured, options, monkeypatch):
-    written = []
-    monkeypatch.setattr(benchmark.records, "rewrite", lambda name, rows: written.append((name, list(rows))))
+def written(benchmark, measured, options):
+    """What is written, in order; all is asked for."""
+    found = []
     asked = argparse.Namespace(**{**vars(options), "what": list(benchmark.WHAT)})
-    benchmark.score(measured, measured.backbone, asked)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmark.records, "rewrite", lambda name, rows: found.append((name, list(rows))))
+        benchmark.score(measured, measured.backbone, asked)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(written):
+    return dict(written)["scores"], dict(written)["claims"]
+
+
+def test_a_model_is_scored_in_the_languages_that_it_reads(written):
     assert [name for name, _ in written] == ["scores", "claims"]
     assert all("STS-B en" in row["set"] for _, rows in written for row in rows)
 

@@ -29,7 +29,7 @@ from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.hub import compat
 
 from ..backbones import TEXTS
-from ..compare.mteb.demo import DemoSTS
+from ..compare.mteb.demo import DemoSTSInOneSplit
 from ..conftest import long, pipeline
 
 runner = CliRunner()
@@ -82,9 +82,9 @@ class TestCompare:
         def on_some(recipes, pairs, words, **settings):
             shown.append((recipes, pairs, words))
             some = dataclasses.replace(
-                pairs, first=pairs.first[:20], second=pairs.second[:20], scores=pairs.scores[:20]
+                pairs, first=pairs.first[:12], second=pairs.second[:12], scores=pairs.scores[:12]
             )
-            return real(recipes, some, OddOneOutEvaluator(words.questions[:4]), **settings)
+            return real(recipes, some, OddOneOutEvaluator(words.questions[:2]), **settings)
 
         monkeypatch.setattr(compare, "compare", on_some)
         output = run("compare")
@@ -101,7 +101,7 @@ class TestCompare:
             "1.0x",
             "Best on STS: ",
             "random weights",
-            "20 pairs of texts",
+            "12 pairs of texts",
             "With --out, also: Beyond overlap; STS, Pearson.",
         ):
             assert expected in output
@@ -263,6 +263,12 @@ class TestCompare:
         every = [candidate for candidate in candidates(3) if candidate.row.name == "Classical"]
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
         monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
+        rows = [row.split("\t") for row in demo_pairs("en").read_text(encoding="utf-8").splitlines()[:64]]
+        few = "".join(
+            f"{n} {first[:16]}\t{n} {second[:16]}\t{score}\n" for n, (first, second, score) in enumerate(rows)
+        )
+        (tmp_path / "demo_pairs_en.tsv").write_text(few, encoding="utf-8")
+        monkeypatch.setattr("st_reba.data.demo._ASSETS", tmp_path)
         made = []
         real = search.compare
 
@@ -290,15 +296,15 @@ class TestCompare:
         assert chosen in ("Classical, mean", "Classical, last")
         assert f"and chose {chosen}" in output
         assert f"Wrote {chosen} to {best}" in output
-        assert "100 demo pairs in English, held out" in output
+        assert "32 demo pairs in English, held out" in output
         model = SentenceTransformer(str(best), device="cpu")
         assert model[1].pooling_mode == {"mean": "mean", "last": "lasttoken"}[chosen.rpartition(", ")[2]]
         card = (best / "README.md").read_text(encoding="utf-8")
-        assert "on other texts than those of the scores, which are of 100 demo pairs in English, held out" in card
+        assert "on other texts than those of the scores, which are of 32 demo pairs in English, held out" in card
         assert "The best of the recipes" not in card
         assert f"| {chosen} | −12.3≈ [" in card
         page = (report / "report.html").read_text(encoding="utf-8")
-        assert f", and chose {chosen}. The scores shown are of 100 other pairs" in page
+        assert f", and chose {chosen}. The scores shown are of 32 other pairs" in page
         assert "Classical <span" in page.partition('class="leader"')[2][:60]
 
     def test_word_sense_questions_of_ones_own(self, backbone_path, tmp_path):
@@ -373,20 +379,20 @@ class TestCompare:
         assert "Best on STS" in output
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTS() for name in names])
+        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
         options = (
             "--model",
             backbone_path(),
             "--mteb-results",
             tmp_path / "mteb",
             "--mteb",
-            "DemoSTS",
+            "DemoSTSInOneSplit",
             "--no-controls",
         )
         output = run("compare", *options)
         assert "on 1 tasks of mteb" in output
-        assert "DemoSTS" in output
-        assert list((tmp_path / "mteb" / "results").rglob("DemoSTS.json"))
+        assert "DemoSTSInOneSplit" in output
+        assert list((tmp_path / "mteb" / "results").rglob("DemoSTSInOneSplit.json"))
 
     @pytest.mark.parametrize(
         ("options", "message"),

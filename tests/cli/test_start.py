@@ -65,9 +65,12 @@ LINES = [
 
 #: Runs one line after another, and tells after each what is imported by then.
 EACH_LINE = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
+import typer.main
 from st_reba.cli import app
 
+# Otherwise all commands are made anew for each line.
+typer.main.get_command = functools.cache(typer.main.get_command)
 told = []
 for line in json.loads(sys.argv[1]):
     said = io.StringIO()

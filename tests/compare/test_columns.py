@@ -23,7 +23,7 @@ from .. import oracles
 
 @pytest.fixture(scope="module")
 def recipes(shallow_path):
-    every = default_recipes(2, demo_sentences("en")[:40])
+    every = default_recipes(2, [text[:16] for text in demo_sentences("en")[:40]])
     chosen = [recipe for recipe in every if recipe.name in ("Classical", "Classical, whitened", "ReBA-2", "RT-2")]
     return Recipes(CausalTransformer(shallow_path), chosen)
 
@@ -43,7 +43,8 @@ def overlap_of(recipes, pairs, texts=None):
 @pytest.fixture(scope="module")
 def pairs():
     demo = read_pairs(DEMO_PAIRS)
-    return Pairs(demo.first[:24], demo.second[:24], demo.scores[:24])
+    first, second = ([text[:24] for text in side[:24]] for side in (demo.first, demo.second))
+    return Pairs(first, second, demo.scores[:24])
 
 
 def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
@@ -94,7 +95,7 @@ def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
 
 
 def test_word_sense(recipes):
-    questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions[:8]
+    questions = OddOneOutEvaluator.from_csv(DEMO_QUESTIONS).questions[:4]
     with embedded(recipes, [], OddOneOutEvaluator(questions)) as found:
         column = word_sense_column(found, OddOneOutEvaluator(questions))
     assert column.task.chance == 0.25

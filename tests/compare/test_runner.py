@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.catalogue import default_recipes, random_weights
+from st_reba.catalogue import asked_for, default_recipes, random_weights
 from st_reba.compare import reader, timing
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
@@ -30,7 +30,10 @@ from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import examples, relative_error
 
 TEXTS = ALL_TEXTS[:3]
-FIT_TEXTS = [*demo_sentences("en")[:40], *demo_sentences("zh")[:10]]
+# More of them than there are dimensions, and short.
+FIT_TEXTS = [
+    f"{place} {text[:12]}" for place, text in enumerate([*demo_sentences("en")[:40], *demo_sentences("zh")[:10]])
+]
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 
@@ -76,6 +79,14 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     for recipe in made.all:
         alone = recipe.model(backbone)
         assert relative_error(found[recipe.key], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.key
+
+
+def test_one_recipe_at_two_layers(backbone):
+    made = Recipes(backbone, asked_for(["echo-2@1", "echo-2@2"]), controls=False)
+    found = made.embed(TEXTS)
+    assert len(found) == 4
+    for recipe in made.all:
+        assert relative_error(found[recipe.key], recipe.model(backbone).encode(TEXTS)) < 1e-5, recipe.key
 
 
 def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):

@@ -137,7 +137,7 @@ def test_the_interval_covers_the_truth(kind):
         else:
             first, second = generator.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=items).T
             statistic = spearman({"a": first}, second)
-        found = estimate(statistic, resamples=400, seed=5)["a"]
+        found = estimate(statistic, resamples=200, seed=5)["a"]
         covered += found.low <= truth <= found.high
     assert 0.91 <= covered / trials <= 0.98
 

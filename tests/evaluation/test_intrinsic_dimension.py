@@ -114,7 +114,7 @@ def test_selected_layers(dimensions, count, layers, demo_model, monkeypatch):
 
 def test_on_the_demo_model(demo_model):
     module = CausalTransformer(demo_model, template="compress", pool_over="all")
-    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:16])
+    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:12])
     assert len(layers) == 4
     assert layers == list(range(layers[0], layers[0] + 4))
     assert KVReroutingModule(module, layers=layers).layers == layers

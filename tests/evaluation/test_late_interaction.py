@@ -31,7 +31,7 @@ def test_retrieval_is_scored_as_by_sentence_transformers(model):
     queries = dict(list(whole.queries.items())[:4])
     wanted = {document for query in queries for document in whole.relevant[query]}
     documents = {
-        name: text for index, (name, text) in enumerate(whole.documents.items()) if name in wanted or index < 20
+        name: text[:40] for index, (name, text) in enumerate(whole.documents.items()) if name in wanted or index < 20
     }
     data = Retrieval(queries, documents, {query: whole.relevant[query] for query in queries}, {})
     task = task_of(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -46,10 +46,16 @@ class Reading:
     length: int | None = None
     from_end: bool = False
     causes: tuple[str, ...] = ()
+    _vectors: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def embed(self, text: str) -> np.ndarray:
+        """The vector of one text, on its own. It is computed once."""
+        if text not in self._vectors:
+            self._vectors[text] = self._embedded(text)
+        return self._vectors[text]
 
     @torch.inference_mode()
-    def embed(self, text: str) -> np.ndarray:
-        """The vector of one text, on its own."""
+    def _embedded(self, text: str) -> np.ndarray:
         if self.from_end:
             text = self._ending(text)
         with self._limited():

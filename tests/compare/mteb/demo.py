@@ -82,6 +82,16 @@ class DemoSTS(Local, AbsTaskSTS):
         }
 
 
+class DemoSTSInOneSplit(DemoSTS):
+    """For what does not depend on how many scores are averaged."""
+
+    metadata = metadata("DemoSTSInOneSplit", "STS", "cosine_spearman")
+
+    def splits(self):
+        columns = {"sentence1": PAIRS.first, "sentence2": PAIRS.second, "score": PAIRS.scores}
+        return DatasetDict(test=Dataset.from_dict(columns))
+
+
 class DemoPairs(Local, AbsTaskPairClassification):
     metadata = metadata("DemoPairs", "PairClassification", "max_accuracy")
 

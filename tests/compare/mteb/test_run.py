@@ -297,12 +297,12 @@ def test_prompts_reach_the_model(shallow_path, tmp_path):
     (expected,) = mteb.evaluate(like, demo.DemoReranking(), cache=None, show_progress_bar=False).task_results
     assert scores.scores["only"].value == pytest.approx(expected.get_score(), abs=1e-5)
     asked.clear()
-    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
+    run_tasks([demo.DemoSTSInOneSplit()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
     assert {prompt for prompt, _ in asked} == {"same? "}
     # Results under other prompts are others.
     asked.clear()
-    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
+    run_tasks([demo.DemoSTSInOneSplit()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
     assert not asked
     like.prompts = {**like.prompts, "STS": "alike? "}
-    run_tasks([demo.DemoSTS()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
+    run_tasks([demo.DemoSTSInOneSplit()], ["only"], embed, like=like, output=tmp_path, **SETTINGS)
     assert {prompt for prompt, _ in asked} == {"alike? "}

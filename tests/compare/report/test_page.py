@@ -365,7 +365,7 @@ def test_a_long_page_folds(tmp_path, monkeypatch, undrawn):
 
 
 @pytest.mark.parametrize("broken", ["lengths_figure", "_render"])
-def test_a_report_that_fails_leaves_nothing(broken, tmp_path, monkeypatch):
+def test_a_report_that_fails_leaves_nothing(broken, tmp_path, monkeypatch, undrawn):
     def fail(*arguments):
         raise OSError("no space left on device")
 
