@@ -159,9 +159,16 @@ def other_settings_within(model):
 @pytest.mark.parametrize(
     "change",
     [
-        replaced_weight, written_weight, replaced_module, other_kind, adapted, cast, other_forward, other_settings,
+        replaced_weight,
+        written_weight,
+        replaced_module,
+        other_kind,
+        adapted,
+        cast,
+        other_forward,
+        other_settings,
         other_settings_within,
-    ],  # fmt: skip
+    ],
 )
 def test_what_was_changed_is_looked_at_again(change, backbone_path):
     backbone = CausalTransformer(backbone_path())
