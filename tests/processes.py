@@ -166,6 +166,8 @@ def fork_workers(number: int) -> None:
         made.append(Worker(nursery, [*made, *(each for each in nurseries if each is not nursery)]))
     for nursery in nurseries:
         nursery.leave()
+    # No collection has to look at what is imported.
+    gc.freeze()
     gc.enable()
     ready = iter(made)
 
