@@ -182,7 +182,6 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
 
 
 @cache
-@cache
 def _normalizers() -> tuple[normalizers.Normalizer, ...]:
     """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
     # Most of a million code points are no characters.

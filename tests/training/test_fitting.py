@@ -10,7 +10,7 @@ from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
 from st_reba.training import DivergedError, RunSettings, finish, fitting
@@ -105,6 +105,24 @@ def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
     for name, weight in weights(again).items():
         assert torch.equal(weight, expected[name]), name
     assert any(not torch.equal(weight, expected[name]) for name, weight in begun.items())
+
+
+def test_each_epoch_has_an_order_of_its_own(model, tmp_path):
+    orders: list[list[list[int]]] = []
+
+    class Noting(TrainerCallback):
+        def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
+            sampler = train_dataloader.batch_sampler
+            while hasattr(sampler, "batch_sampler"):
+                sampler = sampler.batch_sampler
+            orders.append(list(sampler))
+
+    trained = model()
+    settings = {**RUN, "epochs": 2, "arguments": {"batch_sampler": "no_duplicates"}}
+    loss = MultipleNegativesRankingLoss(trained)
+    fit(trained, ROWS, loss, output=tmp_path, callbacks=[Noting()], **settings)
+    assert len(orders) == 2
+    assert orders[0] != orders[1]
 
 
 def test_the_log_goes_on(model, tmp_path):
