@@ -207,12 +207,13 @@ def undrawn(monkeypatch):
 
 @pytest.fixture(scope="module")
 def timed_once():
-    """Comparisons that time each recipe in one round, on batches of a few texts."""
+    """Comparisons that time each recipe in one round, on one batch of a few texts."""
     from st_reba.compare import runner, timing
 
     with pytest.MonkeyPatch.context() as patched:
         for module in (runner, timing):
             patched.setattr(module, "TIMED_ROUNDS", 1)
+        patched.setattr(timing, "TIMED_BATCHES", 1)
         patched.setattr(timing, "TIMED_TEXTS", 4)
         yield
 

@@ -209,7 +209,6 @@ def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
     # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
     monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
     monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
-    monkeypatch.setattr("st_reba.compare.timing.TIMED_BATCHES", 1)
     # On which texts, and on how many, decides nothing here.
     monkeypatch.setattr("st_reba.data.demo._ASSETS", assets)
     return tmp_path
