@@ -125,7 +125,8 @@ def _by_weights(directory: Path) -> Any:
 
 
 def _content(file: Path) -> bytes:
-    return _digest(file, *file.stat()[:7], file.stat().st_mtime_ns)
+    stat = file.stat()
+    return _digest(file, *stat[:7], stat.st_mtime_ns)
 
 
 @functools.cache
