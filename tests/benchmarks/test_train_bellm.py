@@ -57,3 +57,12 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     assert "| all | every token |" in shown
     train_bellm.main([*map(str, arguments)])
     assert len(asked) == 6
+
+    # A seed more, elsewhere: what was run in another precision stays, and the mean says both.
+    arguments[arguments.index("2")] = "3"
+    train_bellm.main([*map(str, arguments), "2", "--precision", "float32"])
+    assert [settings.loading()["dtype"] for settings in asked[6:]] == ["float32"] * 3
+    found = [row for row in records.read("bellm", tmp_path / "results") if row["turned"] == "all"]
+    assert {row["seed"]: row["precision"] for row in found if row["method"] == method} == {
+        1: "bfloat16", 2: "bfloat16", 3: "float32", None: "bfloat16 and float32"
+    }  # fmt: skip
