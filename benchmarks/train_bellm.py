@@ -1,7 +1,7 @@
 """BeLLM on a real language model: no layer, the last, all of them without the causal mask (the paper's Table 4).
 
     python benchmarks/train_bellm.py --data DIR --triplets FILE --source "SNLI, dev and test"
-    python benchmarks/train_bellm.py --data DIR --triplets FILE --source ... --readings all --seeds 0 --max-steps 20
+    python benchmarks/train_bellm.py --data DIR --triplets FILE --source ... --readings "last token" --seeds 0
 
 Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that it entails, one that contradicts it;
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
@@ -131,6 +131,9 @@ class Bench:
         path = self.options.embedder or MODELS[EMBEDDER].located(self.options.out / "models")
         return self._kept(EMBEDDER, lambda: SentenceTransformer(str(path)))
 
+    def _is_there(self, name: str) -> bool:
+        return self._file(name, self.precision(name)).is_file()
+
     def precision(self, name: str) -> str:
         """That in which the cosines of this name were made, or will be."""
         there = (each for each in PRECISIONS if self._file(name, each).is_file())
@@ -141,7 +144,7 @@ class Bench:
 
     def _kept(self, name: str, make: Callable[[], SentenceTransformer]) -> Array:
         file = self._file(name, self.precision(name))
-        if not file.is_file():
+        if not self._is_there(name):
             np.save(file, pair_cosines(make(), self.pairs))
         return np.asarray(np.load(file))
 
@@ -167,21 +170,24 @@ class Bench:
         records.rewrite("bellm", rows, self.options.results)
         method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
         for reading in readings:
-            found: dict[Run, Array] = {}
             for seed in (None, *seeds):
-                for turned in TURNED:
+                for turned in self.options.turned:
                     run = Run(turned, reading, seed)
-                    found[run] = self.cosines(run)
-                    self._write(method if seed is not None else f"{method}, before", run, {run.title: found[run]})
+                    self._write(
+                        method if seed is not None else f"{method}, before", run, {run.title: self.cosines(run)}
+                    )
                 if seed is not None:
-                    self._means(method, reading, {run: own for run, own in found.items() if run.seed is not None})
+                    self._means(method, reading)
 
-    def _means(self, method: str, reading: str, found: dict[Run, Array]) -> None:
+    def _means(self, method: str, reading: str) -> None:
         """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
-        runs = list(found)
-        scores = bootstrap.spearman({run.title: own for run, own in found.items()}, self.pairs.scores)
+        every = (Run(turned, reading, seed) for turned in TURNED for seed in SEEDS)
+        runs = [run for run in every if self._is_there(run.title)]
+        scores = bootstrap.spearman({run.title: self.cosines(run) for run in runs}, self.pairs.scores)
         indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
         for turned, own in indices.items():
+            if not own:
+                continue
             base = None if turned == "none" else indices["none"]
             names = [runs[index].title for index in own]
             mean = self.row(
@@ -209,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
     parser.add_argument("--preset", choices=["paper", "released"], default="paper")
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
+    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
     parser.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
     parser.add_argument("--batch-size", type=int, help="default: that of the preset")
     parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
