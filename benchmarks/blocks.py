@@ -441,14 +441,15 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         where={"seed": None},
         split=("model", "set", "triplets"),
         rows=Each(
-            ("method", "turned", "reading"), (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"))
+            ("method", "turned", "reading", "precision"),
+            (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"), ("precision", "{precision}")),
         ),
         columns=(
             Column("Spearman x 100"),
             Column("ahead of no layer turned", show="ahead", bold=False),
             Column("trainings", show="seeds", bold=False),
         ),
-        caption=("precision", "date"),
+        caption=("date",),
     ),
     "jtcse": Table(
         "jtcse",
@@ -524,6 +525,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         columns=(Column("two at once / one", show="cost"),),
         caption=("precision", "batch", "how", "date", "versions"),
     ),
+    "cost-step": costs("step", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",

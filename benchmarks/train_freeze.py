@@ -130,8 +130,6 @@ def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
         "last": (depth,),
         "four": tuple(round(depth * part / 4) for part in (1, 2, 3, 4)),
         "upper three": tuple(round(depth * part / 10) for part in (8, 9, 10)),
-        "upper half": tuple(range(depth // 2 + 1, depth + 1)),
-        "each third": tuple(range(depth % 3 or 3, depth + 1, 3)),
     }[name]
 
 
