@@ -158,6 +158,14 @@ class Bench:
             "date": date.today().isoformat(), "versions": records.versions(), **given,
         }  # fmt: skip
 
+    def _add(self, rows: Sequence[records.Record]) -> None:
+        """Those that are not there: what was measured before keeps its date and versions."""
+        file = self.options.results / "bellm.csv"
+        there = records.read("bellm", self.options.results) if file.is_file() else []
+        known = {tuple(row[key] for key in records.KEYS["bellm"]) for row in there}
+        new = [row for row in rows if tuple(row.get(key) for key in records.KEYS["bellm"]) not in known]
+        records.rewrite("bellm", new, self.options.results)
+
     def measure(self, readings: Sequence[str], seeds: Sequence[int]) -> None:
         """Train what is missing, and write the row of each training when it is there, and the means by seed."""
         references = {UNTRAINED: self.untrained(), EMBEDDER: self.embedder()}
@@ -167,7 +175,7 @@ class Bench:
             ))
             for name, cosines in references.items()
         ]  # fmt: skip
-        records.rewrite("bellm", rows, self.options.results)
+        self._add(rows)
         method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
         for reading in readings:
             for seed in (None, *seeds):
@@ -199,7 +207,7 @@ class Bench:
         """The row of one model."""
         given = scored(bootstrap.spearman(cosines, self.pairs.scores), [0])
         row = self.row(method, [run.title], turned=run.turned, reading=run.reading, seed=run.seed, **given)
-        records.rewrite("bellm", [row], self.options.results)
+        self._add([row])
         print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
 
 

@@ -58,6 +58,13 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     train_bellm.main([*map(str, arguments)])
     assert len(asked) == 6
 
+    # With other versions installed, what was measured before keeps those it had.
+    monkeypatch.setattr(records, "versions", lambda: "later")
+    train_bellm.main([*map(str, arguments)])
+    later = [row for row in records.read("bellm", tmp_path / "results") if row["method"] == method]
+    versions = {row["seed"]: row["versions"] for row in later}
+    assert versions[0] == found[0]["versions"] != versions[None] == "later"
+
     # A seed more, elsewhere: what was run in another precision stays, and the mean says both.
     train_bellm.main([*map(str, arguments[:-2]), "2", "--turned", "all", "--precision", "float32"])
     assert [settings.loading()["dtype"] for settings in asked[6:]] == ["float32"]
