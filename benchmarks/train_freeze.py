@@ -120,7 +120,7 @@ CHOICE = {
 }
 METHODS = PAPER | AHEAD | CHOICE
 #: Of which the curve is drawn.
-FEW = ("whitened, prompt, last, 256, 0.0001", "autoencoder, log-variance")
+FEW = ("whitened, prompt, last, 256, 0.0001", "autoencoder, log-variance", "autoencoder, log-variance, prompt")
 
 
 def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
