@@ -196,11 +196,14 @@ class Bench:
         for turned, own in indices.items():
             if not own:
                 continue
-            base = None if turned == "none" else indices["none"]
+            given = scored(scores, own)
+            if turned != "none":
+                # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
+                shared = {runs[index].seed for index in own} & {runs[index].seed for index in indices["none"]}
+                paired = [[i for i in part if runs[i].seed in shared] for part in (own, indices["none"])]
+                given = {**scored(scores, *paired), **given} if shared else given
             names = [runs[index].title for index in own]
-            mean = self.row(
-                method, names, turned=turned, reading=reading, seed=None, seeds=len(own), **scored(scores, own, base)
-            )
+            mean = self.row(method, names, turned=turned, reading=reading, seed=None, seeds=len(own), **given)
             records.rewrite("bellm", [mean], self.options.results)
 
     def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:

@@ -120,7 +120,10 @@ CHOICE = {
 }
 METHODS = PAPER | AHEAD | CHOICE
 #: Of which the curve is drawn.
-FEW = ("whitened, prompt, last, 256, 0.0001", "autoencoder, log-variance", "autoencoder, log-variance, prompt")
+FEW = (
+    "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001", "autoencoder, log-variance",
+    "autoencoder, log-variance, prompt",
+)  # fmt: skip
 
 
 def layers_of(name: str, depth: int) -> tuple[int, ...] | None:

@@ -72,3 +72,7 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     assert {row["seed"]: row["precision"] for row in found if row["turned"] == "all"} == {
         0: "bfloat16", 1: "bfloat16", 2: "float32", None: "bfloat16 and float32"
     }  # fmt: skip
+    # A difference is of the seeds that both have.
+    later = {row["turned"]: row for row in found if row["seed"] is None}
+    assert later["all"]["seeds"] == 3
+    assert later["all"]["ahead"] == pytest.approx(means["all"]["ahead"])
