@@ -36,8 +36,10 @@ PAPERS_ROWS = (
     "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
     "autoencoder, log-variance, the paper's head",
 )  # fmt: skip
-#: The layers, the width and the rate that were best on the development pairs.
-WHITENED = "whitened, prompt, last, 256, 0.0001"
+#: The layers and the width that were best on the development pairs of both models, with the rate of each.
+WHITENED, WHITENED_FASTER = "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001"
+#: The paper's method, read where it reads and at the end of a prompt.
+LOG_VARIANCE, LOG_VARIANCE_PROMPTED = "autoencoder, log-variance", "autoencoder, log-variance, prompt"
 
 
 def is_layer(value: Value) -> bool:
@@ -406,15 +408,16 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
     "freeze-few": trained_on_states(
         Each(("method", "pairs"), (("method", "{method}"), ("labelled pairs", "{pairs}"))),
         Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
-        method=("autoencoder, log-variance", WHITENED),
+        method=(LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER),
     ),
     "freeze-picture": ByLabels(
         "freeze.svg",
         panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, CHINESE)),
         series=(
-            Series("from a whitening, at a prompt's end: cosine", {"method": WHITENED, **COSINE}),
-            Series("the paper's: its own similarity", {"method": "autoencoder, log-variance", **OWN}),
-            Series("the paper's: cosine", {"method": "autoencoder, log-variance", **COSINE}),
+            Series("from a whitening, rate 1e-4: cosine", {"method": WHITENED, **COSINE}),
+            Series("from a whitening, rate 1e-3: cosine", {"method": WHITENED_FASTER, **COSINE}),
+            Series("the paper's, at a prompt's end: cosine", {"method": LOG_VARIANCE_PROMPTED, **COSINE}),
+            Series("the paper's: its own similarity", {"method": LOG_VARIANCE, **OWN}),
         ),
         levels=(
             Series("Early and late, no labels", EARLY_LATE),
@@ -441,14 +444,15 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         where={"seed": None},
         split=("model", "set", "triplets"),
         rows=Each(
-            ("method", "turned", "reading"), (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"))
+            ("method", "turned", "reading", "precision"),
+            (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"), ("precision", "{precision}")),
         ),
         columns=(
             Column("Spearman x 100"),
             Column("ahead of no layer turned", show="ahead", bold=False),
             Column("trainings", show="seeds", bold=False),
         ),
-        caption=("precision", "date"),
+        caption=("date",),
     ),
     "jtcse": Table(
         "jtcse",
@@ -524,6 +528,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         columns=(Column("two at once / one", show="cost"),),
         caption=("precision", "batch", "how", "date", "versions"),
     ),
+    "cost-step": costs("step", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",

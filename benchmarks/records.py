@@ -98,7 +98,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
-    "bellm": ("model", "precision", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
+    "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),

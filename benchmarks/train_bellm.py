@@ -1,14 +1,14 @@
 """BeLLM on a real language model: no layer, the last, all of them without the causal mask (the paper's Table 4).
 
     python benchmarks/train_bellm.py --data DIR --triplets FILE --source "SNLI, dev and test"
-    python benchmarks/train_bellm.py --data DIR --triplets FILE --source ... --readings all --seeds 0 --max-steps 20
+    python benchmarks/train_bellm.py --data DIR --triplets FILE --source ... --readings "last token" --seeds 0
 
 Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that it entails, one that contradicts it;
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
-that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
-seeds so far, with the interval of that mean over the pairs, and says how many they are; ``ahead`` is how far it is
-ahead of no layer turned.
+that was stopped goes on, and one whose cosines are there, in whichever precision, is not run again. A row without a
+seed is the mean over the seeds so far, with the interval of that mean over the pairs, and says how many they are;
+``ahead`` is how far it is ahead of no layer turned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -55,6 +55,8 @@ UNTRAINED, EMBEDDER = "PromptEOL", "all-MiniLM-L6-v2"
 SEEDS = (0, 1, 2)
 #: Steps between checkpoints.
 SAVED = 20
+#: Of the frozen weights, which were released in bfloat16: in float32 they are the same.
+PRECISIONS = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -129,58 +131,86 @@ class Bench:
         path = self.options.embedder or MODELS[EMBEDDER].located(self.options.out / "models")
         return self._kept(EMBEDDER, lambda: SentenceTransformer(str(path)))
 
-    def _kept(self, name: str, make: Any) -> Array:
-        file = self.out / f"{name}.npy"
-        if not file.is_file():
+    def _is_there(self, name: str) -> bool:
+        return self._file(name, self.precision(name)).is_file()
+
+    def precision(self, name: str) -> str:
+        """That in which the cosines of this name were made, or will be."""
+        there = (each for each in PRECISIONS if self._file(name, each).is_file())
+        return next(there, self.options.precision)
+
+    def _file(self, name: str, precision: str) -> Path:
+        return self.out / f"{name}, {precision}.npy"
+
+    def _kept(self, name: str, make: Callable[[], SentenceTransformer]) -> Array:
+        file = self._file(name, self.precision(name))
+        if not self._is_there(name):
             np.save(file, pair_cosines(make(), self.pairs))
         return np.asarray(np.load(file))
 
-    def row(self, method: str, **given: records.Value) -> records.Record:
+    def row(self, method: str, names: Sequence[str], **given: records.Value) -> records.Record:
+        """A row, which is made of the cosines of these names."""
         options = self.options
+        used = {self.precision(name) for name in names}
         return {
-            "model": options.model, "precision": options.precision, "triplets": options.source,
+            "model": options.model, "precision": " and ".join(sorted(used)), "triplets": options.source,
             "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "", "seeds": None,
             "date": date.today().isoformat(), "versions": records.versions(), **given,
         }  # fmt: skip
+
+    def _add(self, rows: Sequence[records.Record]) -> None:
+        """Those that are not there: what was measured before keeps its date and versions."""
+        file = self.options.results / "bellm.csv"
+        there = records.read("bellm", self.options.results) if file.is_file() else []
+        known = {tuple(row[key] for key in records.KEYS["bellm"]) for row in there}
+        new = [row for row in rows if tuple(row.get(key) for key in records.KEYS["bellm"]) not in known]
+        records.rewrite("bellm", new, self.options.results)
 
     def measure(self, readings: Sequence[str], seeds: Sequence[int]) -> None:
         """Train what is missing, and write the row of each training when it is there, and the means by seed."""
         references = {UNTRAINED: self.untrained(), EMBEDDER: self.embedder()}
         rows = [
-            self.row(f"{name}{', untrained' if name == UNTRAINED else ''}", **scored(bootstrap.spearman(
+            self.row(f"{name}{', untrained' if name == UNTRAINED else ''}", [name], **scored(bootstrap.spearman(
                 {name: cosines}, self.pairs.scores), [0]
             ))
             for name, cosines in references.items()
         ]  # fmt: skip
-        records.rewrite("bellm", rows, self.options.results)
+        self._add(rows)
         method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
         for reading in readings:
-            found: dict[Run, Array] = {}
             for seed in (None, *seeds):
-                for turned in TURNED:
+                for turned in self.options.turned:
                     run = Run(turned, reading, seed)
-                    found[run] = self.cosines(run)
-                    self._write(method if seed is not None else f"{method}, before", run, {run.title: found[run]})
+                    self._write(
+                        method if seed is not None else f"{method}, before", run, {run.title: self.cosines(run)}
+                    )
                 if seed is not None:
-                    self._means(method, reading, {run: own for run, own in found.items() if run.seed is not None})
+                    self._means(method, reading)
 
-    def _means(self, method: str, reading: str, found: dict[Run, Array]) -> None:
+    def _means(self, method: str, reading: str) -> None:
         """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
-        runs = list(found)
-        scores = bootstrap.spearman({run.title: own for run, own in found.items()}, self.pairs.scores)
+        every = (Run(turned, reading, seed) for turned in TURNED for seed in SEEDS)
+        runs = [run for run in every if self._is_there(run.title)]
+        scores = bootstrap.spearman({run.title: self.cosines(run) for run in runs}, self.pairs.scores)
         indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
         for turned, own in indices.items():
-            base = None if turned == "none" else indices["none"]
-            mean = self.row(
-                method, turned=turned, reading=reading, seed=None, seeds=len(own), **scored(scores, own, base)
-            )
+            if not own:
+                continue
+            given = scored(scores, own)
+            if turned != "none":
+                # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
+                shared = {runs[index].seed for index in own} & {runs[index].seed for index in indices["none"]}
+                paired = [[i for i in part if runs[i].seed in shared] for part in (own, indices["none"])]
+                given = {**scored(scores, *paired), **given} if shared else given
+            names = [runs[index].title for index in own]
+            mean = self.row(method, names, turned=turned, reading=reading, seed=None, seeds=len(own), **given)
             records.rewrite("bellm", [mean], self.options.results)
 
     def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
         """The row of one model."""
         given = scored(bootstrap.spearman(cosines, self.pairs.scores), [0])
-        row = self.row(method, turned=run.turned, reading=run.reading, seed=run.seed, **given)
-        records.rewrite("bellm", [row], self.options.results)
+        row = self.row(method, [run.title], turned=run.turned, reading=run.reading, seed=run.seed, **given)
+        self._add([row])
         print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
 
 
@@ -193,10 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     parser.add_argument("--path", type=Path, help="the language model, where it is there already")
     parser.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
     parser.add_argument("--preset", choices=["paper", "released"], default="paper")
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
+    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
     parser.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
     parser.add_argument("--batch-size", type=int, help="default: that of the preset")
     parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")

@@ -120,7 +120,10 @@ CHOICE = {
 }
 METHODS = PAPER | AHEAD | CHOICE
 #: Of which the curve is drawn.
-FEW = ("whitened, prompt, last, 256, 0.0001", "autoencoder, log-variance")
+FEW = (
+    "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001", "autoencoder, log-variance",
+    "autoencoder, log-variance, prompt",
+)  # fmt: skip
 
 
 def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
@@ -130,8 +133,6 @@ def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
         "last": (depth,),
         "four": tuple(round(depth * part / 4) for part in (1, 2, 3, 4)),
         "upper three": tuple(round(depth * part / 10) for part in (8, 9, 10)),
-        "upper half": tuple(range(depth // 2 + 1, depth + 1)),
-        "each third": tuple(range(depth % 3 or 3, depth + 1, 3)),
     }[name]
 
 

@@ -15,7 +15,7 @@ from ..lm.all_layers import recording
 from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
-from .readout import ONE_BY_ONE, Reading, blank, compact, even_slices, joined, last_of
+from .readout import ONE_BY_ONE, Reading, blank, by_length, compact, even_slices, joined, last_of
 
 
 class LayoutReader(LanguageModel):
@@ -137,8 +137,12 @@ class LayoutReader(LanguageModel):
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
-        """What the method reads, part by part."""
-        return [self._read(layout.part(part), **kwargs) for part in self.parts(layout)]
+        """What the method reads, part by part, of which each has texts of nearly one length."""
+        parts = self.parts(layout)
+        order = by_length(layout.on_host.attention_mask) if len(parts) > 1 else None
+        if order is None:
+            return [self._read(layout.part(part), **kwargs) for part in parts]
+        return [joined([self._read(layout.part(order[part]), **kwargs) for part in parts]).rows(order.argsort())]
 
     def parts(self, layout: Layout) -> list[slice]:
         """The texts of a batch that run together; the result does not depend on it."""

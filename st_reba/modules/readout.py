@@ -30,6 +30,12 @@ class Reading(NamedTuple):
     ids: Tensor
     extra: dict[str, Tensor] = {}
 
+    def rows(self, texts: Tensor) -> Reading:
+        """That of some of the texts, by their indices, in the host's memory."""
+        texts = sent(texts, self.states.device)
+        extra = {name: values[texts] for name, values in self.extra.items()}
+        return Reading(self.states[texts], self.mask[texts], self.ids[texts], extra)
+
 
 def joined(parts: list[Reading]) -> Reading:
     """What several parts of a batch gave, as one, padded to the longest n."""
@@ -51,6 +57,21 @@ def even_slices(batch: int, size: int) -> list[slice]:
     """
     size = ceil(batch / ceil(batch / size))
     return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
+
+
+def by_length(attention_mask: Tensor) -> Tensor | None:
+    """Indices of the texts, the longest first; None where the texts stand so, or the other way round.
+
+    ST's ``encode`` has sorted them, its trainer has not.
+
+    Args:
+        attention_mask: (B, N), in the host's memory.
+    """
+    lengths = attention_mask.sum(dim=1)
+    steps = lengths.diff()
+    if bool((steps <= 0).all()) or bool((steps >= 0).all()):
+        return None
+    return lengths.argsort(descending=True, stable=True)
 
 
 def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:

@@ -36,7 +36,7 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     arguments = [
         "--data", tmp_path, "--triplets", "triplets.tsv", "--source", "made up", "--path", "model",
         "--embedder", tmp_path / "embedder", "--out", tmp_path / "out", "--results", tmp_path / "results",
-        "--preset", preset, "--readings", "every token", "--seeds", "1", "2",
+        "--preset", preset, "--readings", "every token", "--seeds", "0", "1",
     ]  # fmt: skip
     train_bellm.main([*map(str, arguments)])
     assert [settings.pool_over for settings in asked] == ["whole"] * 6
@@ -57,3 +57,22 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     assert "| all | every token |" in shown
     train_bellm.main([*map(str, arguments)])
     assert len(asked) == 6
+
+    # With other versions installed, what was measured before keeps those it had.
+    monkeypatch.setattr(records, "versions", lambda: "later")
+    train_bellm.main([*map(str, arguments)])
+    later = [row for row in records.read("bellm", tmp_path / "results") if row["method"] == method]
+    versions = {row["seed"]: row["versions"] for row in later}
+    assert versions[0] == found[0]["versions"] != versions[None] == "later"
+
+    # A seed more, elsewhere: what was run in another precision stays, and the mean says both.
+    train_bellm.main([*map(str, arguments[:-2]), "2", "--turned", "all", "--precision", "float32"])
+    assert [settings.loading()["dtype"] for settings in asked[6:]] == ["float32"]
+    found = [row for row in records.read("bellm", tmp_path / "results") if row["method"] == method]
+    assert {row["seed"]: row["precision"] for row in found if row["turned"] == "all"} == {
+        0: "bfloat16", 1: "bfloat16", 2: "float32", None: "bfloat16 and float32"
+    }  # fmt: skip
+    # A difference is of the seeds that both have.
+    later = {row["turned"]: row for row in found if row["seed"] is None}
+    assert later["all"]["seeds"] == 3
+    assert later["all"]["ahead"] == pytest.approx(means["all"]["ahead"])

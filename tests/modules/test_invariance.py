@@ -396,6 +396,39 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
         assert calls == sizes
 
 
+#: As ST's trainer gives them; ``encode`` sorts.
+UNSORTED = ["A cat, and a dog that sleeps.", "Cat", "The cat sat on the old mat again.", "A dog", "", "Cats sleep."]
+
+
+@pytest.mark.parametrize("recipe", EACH_MODULE)
+def test_parts_of_an_unsorted_batch_give_the_same(recipe, model, monkeypatch):
+    expected = [model(recipe).encode(text) for text in UNSORTED]
+    monkeypatch.setattr(type(model(recipe)[0]), "CPU_TOKENS", 1)
+    with torch.no_grad():
+        embeddings = model(recipe)(model(recipe).preprocess(UNSORTED))["sentence_embedding"]
+    assert relative_error(embeddings.numpy(), np.stack(expected)) < 1e-5
+
+
+def test_parts_hold_texts_of_like_length(model, monkeypatch):
+    module = model("classical")[0]
+    features = module.preprocess(UNSORTED)
+    lengths = sorted(features["attention_mask"].sum(dim=1).tolist(), reverse=True)
+    monkeypatch.setattr(CausalTransformer, "CPU_TOKENS", 2 * lengths[0] / torch.get_num_threads())
+    read, seen = CausalTransformer._read, []
+
+    def watched(self, layout, **kwargs):
+        seen.append(layout.attention_mask.sum(dim=1).tolist())
+        return read(self, layout, **kwargs)
+
+    monkeypatch.setattr(CausalTransformer, "_read", watched)
+    module(features)
+    assert seen == [lengths[:2], lengths[2:4], lengths[4:]]
+    seen.clear()
+    by_length = sorted(UNSORTED, key=len)
+    module(module.preprocess(by_length))
+    assert [length for part in seen for length in part] == lengths[::-1]
+
+
 def test_two_threads_with_two_models(shared):
     models = [
         pipeline(ReBAModule(shared(), bidirectional_layers=1)),
