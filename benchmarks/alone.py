@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import torch
-from transformers.utils import logging
-
 from cost import SIZES, make_backbone
+from given import for_one_model
 from plain import Texts, encoding, load, ratio_rows, rounds
-from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
+from records import DEMO_MODEL, Value, append, machine, versions
 
 ALONE, TOGETHER = "Classical, mean, each text alone", "Classical, mean"
 #: Tokens of a batch: as many texts as make so many, but no more than 32.
@@ -51,18 +49,10 @@ def price(path: str, dtype: str, lengths: Sequence[int], times: int) -> list[dic
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a directory or a GGUF file; the demo LM and a random Llama if left out")
-    parser.add_argument("--name", help="what tables call it")
     parser.add_argument("--lengths", nargs="+", type=int, default=[12, 32, 128, 512], help="tokens of a text")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    options = parser.parse_args(arguments)
-    if options.model and not options.name:
-        parser.error("--model needs --name, what tables call it.")
-    logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
+    options = for_one_model(parser, arguments, "a directory or a GGUF file; the demo LM and a random Llama if left out")
     where = {
         "table": "alone", "precision": options.dtype, "machine": machine("cpu", options.threads),
         "versions": versions(), "date": time.strftime("%Y-%m-%d"),

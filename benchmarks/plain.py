@@ -33,11 +33,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from cost import SIZES, make_backbone
 from cost import texts as of_length
-from records import DEMO_MODEL, RESULTS, Value, append, machine, versions
+from given import for_one_model
+from records import DEMO_MODEL, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, KVReroutingModule, ReBAModule, RefinedThoughtModule
 from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
@@ -253,20 +253,12 @@ TABLES = {"plain": beside_plain, "short": short, "limit": limit}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=TABLES, default="plain")
-    parser.add_argument("--model", help="a directory or a GGUF file; the demo LM and a random Llama if left out")
-    parser.add_argument("--name", help="what tables call it")
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--length", type=int, default=128, help="tokens of a text, for the limit")
     parser.add_argument("--batch", type=int, default=8, help="texts at a time, for the limit")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    options = parser.parse_args()
-    if options.model and not options.name:
-        parser.error("--model needs --name, what tables call it.")
-    logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
+    options = for_one_model(parser, None, "a directory or a GGUF file; the demo LM and a random Llama if left out")
     where = {
         "table": options.table, "precision": options.dtype, "machine": machine("cpu", options.threads),
         "versions": versions(), "date": time.strftime("%Y-%m-%d"),

@@ -29,11 +29,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
-from transformers.utils import logging
 
+from given import for_one_model
 from real.models import MODELS
 from real.texts import Sets
-from records import RESULTS, Value, append, machine, versions
+from records import Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import difference, spearman
@@ -186,20 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
     parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
-    parser.add_argument("--model", help="a directory or a GGUF file; SmolLM2-135M-Instruct if left out")
-    parser.add_argument("--name", help="what tables call it")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--compile", action="store_true", help="hold each form, compiled, against itself")
     parser.add_argument("--pairs", type=int, default=500, help="evenly drawn")
     parser.add_argument("--parts", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    options = parser.parse_args(arguments)
-    if options.model and not options.name:
-        parser.error("--model needs --name, what tables call it.")
-    logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
+    options = for_one_model(parser, arguments, "a directory or a GGUF file; SmolLM2-135M-Instruct if left out")
     own = next(iter(MODELS.values()))
     path, name = options.model or str(own.located(options.out / "models")), options.name or own.name
     every = Sets(options.data).pairs("en", "test")

@@ -10,6 +10,7 @@ processor's, forward and backward. Rows are added to results/cost.csv; ``make ta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import tempfile
 import time
@@ -19,11 +20,11 @@ from unittest import mock
 
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging
 
 from cost import SIZES, make_backbone
+from given import for_one_model
 from plain import Texts, ratio_rows
-from records import RESULTS, Value, append, machine, versions
+from records import Value, append, machine, versions
 from st_reba.modules import reader
 from st_reba.training import BeLLMTraining, build_bellm
 from st_reba.training.bellm import add_lora
@@ -41,11 +42,9 @@ def lengths(count: int, seed: int) -> list[int]:
 def step(model: SentenceTransformer, texts: list[str], contender: str) -> float:
     """Processor seconds of a forward and a backward pass."""
     start = time.process_time()
-    if contender == BY_LENGTH:
+    as_they_come = mock.patch.object(reader, "by_length", return_value=None)
+    with as_they_come if contender == AS_THEY_COME else contextlib.nullcontext():
         embeddings = model(model.preprocess(texts))["sentence_embedding"]
-    else:
-        with mock.patch.object(reader, "by_length", return_value=None):
-            embeddings = model(model.preprocess(texts))["sentence_embedding"]
     (embeddings * torch.randn_like(embeddings)).sum().backward()
     model.zero_grad()
     return time.process_time() - start
@@ -70,18 +69,10 @@ def measure(path: str, dtype: str, batch: int, times: int) -> list[dict[str, Val
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a directory; a random Llama if left out")
-    parser.add_argument("--name", help="what tables call it")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    options = parser.parse_args(arguments)
-    if options.model and not options.name:
-        parser.error("--model needs --name, what tables call it.")
-    logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
+    options = for_one_model(parser, arguments, "a directory; a random Llama if left out")
     layers, heads, width, _ = SIZES["small"]
     where = {
         "table": "step", "precision": options.dtype, "machine": machine("cpu", options.threads),
