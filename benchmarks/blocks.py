@@ -451,6 +451,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
             Column("Spearman x 100"),
             Column("ahead of no layer turned", show="ahead", bold=False),
             Column("trainings", show="seeds", bold=False),
+            Column("compared", show="ahead_seeds", bold=False),
         ),
         caption=("date",),
     ),

@@ -425,6 +425,7 @@ SHOWS: dict[str, Callable[[Store, Record, bool], Shown]] = {
     "date": partial(show_field, "date"),
     "seconds": partial(show_number, "seconds"),
     "seeds": partial(show_number, "seeds"),
+    "ahead_seeds": partial(show_number, "ahead_seeds"),
     "speed": partial(show_number, "speed"),
     "size": partial(show_number, "size"),
     "share": partial(show_fraction, "share", "share_low", "share_high"),

@@ -72,7 +72,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     "bellm": {
         "model": str, "precision": str, "triplets": str, "set": str, "metric": str, "method": str, "turned": str,
         "reading": str, "seed": int, "seeds": int, "score": float, "low": float, "high": float, "ahead": float,
-        "ahead_low": float, "ahead_high": float, "date": str, "versions": str,
+        "ahead_low": float, "ahead_high": float, "ahead_seeds": int, "date": str, "versions": str,
     },
     "jtcse": {
         "model": str, "precision": str, "set": str, "metric": str, "method": str, "steps": int, "texts": int,

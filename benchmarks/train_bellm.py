@@ -8,7 +8,7 @@ Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
 that was stopped goes on, and one whose cosines are there, in whichever precision, is not run again. A row without a
 seed is the mean over the seeds so far, with the interval of that mean over the pairs, and says how many they are;
-``ahead`` is how far it is ahead of no layer turned.
+``ahead`` is how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
 """
 
 from __future__ import annotations
@@ -196,15 +196,37 @@ class Bench:
         for turned, own in indices.items():
             if not own:
                 continue
-            given = scored(scores, own)
+            given: records.Record = {**scored(scores, own), "seeds": len(own)}
             if turned != "none":
                 # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
                 shared = {runs[index].seed for index in own} & {runs[index].seed for index in indices["none"]}
                 paired = [[i for i in part if runs[i].seed in shared] for part in (own, indices["none"])]
-                given = {**scored(scores, *paired), **given} if shared else given
+                given = {**scored(scores, *paired), **given, "ahead_seeds": len(shared)} if shared else given
             names = [runs[index].title for index in own]
-            mean = self.row(method, names, turned=turned, reading=reading, seed=None, seeds=len(own), **given)
-            records.rewrite("bellm", [mean], self.options.results)
+            mean = self.row(method, names, turned=turned, reading=reading, seed=None, **given)
+            records.rewrite("bellm", [self._with_others(mean)], self.options.results)
+
+    def _with_others(self, mean: records.Record) -> records.Record:
+        """The mean over all rows there are, also of seeds that were trained where the cosines were not kept.
+
+        Its interval is then the mean of theirs, which is no narrower than that of their mean. A difference stays that
+        of the most seeds that were ever compared pair by pair.
+        """
+        same = [key for key in records.KEYS["bellm"] if key != "seed"]
+        rows = [
+            row for row in records.read("bellm", self.options.results) if all(row[key] == mean[key] for key in same)
+        ]
+        seeds = [row for row in rows if row["seed"] is not None]
+        known = next((row for row in rows if row["seed"] is None), None)
+        if known is None or len(seeds) == mean["seeds"]:
+            return mean
+        if len(seeds) == known["seeds"]:
+            return known
+        ends = {key: float(np.mean([float(row[key] or 0) for row in seeds])) for key in ("score", "low", "high")}
+        compared = max(mean, known, key=lambda row: int(row.get("ahead_seeds") or 0))
+        ahead = {key: compared.get(key) for key in ("ahead", "ahead_low", "ahead_high", "ahead_seeds")}
+        precision = " and ".join(sorted({str(row["precision"]) for row in seeds}))
+        return {**mean, **ends, **ahead, "seeds": len(seeds), "precision": precision}
 
     def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
         """The row of one model."""

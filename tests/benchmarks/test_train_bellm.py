@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import blocks  # noqa: E402
 import records  # noqa: E402
+import snli  # noqa: E402
 import train_bellm  # noqa: E402
 from pivot import Store  # noqa: E402
 
@@ -76,3 +77,48 @@ def test_runs_become_rows_once(preset, tmp_path, monkeypatch):
     later = {row["turned"]: row for row in found if row["seed"] is None}
     assert later["all"]["seeds"] == 3
     assert later["all"]["ahead"] == pytest.approx(means["all"]["ahead"])
+    assert later["all"]["ahead_seeds"] == 2
+
+    # Where some cosines are no longer kept: a mean of all seeds stays, and a new seed joins the rows of the others.
+    for kept in (tmp_path / "out").rglob("*.npy"):
+        if "seed 0" in kept.name:
+            kept.unlink()
+    train_bellm.main([*map(str, arguments[:-2]), "2", "--turned", "last"])
+    found = [row for row in records.read("bellm", tmp_path / "results") if row["method"] == method]
+    now = {row["turned"]: row for row in found if row["seed"] is None}
+    assert [now["all"], now["none"]] == [later["all"], later["none"]]
+    seeds = [row for row in found if row["turned"] == "last" and row["seed"] is not None]
+    assert now["last"]["seeds"] == len(seeds) == 3
+    for key in ("score", "low", "high"):
+        assert now["last"][key] == pytest.approx(sum(row[key] for row in seeds) / 3)
+    # Both have seed 1 here, and had 0 and 1 before.
+    assert now["last"]["ahead_seeds"] == 2
+    assert now["last"]["ahead"] == later["last"]["ahead"]
+
+
+def test_triplets_of_snli(tmp_path, capsys):
+    rows = [
+        ("A dog runs .", "An animal moves .", "entailment"),
+        ("A dog runs .", "A dog sleeps .", "contradiction"),
+        ("A dog runs .", "It 's a dog , ( running ) .", "entailment"),
+        ("A dog runs .", "A cat does n't run .", "contradiction"),
+        ("A dog runs .", "A third one .", "entailment"),
+        ("A man sings .", "He sings .", "entailment"),
+        ("A boy eats .", "A boy has food .", "entailment"),
+        ("A boy eats .", "The boy is asleep .", "contradiction"),
+        ("A girl eats .", "A girl has food .", "neutral"),
+    ]
+    for name, column in zip(("s1", "s2", "labels"), zip(*rows, strict=True), strict=True):
+        (tmp_path / f"{name}.dev").write_text("\n".join(column) + "\n", encoding="utf-8")
+        (tmp_path / f"{name}.test").write_text("", encoding="utf-8")
+    (tmp_path / "stsb_en_dev.tsv").write_text(
+        "Two cats.\tThe boy is asleep!\t1.0\nCats.\tA cat.\t3.0\n", encoding="utf-8"
+    )
+    (tmp_path / "stsb_en_test.tsv").write_text("Two cats.\tOne cat.\t2.0\nDogs.\tA dog.\t3.0\n", encoding="utf-8")
+    out = tmp_path / "snli.tsv"
+    snli.main(["--snli", str(tmp_path), "--data", str(tmp_path), "--out", str(out)])
+    assert [line.split("\t") for line in out.read_text(encoding="utf-8").splitlines()] == [
+        ["A dog runs.", "An animal moves.", "A dog sleeps."],
+        ["A dog runs.", "It's a dog, (running).", "A cat doesn't run."],
+    ]
+    assert "2 of 3 triplets" in capsys.readouterr().out
