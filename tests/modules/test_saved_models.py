@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from sentence_transformers import SentenceTransformer
 
 from st_reba.catalogue import PUBLIC_MODULES
+
+from ..fixtures.make_saved import given, library_class
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CLASSES_OF_0_1 = [
@@ -41,7 +42,9 @@ MODELS = sorted(path.parent for path in FIXTURES.glob("saved-*/*/modules.json"))
 def test_a_saved_model_loads_and_embeds_as_it_did(path):
     texts = json.loads((path.parent / "texts.json").read_text(encoding="utf-8"))
     expected = load_file(path.parent / "embeddings.safetensors")[path.name]
-    embeddings = SentenceTransformer(str(path), device="cpu").encode(texts)
+    if (load := library_class(path)) is None:
+        pytest.skip("this version of sentence-transformers has no model of that kind")
+    embeddings = given(load(str(path), device="cpu"), texts)
     assert embeddings.shape == expected.shape
     scale = np.linalg.norm(expected, axis=1, keepdims=True).clip(min=1)
     assert np.abs((embeddings - expected) / scale).max() <= 1e-5
@@ -55,4 +58,5 @@ def test_each_class_of_0_1_is_among_them_and_keeps_its_name():
 
 
 def test_they_are_small():
-    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) < 2 * 2**20
+    for version in FIXTURES.glob("saved-*"):
+        assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < 3 * 2**20
