@@ -62,7 +62,7 @@ def saved_model(directory: str) -> str:
 
 def started(model: str, device: str, log: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """The server's process, which loads its model, and what it prints to."""
-    program = "from st_reba.cli import app\napp()"
+    program = "from st_reba_cli import app\napp()"
     command = [sys.executable, "-c", program, "serve", model, "--port", "0", "--device", device, "--dtype", "float32"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})

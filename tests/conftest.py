@@ -223,8 +223,8 @@ def quick_commands(monkeypatch, undrawn, timed_once):
     """Commands that compare, where the point is not what they measure and draw: in one precision, timed once."""
     import torch
 
-    from st_reba.cli.running import models
     from st_reba.compare import workload
+    from st_reba_cli.running import models
 
     monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
     monkeypatch.setattr(workload, "_MEASURED_SECONDS", 0.0)

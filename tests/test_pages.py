@@ -25,7 +25,8 @@ from huggingface_hub import CommitInfo, HfApi
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from st_reba import ReBAModule, cli
+import st_reba_cli as cli
+from st_reba import ReBAModule
 from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.hub import compat
 from st_reba.serving import running
@@ -207,7 +208,7 @@ def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
     # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
-    monkeypatch.setattr("st_reba.cli.running.compare.has_page", lambda out: False)
+    monkeypatch.setattr("st_reba_cli.running.compare.has_page", lambda out: False)
     monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
     # On which texts, and on how many, decides nothing here.
     monkeypatch.setattr("st_reba.data.demo._ASSETS", assets)

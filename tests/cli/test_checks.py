@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer
 from st_reba.catalogue import default_recipes
 from st_reba.compare.report import page
 from st_reba.readers.store import EmbeddingStore
@@ -123,7 +124,7 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
         except RepositoryNotFoundError as error:
             raise OSError("long") from error
 
-    monkeypatch.setattr("st_reba.cli.running.models.CausalTransformer", fail)
+    monkeypatch.setattr("st_reba_cli.running.models.CausalTransformer", fail)
     assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
 
 
@@ -168,7 +169,7 @@ class TestDiskFull:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba.cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
         paths = ("--out", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 

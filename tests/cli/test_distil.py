@@ -4,8 +4,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_reba.cli import app
 from st_reba.data.demo import demo_sentences
+from st_reba_cli import app
 
 pytest.importorskip("peft")
 
@@ -42,7 +42,7 @@ def test_an_interrupted_run_says_how_to_go_on(roomy_path, texts, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba.cli.running.distil.train_distil", interrupt)
+    monkeypatch.setattr("st_reba_cli.running.distil.train_distil", interrupt)
     given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--output", tmp_path / "out")
     assert "Stopped. The same command goes on" in run(*given, expect=130)
 

@@ -12,15 +12,16 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, cli
-from st_reba.cli.running import encode as running
+import st_reba_cli as cli
+from st_reba import CausalTransformer
+from st_reba_cli.running import encode as running
 
 from .. import processes
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
 
 runner = CliRunner()
-COMMAND = ("-c", "from st_reba.cli import app; app()", "encode")
+COMMAND = ("-c", "from st_reba_cli import app; app()", "encode")
 
 
 def run(*arguments, expect: int = 0) -> str:

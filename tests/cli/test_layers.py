@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from st_reba import cli
+import st_reba_cli as cli
 from st_reba.evaluation import DependencyEvaluator
 
 runner = CliRunner()
@@ -110,7 +110,7 @@ def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
     def missing():
         raise ImportError("Drawing needs matplotlib")
 
-    monkeypatch.setattr("st_reba.cli.running.layers.require_matplotlib", missing)
+    monkeypatch.setattr("st_reba_cli.running.layers.require_matplotlib", missing)
     assert "Drawing needs matplotlib" in layers("--out", tmp_path / "out", expect=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
 

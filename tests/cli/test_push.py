@@ -9,7 +9,8 @@ from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer
 from st_reba.hub import push
 
 from ..conftest import pipeline

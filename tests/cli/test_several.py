@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from st_reba.cli.several import Several
+from st_reba_cli.several import Several
 
 app = typer.Typer()
 

@@ -9,8 +9,8 @@ import re
 import pytest
 from rich.console import Console
 
-from st_reba.cli.running.showing import show, typed
 from st_reba.compare.results import TIED
+from st_reba_cli.running.showing import show, typed
 
 from ..compare.report import samples
 

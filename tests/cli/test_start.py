@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from st_reba import ReBAModule, cli
+import st_reba_cli as cli
+from st_reba import ReBAModule
 from st_reba.catalogue import PUBLIC_MODULES, every_row
-from st_reba.cli import common
-from st_reba.cli.methods import DEFAULT, METHODS
 from st_reba.modules import CausalModule
+from st_reba_cli import common
+from st_reba_cli.methods import DEFAULT, METHODS
 
 from .. import processes
 from ..backbones import TEXTS
@@ -67,7 +68,7 @@ LINES = [
 EACH_LINE = """
 import contextlib, functools, io, json, sys
 import typer.main
-from st_reba.cli import app
+from st_reba_cli import app
 
 # Otherwise all commands are made anew for each line.
 typer.main.get_command = functools.cache(typer.main.get_command)
@@ -109,7 +110,7 @@ def test_what_needs_no_model_imports_nothing_slow(script, tmp_path):
 def test_what_runs_takes_what_is_asked_for(command):
     """They meet by name: no type checker sees it."""
     asked = get_type_hints(getattr(getattr(cli, command), f"{command}_command"))
-    assert asked == get_type_hints(import_module(f"st_reba.cli.running.{command}").run)
+    assert asked == get_type_hints(import_module(f"st_reba_cli.running.{command}").run)
 
 
 def test_every_method_is_a_recipe():
@@ -131,7 +132,8 @@ try:
     st_reba.nonsense
 except AttributeError as error:
     assert "nonsense" in str(error)
-from st_reba import ReBAModule, cli, encode_words
+from st_reba import ReBAModule, encode_words
+import st_reba_cli as cli
 from st_reba import *
 assert {"ReBAModule", "register", "__version__"} <= {*globals()}
 assert ReBAModule is st_reba.modules.ReBAModule
@@ -144,7 +146,7 @@ def test_worker_processes_of_the_command_know_our_modules(script, backbone_path,
     model, texts, out = (tmp_path / name for name in ("model", "texts.txt", "out.npy"))
     pipeline(ReBAModule(backbone_path())).save_pretrained(str(model), create_model_card=False)
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
-    path = script("from st_reba.cli import app\n\nif __name__ == '__main__':\n    app()\n")
+    path = script("from st_reba_cli import app\n\nif __name__ == '__main__':\n    app()\n")
     arguments = ("encode", model, texts, "--out", out, "--device", "cpu,cpu", "--chunk-size", "2")
     done = processes.run(path, *arguments, out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from st_reba import cli
+import st_reba_cli as cli
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

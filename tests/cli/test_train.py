@@ -5,7 +5,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba import BidirectionalLastLayer, TwinTower
-from st_reba.cli import app
+from st_reba_cli import app
 
 from ..backbones import TEXTS
 

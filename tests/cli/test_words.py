@@ -17,9 +17,10 @@ from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
 import st_reba
-from st_reba import CausalTransformer, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer
 from st_reba.catalogue import default_recipes
-from st_reba.cli.common import clear_errors
+from st_reba_cli.common import clear_errors
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -69,7 +70,7 @@ class TestEveryCommand:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba.cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
         shown = run("compare", *model, "--data", renamed, "--out", report, "--save-best", best)

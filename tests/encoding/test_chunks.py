@@ -6,7 +6,8 @@ from pyarrow import parquet
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_reba import cli, encode_chunks
+import st_reba_cli as cli
+from st_reba import encode_chunks
 from st_reba.encoding import Encoder, encode_file
 
 from .inputs import sentences

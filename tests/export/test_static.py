@@ -13,7 +13,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import AutoModel
 from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
 from st_reba.data.demo import demo_sentences
 from st_reba.export import static_model, usual_layer
 from st_reba.hub.checks import check_saved_model

@@ -16,7 +16,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from typer.testing import CliRunner
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer, EchoModule, ReBAModule
 
 workplace = Path(sys.argv[1])
 texts = json.loads((workplace / "texts.json").read_text())

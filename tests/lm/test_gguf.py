@@ -24,7 +24,8 @@ from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
 
 import st_reba
-from st_reba import CausalTransformer, ReBAModule, TwinTower, cli
+import st_reba_cli as cli
+from st_reba import CausalTransformer, ReBAModule, TwinTower
 from st_reba.encoding import Encoder, encode_file
 from st_reba.lm import gguf
 from st_reba.lm.gguf_names import is_gguf

@@ -278,7 +278,7 @@ class TestRegistry:
             pytest.skip("ST 5 imports installed classes without asking")
         shutil.copytree(saved / "model", tmp_path / "model")
         path = tmp_path / "model" / "modules.json"
-        for reference in ("st_reba.cli.app", "os.system", "st_reba.modules.base.CausalModule"):
+        for reference in ("st_reba_cli.app", "os.system", "st_reba.modules.base.CausalModule"):
             modules = json.loads(path.read_text())
             modules[0]["type"] = reference
             path.write_text(json.dumps(modules))

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from st_reba.cli import app
+from st_reba_cli import app
 
 
 def said(*arguments):

@@ -17,7 +17,7 @@ import pytest
 from .. import processes
 from ..backbones import TEXTS
 
-PROGRAM = "from st_reba.cli import app\napp()\n"
+PROGRAM = "from st_reba_cli import app\napp()\n"
 #: The same with a model that takes 20 ms for each batch: long enough for a test to see a queue.
 PACED = f"""
 import time

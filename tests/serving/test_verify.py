@@ -18,8 +18,8 @@ from tokenizers import processors
 from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.cli import app
 from st_reba.serving.verify import Endpoint, EndpointError, verify
+from st_reba_cli import app
 
 from .. import backbones
 

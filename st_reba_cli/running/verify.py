@@ -6,8 +6,9 @@ import typer
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from ...encoding import Encoder
-from ...serving.verify import Endpoint, verify
+from st_reba.encoding import Encoder
+from st_reba.serving.verify import Endpoint, verify
+
 from ..common import Dtype, console
 from ..verify import FormName
 from .models import placement, usable

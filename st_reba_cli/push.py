@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..hub.checks import check_repo_id, check_saved_model
+from st_reba.hub.checks import check_repo_id, check_saved_model
+
 from .common import command
 
 

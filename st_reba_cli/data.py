@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from ..data.columns import match_asked
-from ..data.demo import demo_pairs, demo_retrieval
-from ..data.reading import MEASURED
-from ..data.sources import TO_MEASURE, files_here
-from ..data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
+from st_reba.data.columns import match_asked
+from st_reba.data.demo import demo_pairs, demo_retrieval
+from st_reba.data.reading import MEASURED
+from st_reba.data.sources import TO_MEASURE, files_here
+from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
+
 from .common import Language, LanguageOption, notes
 
 

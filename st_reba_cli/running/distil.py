@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...training import DistilTraining, read_settings, train_distil
-from ...training.distil import REPORT
+from st_reba.training import DistilTraining, read_settings, train_distil
+from st_reba.training.distil import REPORT
+
 from ..common import console
 from ..distil import DistilLoss
 from .models import usable

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...catalogue import Recipe, asked_for
-from ...compare.mteb import resolve_tasks
-from ...compare.results import Comparison
-from ...compare.run import compare, compare_tasks, texts_of, work
-from ...compare.workload import Forecast, memory, speed
-from ...data.demo import demo_questions, demo_sentences
-from ...data.tables import Data, Labelled, read_texts
-from ...evaluation import OddOneOutEvaluator
-from ...modules import CausalModule
+from st_reba.catalogue import Recipe, asked_for
+from st_reba.compare.mteb import resolve_tasks
+from st_reba.compare.results import Comparison
+from st_reba.compare.run import compare, compare_tasks, texts_of, work
+from st_reba.compare.workload import Forecast, memory, speed
+from st_reba.data.demo import demo_questions, demo_sentences
+from st_reba.data.tables import Data, Labelled, read_texts
+from st_reba.evaluation import OddOneOutEvaluator
+from st_reba.modules import CausalModule
+
 from ..common import Dtype, Language, console, notes
 from ..data import Demo, Given
 from . import search as searching

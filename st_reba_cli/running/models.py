@@ -14,12 +14,13 @@ from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
 # Makes our modules known, which `import st_reba` leaves to be done here in the command's process.
-from ... import public as public
-from ...compare.precision import AGREED, agreement, cosines, sampled
-from ...files import is_full
-from ...lm.precision import fastest_on_cpu
-from ...lm.stand_in import stand_in
-from ...modules import CausalModule, CausalTransformer
+from st_reba import public as public
+from st_reba.compare.precision import AGREED, agreement, cosines, sampled
+from st_reba.files import is_full
+from st_reba.lm.precision import fastest_on_cpu
+from st_reba.lm.stand_in import stand_in
+from st_reba.modules import CausalModule, CausalTransformer
+
 from ..common import STAND_IN, Dtype, check_model, notes
 
 

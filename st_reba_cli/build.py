@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..files import check_free
+from st_reba.files import check_free
+
 from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_language_model, command
 from .methods import DEFAULT, METHODS
 

@@ -11,16 +11,17 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
-from ...catalogue import POOLINGS, Recipe, Row, every_row, find, matching
-from ...data.demo import demo_sentences
-from ...data.tables import read_texts
-from ...files import whole_directory
-from ...hub import compat
-from ...hub.card import add_recipe
-from ...modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
-from ...modules.late_interaction import multi_vector_encoder
-from ...modules.training_free.reranking import cross_encoder
-from ...text.templates import PRESETS, preset
+from st_reba.catalogue import POOLINGS, Recipe, Row, every_row, find, matching
+from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import read_texts
+from st_reba.files import whole_directory
+from st_reba.hub import compat
+from st_reba.hub.card import add_recipe
+from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
+from st_reba.modules.late_interaction import multi_vector_encoder
+from st_reba.modules.training_free.reranking import cross_encoder
+from st_reba.text.templates import PRESETS, preset
+
 from ..build import layers_of
 from ..common import Dtype, PoolingMode, console
 from ..data import prompts_of

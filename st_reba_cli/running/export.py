@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...data.demo import demo_sentences
-from ...data.tables import read_texts
-from ...encoding import Encoder
-from ...export import save_plain, static_model
-from ...files import whole_directory
-from ...modules import CausalTransformer
+from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import read_texts
+from st_reba.encoding import Encoder
+from st_reba.export import save_plain, static_model
+from st_reba.files import whole_directory
+from st_reba.modules import CausalTransformer
+
 from ..common import Dtype, console, progress_bar
 from .models import load, placement, usable
 

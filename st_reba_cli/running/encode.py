@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ...encoding import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
+from st_reba.encoding import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
+
 from ..common import Dtype, console
 from ..encode import EngineName, Precision
 from .models import placement, usable

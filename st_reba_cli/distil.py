@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..files import check_file
+from st_reba.files import check_file
+
 from .common import check_model, command
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...hub.checks import model_class
-from ...hub.push import push
+from st_reba.hub.checks import model_class
+from st_reba.hub.push import push
+
 from ..common import console
 
 

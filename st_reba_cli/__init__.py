@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..version import __version__
+from st_reba.version import __version__
+
 from . import build, compare, distil, encode, export, layers, push, search, serve, train, verify
 from .common import app, console
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..files import check_free
+from st_reba.files import check_free
+
 from .common import (
     DemoModelOption,
     DeviceOption,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...compare.run import compare, texts_of, work
-from ...compare.search import Found, with_selection
-from ...compare.search import search as run_search
-from ...data.tables import Labelled
-from ...modules import CausalModule, CausalTransformer
+from st_reba.compare.run import compare, texts_of, work
+from st_reba.compare.search import Found, with_selection
+from st_reba.compare.search import search as run_search
+from st_reba.data.tables import Labelled
+from st_reba.modules import CausalModule, CausalTransformer
+
 from ..common import Dtype, progress_bar
 from ..data import Given
 from .models import check_devices, load, placement

@@ -17,18 +17,19 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ...catalogue import Recipe, find
-from ...compare.against import side_by_side
-from ...compare.answer import build_command
-from ...compare.kept import Kept
-from ...compare.ranking import best_of, rank
-from ...compare.report import write_report, write_results
-from ...compare.results import TIED, Comparison, Task, listed, measured
-from ...compare.run import Recipes
-from ...compare.save import save_best
-from ...evaluation.bootstrap import Estimate
-from ...modules import CausalModule
-from ...optional import require_report
+from st_reba.catalogue import Recipe, find
+from st_reba.compare.against import side_by_side
+from st_reba.compare.answer import build_command
+from st_reba.compare.kept import Kept
+from st_reba.compare.ranking import best_of, rank
+from st_reba.compare.report import write_report, write_results
+from st_reba.compare.results import TIED, Comparison, Task, listed, measured
+from st_reba.compare.run import Recipes
+from st_reba.compare.save import save_best
+from st_reba.evaluation.bootstrap import Estimate
+from st_reba.modules import CausalModule
+from st_reba.optional import require_report
+
 from ..common import STAND_IN, console, marked, notes, progress_bar
 
 # Columns that a terminal has room for; the report has them all.

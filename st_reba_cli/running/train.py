@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from transformers import AutoConfig
 
-from ...training import (
+from st_reba.training import (
     BeLLMTraining,
     DivergedError,
     FreezeTraining,
@@ -19,7 +19,8 @@ from ...training import (
     train_freeze,
     train_jtcse,
 )
-from ...training.processes import is_main
+from st_reba.training.processes import is_main
+
 from ..common import console
 from ..train import TrainedMethod
 from .models import usable

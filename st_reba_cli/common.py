@@ -27,8 +27,8 @@ from rich.progress import (
 from rich.progress import Task as Bar
 from rich.text import Text
 
-from ..files import check_free, is_full
-from ..lm.gguf_names import is_gguf
+from st_reba.files import check_free, is_full
+from st_reba.lm.gguf_names import is_gguf
 
 Options = ParamSpec("Options")
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ...encoding import Encoder
-from ...optional import require_serving
+from st_reba.encoding import Encoder
+from st_reba.optional import require_serving
+
 from ..common import Dtype, console, notes
 from ..serve import MIB
 from .models import placement, usable
 
 if TYPE_CHECKING:
-    from ...serving.app import Server
+    from st_reba.serving.app import Server
 
 
 def run(
@@ -42,10 +43,10 @@ def run(
 ) -> None:
     """Load what is to be served, answer requests until a signal, and finish those that are there."""
     require_serving()
-    from ...serving.app import Server
-    from ...serving.limits import Limits
-    from ...serving.models import load_embedder, load_reranker
-    from ...serving.running import bound, serve, url_of
+    from st_reba.serving.app import Server
+    from st_reba.serving.limits import Limits
+    from st_reba.serving.models import load_embedder, load_reranker
+    from st_reba.serving.running import bound, serve, url_of
 
     transformers_logging.disable_progress_bar()
     keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]

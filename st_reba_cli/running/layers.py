@@ -12,13 +12,14 @@ from scipy.stats import ConstantInputWarning
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from ...data.tables import Labelled
-from ...evaluation import DependencyEvaluator, TurningPointEvaluator
-from ...evaluation.tasks import task_of
-from ...files import whole_directory
-from ...modules import CausalTransformer, EchoModule
-from ...optional import require_matplotlib
-from ...text.templates import Template
+from st_reba.data.tables import Labelled
+from st_reba.evaluation import DependencyEvaluator, TurningPointEvaluator
+from st_reba.evaluation.tasks import task_of
+from st_reba.files import whole_directory
+from st_reba.modules import CausalTransformer, EchoModule
+from st_reba.optional import require_matplotlib
+from st_reba.text.templates import Template
+
 from ..common import Dtype, PoolingMode, console, marked, progress_bar
 from ..data import Given
 from .models import check_devices, load, placement
