@@ -1,4 +1,5 @@
-"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the catalogue.
+"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the catalogue, and
+write the names that the command refuses mistyped ones by, before it imports anything large.
 
     python benchmarks/tables.py            # writes them, and the picture
     python benchmarks/tables.py --check    # names those that are stale, and exits with 1
@@ -10,6 +11,7 @@ what is in it. What was not measured is an empty cell; rows and columns that hav
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,9 @@ from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
+from st_reba.catalogue import PARTS, changed, every_row, rows
+from st_reba.text.templates import TEMPLATES
+from st_reba_cli.checks import NAMES
 from targets import Targets
 
 
@@ -68,6 +73,18 @@ def filled(
     return result, stale
 
 
+def known_names() -> str:
+    """What :data:`st_reba_cli.checks.NAMES` has to say."""
+    every = every_row()
+    made = {
+        "recipes": [*(row.key for row in every), rows.BAG.key],
+        "changed": sorted({other.key for row in every if row.searched for other in changed(row)}),
+        "filters": [part.key for part in PARTS.values()],
+        "templates": list(TEMPLATES),
+    }
+    return json.dumps(made, indent=1) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
@@ -87,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stale = [f"{shown(page)}: {name}" for page, (_, names) in made.items() for name in names]
     undrawn = {path: drawing for path, drawing in drawings.items() if drawing and not drawing.stands_in(path)}
     stale += map(shown, undrawn)
+    if NAMES.read_text(encoding="utf-8") != known_names():
+        stale.append(shown(NAMES))
     if options.check:
         for name in stale:
             print(f"{name} is stale; `make tables` makes it anew", file=sys.stderr)
@@ -96,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page.write_text(text, encoding="utf-8")
     for path, drawing in undrawn.items():
         drawing.write(path)
+    NAMES.write_text(known_names(), encoding="utf-8")
     for name in stale:
         print(name)
     return 0

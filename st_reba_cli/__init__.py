@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
 
-from st_reba.version import __version__
-
 from . import build, compare, distil, encode, export, layers, push, search, serve, train, verify
-from .common import app, console
+from .common import app
+from .printing import console
 
 __all__ = [
     "app",
@@ -30,5 +30,5 @@ __all__ = [
 @app.callback(invoke_without_command=True)
 def main(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        console.print(__version__)
+        console.print(installed_version("st_reba"))
         raise typer.Exit

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_free
-
+from .checks import check_free, check_recipes, check_source, check_template
 from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_language_model, command
 from .methods import DEFAULT, METHODS
 
@@ -151,6 +150,10 @@ def build_command(
     if dtype is Dtype.fastest:
         raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
     check_free(out, "--out")
+    check_source(fit_texts)
+    check_recipes([recipe] if recipe else [], model)
+    if not rerank:
+        check_template(template)
     check_language_model(model)
 
 

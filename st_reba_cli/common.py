@@ -14,35 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.progress import Task as Bar
 from rich.text import Text
 
-from st_reba.files import check_free, is_full
-from st_reba.lm.gguf_names import is_gguf
+from .checks import check_free, check_model
+from .printing import Commands, notes
 
 Options = ParamSpec("Options")
 
 app = typer.Typer(
     name="st-reba",
+    cls=Commands,
     help="Text embeddings from decoder-only language models, without training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-# What is printed is never markup, nor an emoji: paths and messages have brackets and colons. Styles are rich's Text.
-console = Console(markup=False, emoji=False, highlight=False)
-#: What is no result: errors, and what is told on the way. The first line of the output is the answer.
-notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], Callable[Options, None]]:
@@ -63,6 +49,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], C
         def checked_and_run(*args: Options.args, **options: Options.kwargs) -> None:
             with clear_errors():
                 check(*args, **options)
+            with clear_errors(ran=True):
                 import_module(f"{__package__}.running.{name}").run(*args, **options)
 
         app.command(name, **settings)(_by_single_options(checked_and_run))
@@ -172,35 +159,6 @@ BestOption = Annotated[
 ]
 
 
-#: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
-_MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
-
-
-def check_model(model: str) -> None:
-    """See that a model's name is a directory with a model, or may be a Hub id.
-
-    Raises:
-        ValueError: If it is a file, or a directory without a model, or can only be a path and nothing is there.
-    """
-    if is_gguf(model):
-        return
-    path = Path(model)
-    if path.is_file():
-        raise ValueError(f"The model {model} is a file: give the directory that it lies in.")
-    if path.is_dir():
-        if not any(path.iterdir()):
-            raise ValueError(f"The model {model} is an empty directory: give one that a model was saved to.")
-        if not any((path / name).is_file() for name in _MODEL_FILES):
-            if file := next(path.glob("*.gguf"), None):
-                raise ValueError(f"The model {model} is a directory with a GGUF file: give the file, {file}.")
-            raise ValueError(
-                f"The model {model} is a directory without a model (none of {', '.join(_MODEL_FILES)}): give one that "
-                "`save_pretrained` or `st-reba build` has written."
-            )
-    elif model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1:
-        raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
-
-
 def check_language_model(model: str) -> None:
     """As :func:`check_model`, of what may also be the stand-in, which is told.
 
@@ -231,39 +189,23 @@ def check_places(out: Path | None, best: Path | None) -> None:
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """What a user can put right becomes a sentence; anything else keeps its trace."""
+def clear_errors(ran: bool = False) -> Iterator[None]:
+    """What a user can put right becomes a sentence; anything else keeps its trace.
+
+    Args:
+        ran: Whether st_reba is imported by now, which can tell whether a disk is full.
+    """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
         said: object = error
-        if is_full(error):
-            said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
+        if ran:
+            from st_reba.files import is_full
+
+            if is_full(error):
+                said = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
         notes.print(Text.assemble(("Error:", "red"), f" {said}"), soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-class _TimeLeft(ProgressColumn):
-    """About how long the rest takes, at the pace of what is done: from the first batch on."""
-
-    def render(self, task: Bar) -> Text:
-        if task.total is None or task.elapsed is None or not 0 < task.completed < task.total:
-            return Text()
-        left = round(task.elapsed * (task.total / task.completed - 1))
-        return Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining")
-
-
-def progress_bar(counted: ProgressColumn | None = None) -> Progress:
-    """How far a command is, while it runs.
-
-    Args:
-        counted: Says how much is done; None: so many of so many.
-    """
-    # A task's or a model's name is no markup here either.
-    what = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), what, BarColumn(), counted or MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
-    # It is drawn anew in a thread that takes its time from what is measured.
-    return Progress(*columns, console=notes, transient=True, refresh_per_second=4)
 
 
 def marked(text: str, best: bool) -> Text:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_file
-
+from .checks import check_file, check_recipes, check_source
 from .common import (
     BatchOption,
     BestOption,
@@ -22,9 +21,9 @@ from .common import (
     check_language_model,
     check_places,
     command,
-    notes,
 )
 from .data import Given
+from .printing import notes
 from .several import Several
 
 
@@ -124,4 +123,6 @@ def compare_command(
     if given.language and mteb:
         raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
     given.check()
+    check_source(fit_texts)
+    check_recipes(recipes or [], model)
     check_language_model(model)

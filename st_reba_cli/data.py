@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from st_reba.data.columns import match_asked
-from st_reba.data.demo import demo_pairs, demo_retrieval
-from st_reba.data.reading import MEASURED
-from st_reba.data.sources import TO_MEASURE, files_here
-from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
-
-from .common import Language, LanguageOption, notes
+from .checks import check_source
+from .common import Language, LanguageOption
 
 
 class Demo(str, Enum):
@@ -101,47 +95,7 @@ class Given:
             raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
         if self.own and (self.language or self.demo):
             raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
-        if self.columns is not None:
-            if self.data is None:
-                raise ValueError("--columns is for --data: it says what that table's columns are called.")
-            match_asked(MEASURED, self.columns)
+        if self.columns is not None and self.data is None:
+            raise ValueError("--columns is for --data: it says what that table's columns are called.")
         for source in (self.data, *parts):
-            # Which files of a folder are meant, reading it tells.
-            if source is not None and not Path(source).is_dir():
-                files_here(source, TO_MEASURE)
-
-    def read(self) -> Data:
-        """What is to be measured on; tells in a line what was read.
-
-        Raises:
-            ValueError: If a row cannot be read, or there are prompts for what has no queries.
-            OSError: If something is not there.
-        """
-
-        def tell(line: str) -> None:
-            notes.print(line, soft_wrap=True)
-
-        if self.queries is not None and self.corpus is not None and self.qrels is not None:
-            found: Data = read_retrieval(self.queries, self.corpus, self.qrels, tell=tell)
-        elif self.data is not None:
-            found = read_data(self.data, self.columns, tell)
-        else:
-            shipped = demo_retrieval if self.demo is Demo.retrieval else demo_pairs
-            found = read_data(shipped(self.demo_language.value))
-        if prompts := prompts_of(self.query_prompt, self.document_prompt):
-            if not isinstance(found, Retrieval):
-                raise ValueError(
-                    "--query-prompt and --document-prompt are for retrieval: nothing else here has queries."
-                )
-            found = replace(found, prompts=prompts)
-        return found
-
-    def described(self, found: Data) -> str:
-        """What is scored, all that was read or part of it, in a few words."""
-        items = found.noun if isinstance(found, Labelled) else "plain texts"
-        if isinstance(found, Retrieval):
-            items = f"{items} on {len(found.documents)} documents"
-        source = self.data or self.queries
-        if source is None:
-            return f"{len(found)} demo {items} in {'Chinese' if self.demo_language is Language.zh else 'English'}"
-        return f"{len(found)} {items} of {source.rstrip('/').rpartition('/')[2]}"
+            check_source(source)

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_file
-
-from .common import check_model, command
+from .checks import check_file, check_model, check_recipes, check_source
+from .common import command
 
 
 class DistilLoss(str, Enum):
@@ -85,3 +84,6 @@ def distil_command(
     if missing := [name for name, value in given.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} missing: give a recipe, its model and texts; or --config.")
     check_model(str(model))
+    check_source(texts)
+    check_source(data)
+    check_recipes([str(recipe)], str(model))

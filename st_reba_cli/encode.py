@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .common import Dtype, DtypeOption, check_model, command
+from .checks import check_model, check_source
+from .common import Dtype, DtypeOption, command
 
 
 class Precision(str, Enum):
@@ -78,4 +79,9 @@ def encode_command(
     """
     if workers is not None and engine is not EngineName.ray:
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
+    if keep and out.suffix == ".npy":
+        raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
+    if out.exists() and not overwrite and not out.with_name(f"{out.name}.partial").exists():
+        raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
+    check_source(texts)
     check_model(model)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_free
-
-from .common import DeviceOption, Dtype, DtypeOption, ModelOption, check_model, command
+from .checks import check_free, check_model, check_source
+from .common import DeviceOption, Dtype, DtypeOption, ModelOption, command
 
 
 @command("export")
@@ -70,4 +69,5 @@ def export_command(
         raise ValueError("--pieces says how --plain tokenises: give both, or neither.")
     for option, out in given.items():
         check_free(out, option)
+    check_source(fit_texts)
     check_model(model)

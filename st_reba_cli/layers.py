@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_free
-
+from .checks import check_free, check_template
 from .common import (
     DemoModelOption,
     DeviceOption,
@@ -46,4 +45,5 @@ def layers_command(
     """
     check_free(out, "--out")
     given.check()
+    check_template(template)
     check_language_model(model)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from st_reba.hub.checks import check_repo_id, check_saved_model
-
 from .common import command
 
 
@@ -24,5 +22,9 @@ def push_command(
     message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
 ) -> None:
     """Upload a saved model, after a check that it is complete. The token is the one you logged in with, or HF_TOKEN."""
-    check_repo_id(repo_id)
-    check_saved_model(directory)
+    if repo_id.count("/") != 1:
+        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
+    if not directory.is_dir():
+        raise ValueError(
+            f"{directory}: there is no such directory. Give one that `st-reba build` or `save` has written."
+        )

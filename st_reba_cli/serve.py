@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .common import DeviceOption, Dtype, DtypeOption, check_model, command
+from .checks import check_model
+from .common import DeviceOption, Dtype, DtypeOption, command
 
 MIB = 2**20
 

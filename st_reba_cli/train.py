@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from st_reba.files import check_file
-
+from .checks import check_file
 from .common import command
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .common import DeviceOption, Dtype, DtypeOption, check_model, command
+from .checks import check_model
+from .common import DeviceOption, Dtype, DtypeOption, command
 
 
 class FormName(str, Enum):

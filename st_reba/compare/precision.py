@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sentence_transformers.util import cos_sim
+from torch import Tensor
 
 from ..modules import CausalModule
 from ..readers.sweep import RecipeSweep
@@ -28,9 +29,14 @@ def sampled(texts: Sequence[str]) -> list[str]:
 def cosines(backbone: CausalModule, texts: Sequence[str]) -> NDArray[np.float32]:
     """Those of all pairs of T texts under the classical embedding, by mean and by last token: (2, T (T - 1) / 2)."""
     vectors = RecipeSweep(backbone, repetitions=1).encode(texts)
-    pairs = torch.triu_indices(len(texts), len(texts), offset=1)
-    found = [cos_sim(own, own)[pairs[0], pairs[1]] for (recipe, _), own in vectors.items() if recipe == "Classical"]
-    return torch.stack(found).numpy()
+    return np.concatenate([pairwise_cosines(own) for (recipe, _), own in vectors.items() if recipe == "Classical"])
+
+
+def pairwise_cosines(vectors: Tensor) -> NDArray[np.float32]:
+    """Those of all pairs of T vectors (T, D): (1, T (T - 1) / 2)."""
+    pairs = torch.triu_indices(len(vectors), len(vectors), offset=1)
+    found: NDArray[np.float32] = cos_sim(vectors, vectors)[pairs[0], pairs[1]].float().cpu().numpy()[None]
+    return found
 
 
 def agreement(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:

@@ -230,7 +230,7 @@ def load_embedder(name: str, given: Encoder, device: str, truncate: bool) -> Emb
     Raises:
         ValueError: If it is none.
     """
-    _check_kind(given.model, given.revision, "SentenceTransformer")
+    check_kind(given.model, given.revision, "SentenceTransformer")
     return Embedder(name, given.pinned().load(device), truncate)
 
 
@@ -240,7 +240,7 @@ def load_reranker(name: str, path: str, revision: str | None, device: str, dtype
     Raises:
         ValueError: If it is none.
     """
-    _check_kind(path, revision, "CrossEncoder")
+    check_kind(path, revision, "CrossEncoder")
     return Reranker(name, CrossEncoder(path, revision=revision, device=device, model_kwargs={"dtype": dtype}), truncate)
 
 
@@ -251,7 +251,7 @@ _HINTS = {
 }
 
 
-def _check_kind(path: str, revision: str | None, wanted: str) -> None:
+def check_kind(path: str, revision: str | None, wanted: str) -> None:
     """Refuse what is saved as another class of sentence-transformers'; what is not saved as one is not known here."""
     settings = load_file_path(path, "config_sentence_transformers.json", revision=revision)
     if settings is not None:

@@ -23,9 +23,10 @@ from st_reba.modules.training_free.reranking import cross_encoder
 from st_reba.text.templates import PRESETS, preset
 
 from ..build import layers_of
-from ..common import Dtype, PoolingMode, console
+from ..common import Dtype, PoolingMode
 from ..data import prompts_of
 from ..methods import DEFAULT, METHODS
+from ..printing import console
 from .models import load
 
 #: The recipe whose prompt is read where nothing else is asked for with ``--sparse``.

@@ -13,11 +13,13 @@ from st_reba.compare.workload import Forecast, memory, speed
 from st_reba.data.demo import demo_questions, demo_sentences
 from st_reba.data.tables import Data, Labelled, read_texts
 from st_reba.evaluation import OddOneOutEvaluator
-from st_reba.modules import CausalModule
+from st_reba.modules import CausalModule, CausalTransformer
 
-from ..common import Dtype, Language, console, notes
+from ..common import Dtype, Language
 from ..data import Demo, Given
+from ..printing import console, notes
 from . import search as searching
+from .given import described, read
 from .models import check_devices, load_fastest
 from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write
 
@@ -66,8 +68,8 @@ def run(
     with_page = has_page(out)
     check_devices(device)
     tasks = resolve_tasks(mteb) if mteb else []
-    texts: Data = [] if tasks else given.read()
-    measured_on = f"{len(tasks)} tasks of mteb" if tasks else given.described(texts)
+    texts: Data = [] if tasks else read(given)
+    measured_on = f"{len(tasks)} tasks of mteb" if tasks else described(given, texts)
     if best is not None and not tasks and not isinstance(texts, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
     shipped = None if tasks or given.own else given.demo_language
@@ -76,7 +78,9 @@ def run(
     plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
     asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
     random = random and controls
-    backbone = load_fastest(model, max_seq_length, dtype, device, plain if tasks else texts_of(texts))
+    backbone = load_fastest(
+        CausalTransformer, model, max_seq_length, dtype, device, plain if tasks else texts_of(texts)
+    )
     total = None
     if not tasks:
         forecast = _forecast(backbone, asked, texts_of(texts), questions, batch_size, random)

@@ -9,8 +9,8 @@ from typing import Any
 from st_reba.training import DistilTraining, read_settings, train_distil
 from st_reba.training.distil import REPORT
 
-from ..common import console
 from ..distil import DistilLoss
+from ..printing import console
 from .models import usable
 from .train import resumable, tell_models
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
-from transformers.utils import logging as transformers_logging
+from sentence_transformers.util import get_device_name
 
 from st_reba.encoding import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
-from ..common import Dtype, console
+from ..common import Dtype
 from ..encode import EngineName, Precision
-from .models import placement, usable
+from ..printing import Shown, console
+from .models import encoder_fastest, placement, usable
 
 
 def run(
@@ -57,12 +47,10 @@ def run(
 ) -> None:
     """Embed a file, with a progress bar, and tell where the vectors are."""
     with usable(model, device if engine is EngineName.local else None):
-        transformers_logging.disable_progress_bar()
-        runner, dtype = _engine(engine, workers, device, dtype)
+        runner = _engine(engine, workers, device)
         encoder = Encoder(
             model=model,
             revision=revision,
-            dtype=dtype.value,
             batch_size=batch_size,
             prompt_name=prompt_name,
             prompt=prompt,
@@ -71,7 +59,13 @@ def run(
             chunk_tokens=chunk_tokens,
             chunk_overlap=chunk_overlap,
         )
-        with _terminable(), _Shown() as shown:
+        if engine is EngineName.ray:
+            # The model is on other machines: each of their processors would choose for itself.
+            dtype = placement(runner.device, Dtype.auto if dtype is Dtype.fastest else dtype)[1]
+            encoder = replace(encoder, dtype=dtype.value)
+        else:
+            encoder, _ = encoder_fastest(encoder, runner.device, dtype)
+        with _terminable(), Shown() as shown:
             try:
                 made = encode_file(
                     encoder,
@@ -85,7 +79,7 @@ def run(
                     chunk_size=chunk_size,
                     engine=runner,
                     overwrite=overwrite,
-                    on_progress=shown,
+                    on_progress=_telling(shown),
                 )
             except KeyboardInterrupt as stop:
                 shown.stop()
@@ -120,46 +114,25 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _engine(engine: EngineName, workers: int | None, device: str | None, dtype: Dtype) -> tuple[Engine, Dtype]:
+def _engine(engine: EngineName, workers: int | None, device: str | None) -> Engine:
     if engine is EngineName.ray:
-        runner = RayEngine(workers or 1, device)
-        return runner, placement(runner.device, dtype)[1]
-    first, dtype = placement(None if device is None else device.split(",")[0].strip(), dtype)
-    return LocalEngine([first] if device is None else [name.strip() for name in device.split(",")]), dtype
+        return RayEngine(workers or 1, device)
+    return LocalEngine([get_device_name()] if device is None else [name.strip() for name in device.split(",")])
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        unit = "MB/s" if task.description in (COPYING, HASHING) else "texts/s"
-        return Text("" if speed is None else f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.1f} {unit}")
+def _telling(shown: Shown) -> Callable[[str, int, int | None], None]:
+    """Shows one stage after another, each from what an interrupted run has left on."""
+    bar = shown.add_task("Loading", total=None, unit="")
+    stage = "Loading"
 
-
-class _Shown(Progress):
-    """A bar with rate and time left, for one stage after another."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            # A chunk may take minutes on a slow machine, and the rate is that of the chunks within this time.
-            speed_estimate_period=600,
-        )
-        self._bar = self.add_task("Loading", total=None)
-        self._stage = "Loading"
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage != self._stage:
-            self._stage = stage
-            # What an interrupted run has left must not count as speed.
-            self.reset(self._bar, description=stage, total=total, completed=done)
+    def tell(now: str, done: int, total: int | None) -> None:
+        nonlocal stage
+        if now != stage:
+            stage = now
+            # What is there already must not count as speed.
+            unit = "MB" if now in (COPYING, HASHING) else "texts"
+            shown.reset(bar, description=now, total=total, completed=done, unit=unit)
         else:
-            self.update(self._bar, completed=done, total=total)
+            shown.update(bar, completed=done, total=total)
+
+    return tell

@@ -11,7 +11,8 @@ from st_reba.export import save_plain, static_model
 from st_reba.files import whole_directory
 from st_reba.modules import CausalTransformer
 
-from ..common import Dtype, console, progress_bar
+from ..common import Dtype
+from ..printing import Shown, console
 from .models import load, placement, usable
 
 
@@ -51,8 +52,8 @@ def _static(
     )
     with whole_directory(out, "--static") as scratch:
         module = load(CausalTransformer, model, None, dtype).to(device)
-        with progress_bar() as progress:
-            task = progress.add_task("Reading the vocabulary", total=None)
+        with Shown() as progress:
+            task = progress.add_task("Reading the vocabulary", total=None, unit="tokens")
             made = static_model(
                 module,
                 texts,

@@ -20,9 +20,11 @@ from st_reba.modules import CausalTransformer, EchoModule
 from st_reba.optional import require_matplotlib
 from st_reba.text.templates import Template
 
-from ..common import Dtype, PoolingMode, console, marked, progress_bar
+from ..common import Dtype, PoolingMode, marked
 from ..data import Given
-from .models import check_devices, load, placement
+from ..printing import Shown, console
+from .given import described, read
+from .models import check_devices, load_fastest
 from .showing import shown_model
 
 # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
@@ -44,39 +46,38 @@ def run(
     """Read every layer, write tables and plots, and show the table."""
     require_matplotlib()
     check_devices(device)
-    labelled = given.read()
+    labelled = read(given)
     if not isinstance(labelled, Labelled):
         raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
     scored = task_of(labelled)
-    device, dtype = placement(device, dtype)
     template = "{text}" if template is None else template
     repeats = Template.parse(template).copies > 1
     mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
     with whole_directory(out) as scratch:
         reader = EchoModule if repeats else CausalTransformer
-        module = load(reader, model, max_seq_length, dtype, template=template, **_EVERYTHING)
+        texts = labelled.texts()
+        module = load_fastest(reader, model, max_seq_length, dtype, device, texts, template=template, **_EVERYTHING)
         parts = [module, Pooling(module.get_embedding_dimension(), mode)]
-        read = SentenceTransformer(modules=parts, device=device, prompts=dict(scored.prompts))
-        with progress_bar() as progress:
-            texts = labelled.texts()
-            task = progress.add_task("Reading every layer", total=2 * len(texts))
+        model_read = SentenceTransformer(modules=parts, device=str(module.model.device), prompts=dict(scored.prompts))
+        with Shown() as progress:
+            task = progress.add_task("Reading every layer", total=2 * len(texts), unit="texts")
             turning_point = TurningPointEvaluator(
                 scored.evaluator(batch_size), on_step=lambda count: progress.advance(task, count)
             )
             with warnings.catch_warnings():
                 # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
                 warnings.simplefilter("ignore", ConstantInputWarning)
-                turning_point(read)
+                turning_point(model_read)
             dependency = DependencyEvaluator(
                 texts, layers="all", batch_size=batch_size, on_step=lambda count: progress.advance(task, count)
             )
-            dependency(read)
+            dependency(model_read)
         turning_point.write_csv(scratch / "layers.csv")
         turning_point.draw(scratch / "layers.png")
         dependency.write_csv(scratch / "dependency.csv")
         dependency.draw(scratch / "dependency.png")
     metric = scored.metrics()[0]
-    title = f"{shown_model(model)}, {pooling.value} pooling, {given.described(labelled)}"
+    title = f"{shown_model(model)}, {pooling.value} pooling, {described(given, labelled)}"
     # Not the table's own title, which would be broken where the table ends.
     console.print(Text(title, style="italic"), soft_wrap=True)
     console.print(_layers_table(turning_point, dependency, metric.metric))

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from numpy.typing import NDArray
 from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
-# Makes our modules known, which `import st_reba` leaves to be done here in the command's process.
-from st_reba import public as public
-from st_reba.compare.precision import AGREED, agreement, cosines, sampled
+from st_reba.compare.precision import AGREED, agreement, cosines, pairwise_cosines, sampled
+from st_reba.data.demo import demo_sentences
+from st_reba.encoding import Encoder
 from st_reba.files import is_full
 from st_reba.lm.precision import fastest_on_cpu
 from st_reba.lm.stand_in import stand_in
-from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.modules import CausalModule
 
-from ..common import STAND_IN, Dtype, check_model, notes
+from ..checks import check_model
+from ..common import STAND_IN, Dtype
+from ..printing import notes
+
+# What a command has to say, it says itself: these would stand before its errors, once for each time a model is loaded.
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+
+Loaded = TypeVar("Loaded", bound=torch.nn.Module)
 
 
 def check_devices(device: str | None) -> None:
@@ -97,7 +112,6 @@ def load(
     dtype: Dtype,
     **settings: object,
 ) -> CausalModule:
-    transformers_logging.disable_progress_bar()
     if model == STAND_IN:
         model = str(stand_in())
     with usable(model):
@@ -108,23 +122,72 @@ def load(
 
 
 def load_fastest(
-    model: str, max_seq_length: int | None, dtype: Dtype, device: str | None, texts: Sequence[str]
+    module_class: type[CausalModule],
+    model: str,
+    max_seq_length: int | None,
+    dtype: Dtype,
+    device: str | None,
+    texts: Sequence[str],
+    **settings: object,
 ) -> CausalModule:
-    """A model to be run: where bfloat16 would be the fastest, in that if on some of the texts it says the same."""
-    fastest = dtype is Dtype.fastest
-    device, dtype = placement(device, dtype)
-    if not fastest or dtype is not Dtype.bfloat16:
-        return load(CausalTransformer, model, max_seq_length, dtype).to(device)
+    """A language model to be run, by the rule of :func:`sound`, looked at on some of the texts."""
     sample = sampled(texts)
+    where, _ = placement(device, dtype)
+
+    def loaded(precision: Dtype) -> CausalModule:
+        return load(module_class, model, max_seq_length, precision, **settings).to(where)
+
+    def on_sample(backbone: CausalModule) -> NDArray[np.float32]:
+        return cosines(backbone, sample)
+
+    chosen, backbone = sound(loaded, on_sample, where, dtype)
+    return backbone or loaded(chosen)
+
+
+def encoder_fastest(encoder: Encoder, device: str, dtype: Dtype) -> tuple[Encoder, SentenceTransformer | None]:
+    """A saved model in the precision of the same rule, looked at on sentences of the package: an index and what is
+    searched in it later are of one precision, whatever their texts.
+
+    Returns:
+        How it is loaded, and it itself if it had to be loaded for this.
+    """
+    sample = sampled(demo_sentences())
+
+    def loaded(precision: Dtype) -> SentenceTransformer:
+        return replace(encoder, dtype=precision.value).pinned().load(device)
+
+    def on_sample(model: SentenceTransformer) -> NDArray[np.float32]:
+        return pairwise_cosines(model.encode(sample, convert_to_tensor=True, show_progress_bar=False))
+
+    chosen, model = sound(loaded, on_sample, device, dtype)
+    return replace(encoder, dtype=chosen.value), model
+
+
+def sound(
+    load: Callable[[Dtype], Loaded], cosines: Callable[[Loaded], NDArray[np.float32]], device: str, dtype: Dtype
+) -> tuple[Dtype, Loaded | None]:
+    """The one rule of all commands that run a model: bfloat16 where that is the fastest, if it says the same.
+
+    Args:
+        load: Loads in a precision.
+        cosines: Of what is loaded: bfloat16 is sound if it puts them in the order of float32.
+        device: Where it runs.
+        dtype: As asked for; all but ``fastest`` is taken as it is.
+
+    Returns:
+        The precision, and what was loaded in it; None if nothing had to be.
+    """
+    _, chosen = placement(device, dtype)
+    if dtype is not Dtype.fastest or chosen is not Dtype.bfloat16:
+        return chosen, None
     # One after the other: memory may have no room for both.
-    wanted = cosines(load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device), sample)
+    wanted = cosines(load(Dtype.float32))
     gc.collect()
-    backbone = load(CausalTransformer, model, max_seq_length, Dtype.bfloat16).to(device)
-    alike = agreement(wanted, cosines(backbone, sample))
-    told = f"the cosines of {len(sample)} of the texts are in the order of those of float32 up to {alike:.3f}"
+    loaded = load(Dtype.bfloat16)
+    alike = agreement(wanted, cosines(loaded))
+    told = f"the cosines of some texts are in the order of those of float32 up to {alike:.3f}"
     if alike >= AGREED:
-        notes.print(f"In bfloat16: {told}.", soft_wrap=True)
-        return backbone
+        notes.print(f"In bfloat16, which this processor is fastest in: {told}. --dtype overrides this.", soft_wrap=True)
+        return Dtype.bfloat16, loaded
     notes.print(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.", soft_wrap=True)
-    del backbone
-    return load(CausalTransformer, model, max_seq_length, Dtype.float32).to(device)
+    return Dtype.float32, None

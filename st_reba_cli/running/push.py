@@ -7,7 +7,7 @@ from pathlib import Path
 from st_reba.hub.checks import model_class
 from st_reba.hub.push import push
 
-from ..common import console
+from ..printing import console
 
 
 def run(

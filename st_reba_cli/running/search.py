@@ -10,9 +10,11 @@ from st_reba.compare.search import search as run_search
 from st_reba.data.tables import Labelled
 from st_reba.modules import CausalModule, CausalTransformer
 
-from ..common import Dtype, progress_bar
+from ..common import Dtype
 from ..data import Given
-from .models import check_devices, load, placement
+from ..printing import Shown
+from .given import described, read
+from .models import check_devices, load_fastest
 from .showing import has_page, kept, running, show, typed, write
 
 
@@ -32,17 +34,16 @@ def run(
     """Search, show what was found beside its controls, and write it."""
     with_page = has_page(out)
     check_devices(device)
-    labelled = given.read()
+    labelled = read(given)
     if not isinstance(labelled, Labelled):
         raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
-    device, dtype = placement(device, dtype)
-    backbone = load(CausalTransformer, model, max_seq_length, dtype).to(device)
+    backbone = load_fastest(CausalTransformer, model, max_seq_length, dtype, device, texts_of(labelled))
     chosen = _searched(backbone, labelled, seed, batch_size)
     asked = chosen.recipes()
     total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
     with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
         found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
-    on = f"{given.described(chosen.held_out)}, held out"
+    on = f"{described(given, chosen.held_out)}, held out"
     found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)
     show(found)
     write(found, recipes, out, with_page, best)
@@ -50,8 +51,8 @@ def run(
 
 def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
-    with progress_bar() as progress:
-        bar = progress.add_task("Searching", total=None)
+    with Shown() as progress:
+        bar = progress.add_task("Searching", total=None, unit="texts")
         return run_search(
             backbone,
             data,

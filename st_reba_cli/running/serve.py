@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from transformers.utils import logging as transformers_logging
+from sentence_transformers.util import get_device_name
 
 from st_reba.encoding import Encoder
 from st_reba.optional import require_serving
 
-from ..common import Dtype, console, notes
+from ..common import Dtype
+from ..printing import console, notes
 from ..serve import MIB
-from .models import placement, usable
+from .models import encoder_fastest, placement, usable
 
 if TYPE_CHECKING:
     from st_reba.serving.app import Server
@@ -45,10 +46,9 @@ def run(
     require_serving()
     from st_reba.serving.app import Server
     from st_reba.serving.limits import Limits
-    from st_reba.serving.models import load_embedder, load_reranker
+    from st_reba.serving.models import Embedder, check_kind, load_reranker
     from st_reba.serving.running import bound, serve, url_of
 
-    transformers_logging.disable_progress_bar()
     keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
     with bound(host, port) as own:
         limits = Limits(
@@ -62,12 +62,14 @@ def run(
         embedder = reranker = None
         if model is not None:
             with usable(model, device):
-                where, chosen = placement(device, dtype)
-                given = Encoder(model=model, revision=revision, dtype=chosen.value)
-                embedder = load_embedder(name or _last_part(model), given, where, truncate)
+                check_kind(model, revision, "SentenceTransformer")
+                where = device or get_device_name()
+                given, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+                embedder = Embedder(name or _last_part(model), loaded or given.pinned().load(where), truncate)
         if rerank is not None:
             with usable(rerank, device):
-                where, chosen = placement(device, dtype)
+                # The probabilities of a ranking are as good as equal for many texts: it has the model's precision.
+                where, chosen = placement(device, Dtype.auto if dtype is Dtype.fastest else dtype)
                 reranker = load_reranker(
                     rerank_name or _last_part(rerank), rerank, rerank_revision, where, chosen.value, truncate
                 )

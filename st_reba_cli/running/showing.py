@@ -12,8 +12,6 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import ProgressColumn
-from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +28,8 @@ from st_reba.evaluation.bootstrap import Estimate
 from st_reba.modules import CausalModule
 from st_reba.optional import require_report
 
-from ..common import STAND_IN, console, marked, notes, progress_bar
+from ..common import STAND_IN, marked
+from ..printing import Shown, console, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -180,14 +179,6 @@ def kept(out: Path | None) -> Kept | None:
     return Kept(directory)
 
 
-class _Tokens(ProgressColumn):
-    """How many tokens have run, of how many."""
-
-    def render(self, task: Bar) -> Text:
-        total = "" if task.total is None else f"/{task.total / 1000:,.0f}"
-        return Text(f"{task.completed / 1000:,.0f}{total} thousand tokens", style="progress.download")
-
-
 @contextmanager
 def running(
     backbone: CausalModule,
@@ -199,8 +190,8 @@ def running(
     kept: Kept | None = None,
 ) -> Iterator[Recipes]:
     """The recipes, with a progress bar of ``total`` tokens while they run."""
-    with progress_bar(_Tokens()) as progress:
-        bar = progress.add_task("Comparing", total=total)
+    with Shown() as progress:
+        bar = progress.add_task("Comparing", total=total, unit="tokens")
         try:
             yield Recipes(
                 backbone,

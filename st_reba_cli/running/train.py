@@ -21,7 +21,7 @@ from st_reba.training import (
 )
 from st_reba.training.processes import is_main
 
-from ..common import console
+from ..printing import console
 from ..train import TrainedMethod
 from .models import usable
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import typer
 from rich.table import Table
-from transformers.utils import logging as transformers_logging
+from sentence_transformers.util import get_device_name
 
 from st_reba.encoding import Encoder
 from st_reba.serving.verify import Endpoint, verify
 
-from ..common import Dtype, console
+from ..common import Dtype
+from ..printing import console
 from ..verify import FormName
-from .models import placement, usable
+from .models import encoder_fastest, usable
 
 
 def run(
@@ -30,12 +31,12 @@ def run(
     device: str | None,
 ) -> None:
     """Tell whether a server gives a saved model's vectors, and why not."""
-    transformers_logging.disable_progress_bar()
     # Before the model is loaded: it takes longer.
     endpoint = Endpoint(url, served_name, form.value, api_key, timeout)
     with usable(model, device):
-        where, chosen = placement(device, dtype)
-        own = Encoder(model=model, revision=revision, dtype=chosen.value).pinned().load(where)
+        where = device or get_device_name()
+        given, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+        own = loaded or given.pinned().load(where)
         seen = verify(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
     if seen.equal:
         console.print(f"Equal: {endpoint.url} gives the vectors of {model}.", soft_wrap=True)

@@ -124,7 +124,7 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
         except RepositoryNotFoundError as error:
             raise OSError("long") from error
 
-    monkeypatch.setattr("st_reba_cli.running.models.CausalTransformer", fail)
+    monkeypatch.setattr("st_reba_cli.running.compare.CausalTransformer", fail)
     assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
 
 

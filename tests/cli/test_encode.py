@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import CausalTransformer
+from st_reba_cli import printing
 from st_reba_cli.running import encode as running
 
 from .. import processes
@@ -160,21 +161,18 @@ def test_bad_input(model_directory, tmp_path):
     assert "no.txt: there is no such file" in run(model_directory, "no.txt", "--out", "a.npy", expect=1)
 
 
-def test_the_bar_shows_rate_and_time_left():
-    with running._Shown() as shown:
-        shown("Encoding", 500, 1000)
-        assert shown.tasks[0].completed == 500
-        assert shown.tasks[0].speed is None, "what an interrupted run has left is not speed"
-        shown("Encoding", 600, 1000)
+def test_each_stage_is_counted_in_its_unit():
+    shown = printing.Shown()
+    tell = running._telling(shown)
+    (bar,) = shown.tasks
+    tell("Encoding", 500, 1000)
+    assert (bar.description, bar.completed) == ("Encoding", 500)
+    assert bar.speed is None, "what an interrupted run has left is not speed"
+    for done in (600, 700):
+        tell("Encoding", done, 1000)
         time.sleep(0.01)
-        shown("Encoding", 700, 1000)
-        line = "".join(segment.text for segment in running.console.render(shown.get_renderable()))
-        shown(running.HASHING, 500, 1000)
-        shown(running.HASHING, 600, 1000)
-        time.sleep(0.01)
-        shown(running.HASHING, 700, 1000)
-        hashing = "".join(segment.text for segment in running.console.render(shown.get_renderable()))
-    assert "Encoding" in line
-    assert "texts/s" in line
-    assert re.search(r"left +\d:\d\d:\d\d", line)
-    assert "MB/s" in hashing
+    assert "700 of 1,000 texts, " in printing._done(bar)
+    assert printing._done(bar).endswith(" texts/s")
+    assert "left" in printing._left(bar)
+    tell(running.HASHING, 500, 1000)
+    assert printing._done(bar) == "500 of 1,000 MB"

@@ -1,0 +1,141 @@
+"""What commands print: escaped, and how far they are, on a terminal as a bar and elsewhere as a line now and then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from threading import Event, Thread
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Task as Bar
+from rich.segment import Segment
+from rich.text import Text
+from typer.core import TyperGroup
+
+#: What a terminal obeys instead of showing it: all control characters but line ends and tabs, and what turns the
+#: direction of writing.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""The same text with each control character as its escape, ``\x1b``: names in data and files may hold any."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class EscapingConsole(Console):
+    """Prints control characters as their escapes, whatever holds them.
+
+    What is printed is never markup, nor an emoji: paths and messages have brackets and colons. Styles are rich's Text.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Of a string, before its width is taken: a cell of a table has room for the escapes."""
+        return super().render_str(printable(text), **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Of all else, such as a Text: its segments. Those that rich itself moves the cursor by stay as they are."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+#: Where results go. The first line of the output is the answer.
+console = EscapingConsole()
+#: What is no result: errors, and what is told on the way.
+notes = EscapingConsole(stderr=True)
+
+
+class Commands(TyperGroup):
+    """The command with its subcommands. What was mistyped is shown with its control characters escaped.
+
+    A shell hands on whatever names files have: ``st-reba encode model *.txt``.
+    """
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        return _escaped(lambda: super(Commands, self).make_context(*args, **settings))
+
+    def invoke(self, ctx: Any) -> Any:
+        return _escaped(lambda: super(Commands, self).invoke(ctx))
+
+
+def _escaped(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        # Errors of usage are of other classes in other versions of typer, and each has a message.
+        if isinstance(message := getattr(error, "message", None), str):
+            vars(error)["message"] = printable(message)
+        raise
+
+
+class Shown(Progress):
+    """How far a command is: a bar on a terminal; elsewhere, such as in a log, a line every :attr:`EVERY` seconds.
+
+    Each task has a field ``unit``: what is counted. Work that an interrupted run has left is no part of the rate.
+    """
+
+    #: Seconds between two lines.
+    EVERY = 30.0
+
+    def __init__(self) -> None:
+        # A task's or a model's name is no markup here either.
+        what = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), what, BarColumn(), _Done(), TimeElapsedColumn(), _Left())
+        # The bar is drawn in a thread, whose time is taken from what is measured: four times a second are enough. A
+        # step may take minutes on a slow machine, and the rate is that of the last ten.
+        super().__init__(*columns, console=notes, transient=True, refresh_per_second=4, speed_estimate_period=600)
+        self._ended = Event()
+        self._teller = Thread(target=self._tell, daemon=True)
+
+    def start(self) -> None:
+        if self.console.is_terminal:
+            super().start()
+        else:
+            self._teller.start()
+
+    def stop(self) -> None:
+        super().stop()
+        self._ended.set()
+
+    def _tell(self) -> None:
+        while not self._ended.wait(self.EVERY):
+            for task in self.tasks:
+                told = (_done(task), _left(task), f"{round(task.elapsed or 0)} s since it began")
+                self.console.print(f"{task.description}: {', '.join(filter(None, told))}.", soft_wrap=True)
+
+
+class _Done(ProgressColumn):
+    def render(self, task: Bar) -> Text:
+        return Text(_done(task), style="progress.download")
+
+
+class _Left(ProgressColumn):
+    def render(self, task: Bar) -> Text:
+        return Text(_left(task), style="progress.remaining")
+
+
+def _done(task: Bar) -> str:
+    """How much of what is done, and how much of it in a second."""
+    unit = task.fields["unit"]
+    of = "" if task.total is None else f" of {task.total:,.0f}"
+    done = f"{task.completed:,.0f}{of} {unit}" if task.completed or of else ""
+    rate = task.finished_speed or task.speed
+    return done + (f", {rate:,.{0 if rate >= 10 else 1}f} {unit}/s" if rate else "")
+
+
+def _left(task: Bar) -> str:
+    """About how long the rest takes, from the first step on."""
+    if task.time_remaining is None or task.finished:
+        return ""
+    return f"about {task.time_remaining // 60:.0f}:{task.time_remaining % 60:02.0f} left"

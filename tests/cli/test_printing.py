@@ -1,0 +1,118 @@
+"""What commands print: escaped, and how far they are."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+import typer
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner
+
+from st_reba_cli import printing
+from st_reba_cli.common import app, clear_errors
+from st_reba_cli.printing import Commands, EscapingConsole, Shown, printable
+
+#: Clears the screen, colours, rings, rewrites the line, turns the direction; and the one-byte form of ESC [.
+HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb"
+ESCAPED = "a\\x1b[2J\\x07\\r\\x9b31m\\u202eb"
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What a terminal of 80 columns would be sent by ``notes``."""
+    stream = io.StringIO()
+    for name in ("console", "notes"):
+        console = EscapingConsole()
+        console.file, console.width = stream, 80
+        monkeypatch.setattr(printing, name, console)
+    return stream
+
+
+def test_what_is_shown_as_it_is():
+    assert printable("a\tb\nc 🦩 中文 é [bold]x[/bold] :smile:") == "a\tb\nc 🦩 中文 é [bold]x[/bold] :smile:"
+    assert printable(HOSTILE) == ESCAPED
+
+
+def test_whatever_holds_it_is_escaped(screen):
+    table = Table(HOSTILE)
+    table.add_row(HOSTILE)
+    table.add_row(Text(HOSTILE, style="bold"))
+    for printed in (HOSTILE, Text(HOSTILE, style="red"), Text.assemble(("Error:", "red"), HOSTILE), table):
+        printing.console.print(printed, soft_wrap=True)
+    shown = screen.getvalue()
+    assert not printing._CONTROL.search(shown)
+    assert shown.count(ESCAPED) == 6
+
+
+def test_styles_and_the_cursor_of_a_terminal_stay():
+    console = EscapingConsole()
+    console.file, console._force_terminal, console._color_system = (
+        io.StringIO(),
+        True,
+        printing.Console(force_terminal=True, color_system="standard")._color_system,
+    )
+    console.print(Text("x", style="red"))
+    assert console.file.getvalue() == "\x1b[31mx\x1b[0m\n"
+
+
+def test_errors_are_escaped(monkeypatch, capsys):
+    with pytest.raises(typer.Exit), clear_errors():
+        raise ValueError(HOSTILE)
+    assert ESCAPED in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [["encode", "m", "t", f"--{HOSTILE}"], [HOSTILE], ["compare", "--seed", HOSTILE]])
+def test_what_was_mistyped_is_escaped(line):
+    """A shell hands on whatever names files have."""
+    result = CliRunner().invoke(app, line, env={"COLUMNS": "900"})
+    assert result.exit_code == 2
+    assert not printing._CONTROL.search(result.output)
+
+
+def test_commands_return_what_the_group_would():
+    nothing = typer.Typer(cls=Commands)
+
+    @nothing.command()
+    def one() -> None:
+        raise typer.Exit(7)
+
+    @nothing.command()
+    def two() -> None: ...
+
+    assert CliRunner().invoke(nothing, ["one"]).exit_code == 7
+
+
+class TestProgress:
+    def run(self, screen, monkeypatch, steps=3):
+        monkeypatch.setattr(Shown, "EVERY", 0.05)
+        with Shown() as shown:
+            bar = shown.add_task(f"Comparing {HOSTILE}", total=4000, unit="tokens")
+            for _ in range(steps):
+                shown.advance(bar, 1000)
+                time.sleep(0.1)
+        return screen.getvalue()
+
+    def test_without_a_terminal_there_is_a_line_now_and_then(self, screen, monkeypatch):
+        lines = self.run(screen, monkeypatch).splitlines()
+        assert len(lines) >= 2
+        assert lines[0].startswith(f"Comparing {ESCAPED}: 1,000 of 4,000 tokens")
+        assert "3,000 of 4,000 tokens, " in lines[-1]
+        assert " tokens/s, about 0:0" in lines[-1]
+        assert " left, " in lines[-1]
+        before = len(screen.getvalue())
+        time.sleep(0.15)
+        assert len(screen.getvalue()) == before, "it ends with the work"
+
+    def test_on_a_terminal_there_is_a_bar_and_no_line(self, screen, monkeypatch):
+        printing.notes._force_terminal = True
+        shown = self.run(screen, monkeypatch)
+        assert "since it began" not in shown
+        assert "of 4,000 tokens" in shown
+
+    def test_nothing_is_said_of_quick_work(self, screen):
+        with Shown() as shown:
+            shown.add_task("Comparing", total=1, unit="texts")
+        assert screen.getvalue() == ""
