@@ -13,7 +13,7 @@ _IS_THE_COMMAND = bool(sys.argv) and Path(sys.argv[0]).name in ("st-reba", "st-r
 
 if TYPE_CHECKING or not _IS_THE_COMMAND:
     # The second gives the first's names, too, but no type checker follows it through two lists.
-    from .catalogue.rows import *  # noqa: F403
+    from .modules import *  # noqa: F403
     from .public import *  # noqa: F403
     from .public import __all__ as __all__
 else:

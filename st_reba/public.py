@@ -1,8 +1,9 @@
 """The public names, and what makes them known: all that ``import st_reba`` gives. Importing this imports torch."""
 
-from .catalogue import PUBLIC_MODULES, Row, register, rows
-from .catalogue.rows import *  # noqa: F403
+from . import modules
+from .catalogue import PUBLIC_MODULES, Row, register
 from .lm.attention import function
+from .modules import *  # noqa: F403
 from .modules import registry
 from .readers.chunks import DocumentChunks, encode_chunks
 from .readers.words import encode_words
@@ -23,4 +24,4 @@ __all__ = [
     "in_context",
     "register",
 ]
-__all__ += rows.__all__
+__all__ += modules.__all__

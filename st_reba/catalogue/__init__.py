@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from sentence_transformers.base.modules import Module
 
+from .. import modules
 from ..data.demo import demo_sentences
 from ..modules import CausalModule, registry
-from ..modules.published import publish
 from . import rows
 from .recipe import POOLINGS as POOLINGS
 from .recipe import RANDOM as RANDOM
@@ -36,9 +36,10 @@ BAG = rows.BAG.name
 #: The result of the control without a model.
 TF_IDF_RESULT = f"{TF_IDF}, mean"
 
-#: What a modules.json may name.
-PUBLIC_MODULES: tuple[type[Any], ...] = tuple(getattr(rows, name) for name in rows.__all__)
-publish(*PUBLIC_MODULES)
+#: What a modules.json may name: the two bases of other people's modules are public, too, and no model has them.
+PUBLIC_MODULES: tuple[type[Any], ...] = tuple(
+    getattr(modules, name) for name in modules.__all__ if name not in ("CausalModule", "EmbeddingTransform")
+)
 
 #: Copies of a text, at most, and layers, at most, of what can be had by its name.
 _MOST_COPIES = 64

@@ -1,7 +1,6 @@
 """Every recipe once, as plain data: a table, as long as there are recipes.
 
 A new one is a row here, a module of its own if it needs one, a page of the documentation, and a test of its definition.
-``from st_reba.catalogue.rows import *`` gives the modules that saved models may name.
 """
 
 from __future__ import annotations
@@ -9,67 +8,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..jtcse.twin_tower import TwinTower
-from ..modules.after_pooling.all_but_the_top import AllButTheTop
+from ..modules import (
+    AttentionPoolingModule,
+    BidirectionalLastLayer,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoLayersModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    MetaEOLModule,
+    PromptRepsModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
 from ..modules.after_pooling.choices import FILTERS, IDF, PARTWISE
-from ..modules.after_pooling.embedding_filter import EmbeddingFilter
-from ..modules.after_pooling.idf_weights import IdfWeights
-from ..modules.after_pooling.partwise_whitening import PartwiseWhitening
-from ..modules.after_pooling.standardization import Centering, Standardization
-from ..modules.after_pooling.whitening import WhiteningTransform
 from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
-from ..modules.late_interaction.token_projection import TokenProjection
-from ..modules.trained.layer_states import LayerStates
-from ..modules.trained.layerwise_autoencoder import LayerwiseAutoencoder
-from ..modules.training_free.attention_pooling import AttentionPoolingModule
-from ..modules.training_free.bidirectional import BidirectionalLastLayer
-from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
-from ..modules.training_free.contrastive_prompting import ContrastivePromptingModule
-from ..modules.training_free.early_late import EarlyLateModule
-from ..modules.training_free.echo import EchoModule
-from ..modules.training_free.echo_layers import EchoLayersModule
-from ..modules.training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
-from ..modules.training_free.kv_rerouting import KVReroutingModule
-from ..modules.training_free.meta_eol import MetaEOLModule
-from ..modules.training_free.promptreps import PromptRepsModule
-from ..modules.training_free.reba import ReBAModule
-from ..modules.training_free.refined_thought import RefinedThoughtModule
-from ..modules.training_free.reranking import RerankModule
-from ..modules.training_free.token_prepending import TokenPrependingModule
-from ..modules.training_free.value_aggregation import ValueAggregationModule
 from ..text.templates import PRESETS
 from .recipe import Changed, Part, Row
-
-__all__ = [
-    "AllButTheTop",
-    "AttentionPoolingModule",
-    "BidirectionalLastLayer",
-    "CausalTransformer",
-    "Centering",
-    "ContrastivePromptingModule",
-    "EarlyLateModule",
-    "EchoLayersModule",
-    "EchoModule",
-    "EmbeddingFilter",
-    "HierarchicalTokenPrependingModule",
-    "IdfWeights",
-    "InputEmbeddings",
-    "KVReroutingModule",
-    "LayerStates",
-    "LayerwiseAutoencoder",
-    "MetaEOLModule",
-    "PartwiseWhitening",
-    "PromptRepsModule",
-    "ReBAModule",
-    "RefinedThoughtModule",
-    "RerankModule",
-    "Standardization",
-    "TokenPrependingModule",
-    "TokenProjection",
-    "TwinTower",
-    "ValueAggregationModule",
-    "WhiteningTransform",
-]
 
 #: What can stand around a pooling, by the name that it adds to a recipe's.
 PARTS = {

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..evaluation.metrics_file import append_metrics
 from ..lm.dry_run import dry_run
-from . import encoders
+from ..modules.trained import encoders
 
 logger = logging.getLogger(__name__)
 

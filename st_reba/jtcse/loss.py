@@ -10,10 +10,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from ..modules import TwinTower
 from .info_nce import InfoNCELoss
 from .interaction import InteractionInfoNCELoss
 from .tensor_modulus import TensorModulusLoss
-from .twin_tower import TwinTower
 
 _READ = ("cls_states", "pooler_outputs", "cross_states")
 

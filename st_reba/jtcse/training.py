@@ -13,12 +13,12 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
+from ..modules import TwinTower
 from ..training.fitting import asked, begin, fit, publish, save
 from ..training.rows import read_scored_pairs, read_sentences
 from ..training.run_settings import RunSettings
 from ..training.settings import setting
 from .loss import JTCSELoss
-from .twin_tower import TwinTower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,67 @@
 """The modules, under the names that saved models refer to: ``st_reba.modules.<Class>``.
 
-Which there are says :mod:`st_reba.catalogue.rows`; importing st_reba puts them here.
+ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file that a class lives in, so each
+class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
 """
 
-from typing import TYPE_CHECKING
+from .after_pooling.all_but_the_top import AllButTheTop
+from .after_pooling.embedding_filter import EmbeddingFilter
+from .after_pooling.idf_weights import IdfWeights
+from .after_pooling.partwise_whitening import PartwiseWhitening
+from .after_pooling.standardization import Centering, Standardization
+from .after_pooling.transform import EmbeddingTransform
+from .after_pooling.whitening import WhiteningTransform
+from .base import CausalModule
+from .late_interaction.token_projection import TokenProjection
+from .trained.layer_states import LayerStates
+from .trained.layerwise_autoencoder import LayerwiseAutoencoder
+from .trained.twin_tower import TwinTower
+from .training_free.attention_pooling import AttentionPoolingModule
+from .training_free.bidirectional import BidirectionalLastLayer
+from .training_free.causal import CausalTransformer, InputEmbeddings
+from .training_free.contrastive_prompting import ContrastivePromptingModule
+from .training_free.early_late import EarlyLateModule
+from .training_free.echo import EchoModule
+from .training_free.echo_layers import EchoLayersModule
+from .training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .training_free.kv_rerouting import KVReroutingModule
+from .training_free.meta_eol import MetaEOLModule
+from .training_free.promptreps import PromptRepsModule
+from .training_free.reba import ReBAModule
+from .training_free.refined_thought import RefinedThoughtModule
+from .training_free.reranking import RerankModule
+from .training_free.token_prepending import TokenPrependingModule
+from .training_free.value_aggregation import ValueAggregationModule
 
-from .after_pooling.transform import EmbeddingTransform as EmbeddingTransform
-from .base import CausalModule as CausalModule
-
-if TYPE_CHECKING:
-    from ..catalogue.rows import *  # noqa: F403
+__all__ = [
+    "AllButTheTop",
+    "AttentionPoolingModule",
+    "BidirectionalLastLayer",
+    "CausalModule",
+    "CausalTransformer",
+    "Centering",
+    "ContrastivePromptingModule",
+    "EarlyLateModule",
+    "EchoLayersModule",
+    "EchoModule",
+    "EmbeddingFilter",
+    "EmbeddingTransform",
+    "HierarchicalTokenPrependingModule",
+    "IdfWeights",
+    "InputEmbeddings",
+    "KVReroutingModule",
+    "LayerStates",
+    "LayerwiseAutoencoder",
+    "MetaEOLModule",
+    "PartwiseWhitening",
+    "PromptRepsModule",
+    "ReBAModule",
+    "RefinedThoughtModule",
+    "RerankModule",
+    "Standardization",
+    "TokenPrependingModule",
+    "TokenProjection",
+    "TwinTower",
+    "ValueAggregationModule",
+    "WhiteningTransform",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -26,7 +27,6 @@ from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checks import check_inside, check_length, check_transformer_kwargs
 from .loaded_weights import CheckedTransformer
-from .published import Published
 from .saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
 
-class Checked(Published):
+class Checked(ABCMeta):
     """Classes whose modules are checked when they are whole, and not before."""
 
     if not TYPE_CHECKING:
         # To a type checker a class makes what its constructor says, which pyright would not look at beside this.
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - of a class
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             module = super().__call__(*args, **kwargs)
             module.check()
             return module
 
     @property
-    def __signature__(cls) -> inspect.Signature:  # noqa: N805 - of a class
+    def __signature__(cls) -> inspect.Signature:
         """What a class is called with, which ``__call__`` would hide."""
         whole = inspect.signature(cls.__init__)  # type: ignore[misc]
         return whole.replace(parameters=list(whole.parameters.values())[1:])

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
 from .checks import check_inside
-from .published import Published
 from .saved_settings import check_settings
 from .saving import note_requirement
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 LARGEST_WEIGHT = 1e12
 
 
-class StoredModule(Module, metaclass=Published):
+class StoredModule(Module):
     """Base of the modules whose directory holds a configuration and weights, and nothing else."""
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

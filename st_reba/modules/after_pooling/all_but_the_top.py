@@ -29,6 +29,8 @@ class AllButTheTop(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     mean: Tensor
     directions: Tensor
 

@@ -36,6 +36,8 @@ class EmbeddingFilter(EmbeddingTransform):
         ValueError: If ``directions`` are not a matrix of no more rows than columns, or ``low`` does not fit them.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*EmbeddingTransform.config_keys, "low"]
 
     directions: Tensor

@@ -33,6 +33,8 @@ class IdfWeights(FixedWeights):
         ValueError: If they are no vector, or one is below 0.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     SIZES = ("vocabulary_size",)
     config_keys: list[str] = [*SIZES]
 

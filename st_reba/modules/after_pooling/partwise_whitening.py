@@ -51,6 +51,8 @@ class PartwiseWhitening(EmbeddingTransform):
         ValueError: If the shapes do not fit each other, or the shares are none.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*EmbeddingTransform.config_keys, "shares"]
 
     mean: Tensor

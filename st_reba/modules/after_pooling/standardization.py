@@ -62,6 +62,8 @@ class Centering(_Fitted):
         ValueError: If ``mean`` is no vector.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     mean: Tensor
 
     def __init__(self, mean: Tensor) -> None:
@@ -98,6 +100,8 @@ class Standardization(_Fitted):
     Raises:
         ValueError: If the shapes do not fit each other, or a deviation is not above 0.
     """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     mean: Tensor
     deviation: Tensor

@@ -40,6 +40,8 @@ class WhiteningTransform(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     mean: Tensor
     weight: Tensor
 

@@ -39,6 +39,8 @@ class TokenProjection(FixedWeights):
         ValueError: If the shapes do not fit each other.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     SIZES = ("in_features", "out_features")
     config_keys: list[str] = [*SIZES]
 

@@ -38,6 +38,8 @@ class LayerStates(CausalTransformer):
         ValueError: If the template has another number of slots, the model is not causal, or its layers cannot be read.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     EVERY_LAYER: ClassVar[bool] = True
     ONE_VECTOR: ClassVar[bool] = True
     method = "Layer states"

@@ -62,6 +62,8 @@ class LayerwiseAutoencoder(StoredModule):
         ValueError: If a size is out of range, there are more bottlenecks than layers, or no such layers.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = ["depth", "hidden_size", "bottlenecks", "head_dimension", "encoders", "decoders", "layers"]
 
     def __init__(

@@ -29,6 +29,8 @@ class AttentionPoolingModule(CausalTransformer):
         ValueError: If the last layer's attention cannot be watched, or as :class:`CausalTransformer` does.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     READS_HIDDEN_STATES = False
     ONE_VECTOR: ClassVar[bool] = True
     method = "Attention pooling"

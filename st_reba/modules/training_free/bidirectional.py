@@ -31,6 +31,8 @@ class BidirectionalLastLayer(CausalTransformer):
         ValueError: If m is out of range, or the architecture cannot attend both ways, or the model is not causal.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     method = "Bidirectional last layer"
     equation = r"e_i = v_i, \quad \text{the last } m \text{ layers without the causal mask}"
     POOL_OVER: ClassVar[PoolOver] = "all"

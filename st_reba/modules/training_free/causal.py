@@ -38,6 +38,8 @@ class CausalTransformer(CausalModule):
         ValueError: If the template has another number of slots, or the model is not causal.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "template", "rows"]
     method = "Classical"
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
@@ -79,6 +81,8 @@ class InputEmbeddings(CausalTransformer):
     The control without which a score means little: on small decoders the mean of the input embeddings beats many a
     contextual recipe.
     """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"

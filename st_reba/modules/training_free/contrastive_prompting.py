@@ -49,6 +49,8 @@ class ContrastivePromptingModule(EarlyExitModule):
             its output projections are not found.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*EarlyExitModule.config_keys, "contrast_layer", "scale", "auxiliary_template"]
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Steer)
     method = "Contrastive prompting"

@@ -54,6 +54,8 @@ class EarlyLateModule(CausalModule):
             or its layers are not found, or the two states are not of one width.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "template", "early_layer"]
     READS_HIDDEN_STATES = False
     SHARES: ClassVar[tuple[float, ...]] = (0.3, 0.7)

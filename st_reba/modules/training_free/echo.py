@@ -34,6 +34,8 @@ class EchoModule(CausalModule):
         ValueError: If k < 2, the template has another number of slots than k, or the model is not causal.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "repetitions", "template", "pool_copies", "rows"]
     REPEATS_TEXT = True
     method = "Echo"

@@ -31,6 +31,8 @@ class EchoLayersModule(EchoModule):
         ValueError: If m is out of range, or as :class:`EchoModule` does.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*EchoModule.config_keys, "last_layers"]
     READS_HIDDEN_STATES = False
     method = "Echo over layers"

@@ -37,6 +37,8 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         ValueError: As :class:`TokenPrependingModule` does; or if sentences cannot be found among the tokens.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
     POOL_OVER: ClassVar[PoolOver] = "text"
     PREPENDING: ClassVar[type[Prepend]] = PrependBlocks

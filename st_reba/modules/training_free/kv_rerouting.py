@@ -52,6 +52,8 @@ class KVReroutingModule(CausalTransformer):
             causal.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
     POOL_OVER: ClassVar[PoolOver] = "all"
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*CausalTransformer.NAMED_CHANGES, Reroute)

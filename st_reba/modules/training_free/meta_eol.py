@@ -47,6 +47,8 @@ class MetaEOLModule(CausalModule):
             no room for text, or the model is not causal.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "templates"]
     PROMPTS_MAY_DIFFER = False
     ONE_VECTOR: ClassVar[bool] = True

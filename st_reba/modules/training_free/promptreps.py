@@ -46,6 +46,8 @@ class PromptRepsModule(HeadedModule):
         ValueError: If a setting is out of range, or there is no head.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [
         *(key for key in HeadedModule.config_keys if key not in ("pool_over", "rows")),
         "top_k",

@@ -68,6 +68,8 @@ class ReBAModule(CausalModule):
         ValueError: If a setting is out of range, or the model is not causal, or has no attention.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
     PROMPTS_MAY_DIFFER = False
     REPEATS_TEXT = True

@@ -76,6 +76,8 @@ class RefinedThoughtModule(CausalModule):
             cannot be watched.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
     ONE_VECTOR: ClassVar[bool] = True
     method = "Refined Thought"

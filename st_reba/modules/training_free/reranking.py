@@ -48,6 +48,8 @@ class RerankModule(HeadedModule):
         ValueError: If the template or the choices are not that, or there is no head.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     FILE: ClassVar[str] = "choices.safetensors"
 
     config_keys = [*(key for key in HeadedModule.config_keys if key not in ("pool_over", "rows")), "choices"]

@@ -48,6 +48,8 @@ class TokenPrependingModule(EarlyExitModule):
             its input embeddings cannot be looked at.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*EarlyExitModule.config_keys, "prepend_layers", "seed", "rows"]
     method = "Token prepending"
     equation = r"e = h_n, \quad \text{where layer } l < p \text{ is given } h^{(l)}_s \leftarrow h^{(l)}_n"

@@ -44,6 +44,8 @@ class ValueAggregationModule(CausalModule):
             projections are not found.
     """
 
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
     config_keys = [*CausalModule.config_keys, "layers", "template"]
     READS_HIDDEN_STATES = False
     POOL_OVER: ClassVar[PoolOver] = "all"

@@ -18,14 +18,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..hub import card, compat
-from ..lm.gguf_names import is_gguf
-from ..modules.checks import check_inside, check_length
-from ..modules.language_model import initialise
-from ..modules.loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
-from ..modules.published import Published
-from ..modules.saved_settings import check_model
-from ..modules.saving import backbone_of, note_requirement
+from ...hub import card, compat
+from ...lm.gguf_names import is_gguf
+from ..checks import check_inside, check_length
+from ..language_model import initialise
+from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
+from ..saved_settings import check_model
+from ..saving import backbone_of, note_requirement
 from . import encoders
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TRAINED_ONLY = ("pooler.",)
 
 
-class TwinTower(CheckedTransformer, metaclass=Published):
+class TwinTower(CheckedTransformer):
     r"""Two BERT-like encoders over the same tokens; word i is the sum of their last hidden states (JTCSE).
 
     .. math:: e_i = h^L_{I,i} + h^L_{II,i}
@@ -50,8 +49,8 @@ class TwinTower(CheckedTransformer, metaclass=Published):
     :class:`st_reba.losses.JTCSELoss` asks for it.
 
     In every k-th layer, the attention weights of each tower weigh the values of the other as well (Equation 10); see
-    :func:`st_reba.jtcse.encoders.cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is
-    TNCSE.
+    :func:`st_reba.modules.trained.encoders.cross_stream`. The branch has no own weights. Without it
+    (``cross_every=0``) this is TNCSE.
 
     Args:
         model_name_or_path: Tower I: path or Hub id of an encoder of BERT's build (BERT, RoBERTa, XLM-R, CamemBERT).
@@ -66,6 +65,8 @@ class TwinTower(CheckedTransformer, metaclass=Published):
         ValueError: If an encoder is of another architecture, or its checkpoint lacks weights (of the pooler apart,
             which is read in training alone), the two do not fit together, or ``cross_every`` is no number of layers.
     """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys: list[str] = [*Transformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
