@@ -3,21 +3,87 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-import sys
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from .catalogue import PUBLIC_MODULES, Row, register
+from .lm.attention import function
+from .modules import (
+    AllButTheTop,
+    AttentionPoolingModule,
+    BidirectionalLastLayer,
+    CausalModule,
+    CausalTransformer,
+    Centering,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoLayersModule,
+    EchoModule,
+    EmbeddingFilter,
+    EmbeddingTransform,
+    HierarchicalTokenPrependingModule,
+    IdfWeights,
+    InputEmbeddings,
+    KVReroutingModule,
+    LayerStates,
+    LayerwiseAutoencoder,
+    MetaEOLModule,
+    PartwiseWhitening,
+    PromptRepsModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    RerankModule,
+    Standardization,
+    TokenPrependingModule,
+    TokenProjection,
+    TwinTower,
+    ValueAggregationModule,
+    WhiteningTransform,
+    registry,
+)
+from .readers.chunks import DocumentChunks, encode_chunks
+from .readers.words import encode_words
+from .text.templates import META_TASKS, TEMPLATES, in_context
+from .version import __version__
 
-#: Whether this process is the command ``st-reba``: the script of that name, or what Windows has in its place.
-_IS_THE_COMMAND = bool(sys.argv) and Path(sys.argv[0]).name in ("st-reba", "st-reba.exe")
+function.register()
+registry.register(*PUBLIC_MODULES)
 
-if TYPE_CHECKING or not _IS_THE_COMMAND:
-    # The second gives the first's names, too, but no type checker follows it through two lists.
-    from .modules import *  # noqa: F403
-    from .public import *  # noqa: F403
-    from .public import __all__ as __all__
-else:
-    # --help, --version and a mistyped option need no torch, which takes seconds to import. What the command then runs
-    # imports `public` itself. Anywhere else `import st_reba` alone must make the modules known.
-    def __getattr__(name: str) -> Any:
-        return getattr(import_module(f"{__name__}.public"), name)
+__all__ = [
+    "META_TASKS",
+    "TEMPLATES",
+    "AllButTheTop",
+    "AttentionPoolingModule",
+    "BidirectionalLastLayer",
+    "CausalModule",
+    "CausalTransformer",
+    "Centering",
+    "ContrastivePromptingModule",
+    "DocumentChunks",
+    "EarlyLateModule",
+    "EchoLayersModule",
+    "EchoModule",
+    "EmbeddingFilter",
+    "EmbeddingTransform",
+    "HierarchicalTokenPrependingModule",
+    "IdfWeights",
+    "InputEmbeddings",
+    "KVReroutingModule",
+    "LayerStates",
+    "LayerwiseAutoencoder",
+    "MetaEOLModule",
+    "PartwiseWhitening",
+    "PromptRepsModule",
+    "ReBAModule",
+    "RefinedThoughtModule",
+    "RerankModule",
+    "Row",
+    "Standardization",
+    "TokenPrependingModule",
+    "TokenProjection",
+    "TwinTower",
+    "ValueAggregationModule",
+    "WhiteningTransform",
+    "__version__",
+    "encode_chunks",
+    "encode_words",
+    "in_context",
+    "register",
+]

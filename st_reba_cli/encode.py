@@ -83,5 +83,5 @@ def encode_command(
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
     if out.exists() and not overwrite and not out.with_name(f"{out.name}.partial").exists():
         raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
-    check_source(texts)
     check_model(model)
+    check_source(texts)

@@ -105,8 +105,9 @@ class Shown(Progress):
             self._teller.start()
 
     def stop(self) -> None:
-        super().stop()
         self._ended.set()
+        if self.console.is_terminal:
+            super().stop()
 
     def _tell(self) -> None:
         while not self._ended.wait(self.EVERY):

@@ -9,8 +9,6 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-# A model may name our modules, and in the command's worker processes nothing else makes them known.
-from .. import public as public
 from ..data.kept import check_characters
 from ..lm.gguf_names import is_gguf
 from ..readers.chunks import check_chunk_tokens, encode_chunks

@@ -17,7 +17,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import load_file_path
 
 # A model may name our modules.
-from .. import public as public
 from ..encoding import Encoder
 from ..modules import CausalModule
 from .refusals import RefusedError, shortened

@@ -184,7 +184,7 @@ class TestCompare:
             ((), 3, demo_sentences("en")),
             (("--language", "zh", "--repetitions", 5), 5, demo_sentences("zh")),
             (("--data", "pairs.tsv"), 3, demo_sentences()),
-            (("--data", "pairs.tsv", "--fit-texts", __file__), 3, TEXTS),
+            (("--data", "pairs.tsv", "--fit-texts", "texts.txt"), 3, TEXTS),
         ],
     )
     def test_all_recipes(self, options, repetitions, fitted_on, backbone_path, tmp_path, monkeypatch):

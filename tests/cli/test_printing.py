@@ -7,6 +7,7 @@ import time
 
 import pytest
 import typer
+from rich.color import ColorSystem
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
@@ -44,24 +45,21 @@ def test_whatever_holds_it_is_escaped(screen):
         printing.console.print(printed, soft_wrap=True)
     shown = screen.getvalue()
     assert not printing._CONTROL.search(shown)
-    assert shown.count(ESCAPED) == 6
+    # Rich's Text leaves out by itself what would move the cursor.
+    assert [shown.count(ESCAPED), shown.count("a\\x1b[2J\\x9b31m\\u202eb")] == [3, 3]
 
 
-def test_styles_and_the_cursor_of_a_terminal_stay():
-    console = EscapingConsole()
-    console.file, console._force_terminal, console._color_system = (
-        io.StringIO(),
-        True,
-        printing.Console(force_terminal=True, color_system="standard")._color_system,
-    )
-    console.print(Text("x", style="red"))
-    assert console.file.getvalue() == "\x1b[31mx\x1b[0m\n"
+def test_styles_of_a_terminal_stay(screen):
+    printing.console._force_terminal = True
+    printing.console._color_system = ColorSystem.STANDARD
+    printing.console.print(Text("x", style="red"))
+    assert screen.getvalue() == "\x1b[31mx\x1b[0m\n"
 
 
-def test_errors_are_escaped(monkeypatch, capsys):
+def test_errors_are_escaped(capsys):
     with pytest.raises(typer.Exit), clear_errors():
         raise ValueError(HOSTILE)
-    assert ESCAPED in capsys.readouterr().err
+    assert "a\\x1b[2J\\x9b31m\\u202eb" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [["encode", "m", "t", f"--{HOSTILE}"], [HOSTILE], ["compare", "--seed", HOSTILE]])
@@ -107,10 +105,10 @@ class TestProgress:
         assert len(screen.getvalue()) == before, "it ends with the work"
 
     def test_on_a_terminal_there_is_a_bar_and_no_line(self, screen, monkeypatch):
-        printing.notes._force_terminal = True
+        printing.notes._force_terminal = printing.notes.is_interactive = True
         shown = self.run(screen, monkeypatch)
         assert "since it began" not in shown
-        assert "of 4,000 tokens" in shown
+        assert " of 4,000" in shown
 
     def test_nothing_is_said_of_quick_work(self, screen):
         with Shown() as shown:

@@ -62,6 +62,29 @@ LINES = [
     (["serve", "./no"], "there is no such directory"),
     (["verify", "localhost", "--model", "org/name"], "is no URL"),
     (["push", "no", "name"], 'a repository is "org/name"'),
+    (["compare", "--recipes", "reba-2,prompteo"], "There is no recipe 'prompteo'. Near it: prompteol"),
+    (["compare", "--recipes", "reba-2+whiten"], "Near it: reba-2+whitened"),
+    (
+        ["build", "--model", "MODEL", "--out", "out", "--recipe", "classical@99"],
+        "MODEL has 4 layers. Give a layer from 1",
+    ),
+    (
+        ["build", "--model", "GGUF", "--out", "out", "--recipe", "classical@31"],
+        "GGUF has 30 layers. Give a layer from 1",
+    ),
+    (
+        ["distil", "--model", "MODEL", "--recipe", "ehco", "--texts", "bin", "--out", "out"],
+        "no recipe 'ehco'. Near it: echo",
+    ),
+    (
+        ["layers", "--template", "promteol"],
+        "has no {text}, where the input goes, and is not the name of one. Near it: prompteol",
+    ),
+    (["build", "--model", "org/name", "--out", "out", "--template", "no slot"], "The template 'no slot' has no {text}"),
+    (["build", "--model", "org/name", "--out", "bin"], "bin exists and is not an empty directory"),
+    (["compare", "--out", "bin"], "bin exists and is not an empty directory"),
+    (["encode", "org/name", "bin/texts.txt", "--out", "bin/st-reba"], "bin/st-reba exists: choose another --out"),
+    (["encode", "org/name", "bin/texts.txt", "--out", "a.npy", "--keep", "id"], "An .npy holds vectors alone"),
 ]
 
 #: Runs one line after another, and tells after each what is imported by then.
@@ -97,13 +120,18 @@ def script(tmp_path):
 
 def test_what_needs_no_model_imports_nothing_slow(script, tmp_path):
     # A new interpreter: a process that was forked has torch.
+    (tmp_path / "MODEL").mkdir()
+    (tmp_path / "MODEL" / "config.json").write_text('{"num_hidden_layers": 4}', encoding="utf-8")
+    # The key with its type, a 32-bit number, and its value.
+    (tmp_path / "GGUF").write_bytes(b"GGUF" + b"smol.block_count" + bytes([4, 0, 0, 0, 30, 0, 0, 0]))
     command = [sys.executable, str(script(EACH_LINE)), json.dumps([line for line, _ in LINES])]
+    (tmp_path / "bin" / "texts.txt").touch()
     wide = {**os.environ, "COLUMNS": "300"}
     done = subprocess.run(command, cwd=tmp_path, env=wide, capture_output=True, text=True, check=True)
     for (line, expected), (said, imported) in zip(LINES, json.loads(done.stdout), strict=True):
         assert expected in " ".join(said.split()), line
         assert not SLOW & {*imported}, line
-    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "GGUF", "MODEL"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -120,26 +148,6 @@ def test_every_method_is_a_recipe():
     offered = {rows[key].module.__name__ for key in METHODS.values()}
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
     assert readers - offered == {"InputEmbeddings", "LayerStates", "PromptRepsModule", "RerankModule"}
-
-
-def test_the_package_in_the_commands_process(script, tmp_path):
-    """Names are there when they are asked for."""
-    code = """
-import sys
-import st_reba
-assert "st_reba.public" not in sys.modules
-try:
-    st_reba.nonsense
-except AttributeError as error:
-    assert "nonsense" in str(error)
-from st_reba import ReBAModule, encode_words
-import st_reba_cli as cli
-from st_reba import *
-assert {"ReBAModule", "register", "__version__"} <= {*globals()}
-assert ReBAModule is st_reba.modules.ReBAModule
-"""
-    done = processes.run(script(code), out=tmp_path / "printed")
-    assert done.returncode == 0, done.stdout
 
 
 def test_worker_processes_of_the_command_know_our_modules(script, backbone_path, tmp_path):
