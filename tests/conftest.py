@@ -330,6 +330,18 @@ def eager(backbone_path):
 
 
 @pytest.fixture(scope="session")
+def script(tmp_path_factory):
+    """The installed command: see :mod:`tests.script.installed`. All of pytest's workers share one environment."""
+    from .script.installed import Script, make
+
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
+    found = Script(make(shared), tmp_path_factory.mktemp("script"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
 def token_ids(backbone_path):
     from transformers import AutoTokenizer
 
