@@ -144,8 +144,8 @@ def stands_for(model, encoder_paths) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory) -> Path:
-    """What pages call ``my-model``."""
-    made = pipeline(ReBAModule(model, repetitions=2, deterministic=True))
+    """What pages call ``my-model``: as README builds it."""
+    made = pipeline(ReBAModule(model, repetitions=2, rows="last", deterministic=True), "lasttoken")
     made.prompts = dict(PROMPTS)
     directory = tmp_path_factory.mktemp("saved") / "my-model"
     made.save_pretrained(str(directory), create_model_card=False)

@@ -82,8 +82,8 @@ def run(
     console.print(_layers_table(turning_point, dependency, metric.metric))
     console.print(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
-        f"{metric.metric}, x 100 (in layers.csv it is not multiplied): {metric.note} Dependency: mean Spearman correlation of a text's last token with its "
-        "others.",
+        f"{metric.metric}, x 100 (in layers.csv it is not multiplied): {metric.note} Dependency: mean Spearman "
+        "correlation of a text's last token with its others.",
         soft_wrap=True,
     )
     console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)
