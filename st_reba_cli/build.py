@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .checks import check_free, check_recipes, check_source, check_template
-from .common import Dtype, LengthOption, ModelOption, PoolingMode, check_language_model, command
+from .common import LengthOption, ModelOption, PoolingMode, check_language_model, command
 from .methods import DEFAULT, METHODS
+
+
+class SavedDtype(str, Enum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 @command("build")
@@ -114,7 +122,9 @@ def build_command(
     ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     max_seq_length: LengthOption = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")] = Dtype.auto,
+    dtype: Annotated[
+        SavedDtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")
+    ] = SavedDtype.auto,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     if rerank:
@@ -147,8 +157,6 @@ def build_command(
             "row of any table."
         )
     layers_of(layers)
-    if dtype is Dtype.fastest:
-        raise ValueError("--dtype fastest is for running a model: to save one, give float32, bfloat16 or float16.")
     check_free(out, "--out")
     check_source(fit_texts)
     check_recipes([recipe] if recipe else [], model)

@@ -49,7 +49,7 @@ def encode_command(
         int, typer.Option(help="int8, uint8: the ranges are those of so many first texts.", min=1)
     ] = 10_000,
     ranges: Annotated[
-        Path | None, typer.Option(help="int8, uint8: ranges from a file, such as an earlier run's OUT.ranges.npy.")
+        Path | None, typer.Option(help="int8, uint8: ranges from a file, such as an earlier run's vectors.ranges.npy.")
     ] = None,
     truncate_dim: Annotated[int | None, typer.Option(help="Keep a vector's first values.", min=1)] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = False,

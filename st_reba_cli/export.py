@@ -67,6 +67,13 @@ def export_command(
         raise ValueError(f"What is exported is one of {', '.join(kinds)}: give one of them, with a directory.")
     if pieces and plain is None:
         raise ValueError("--pieces says how --plain tokenises: give both, or neither.")
+    if plain is not None:
+        of_static = {"--layer": layer, "--dimensions": dimensions, "--fit-texts": fit_texts}
+        of_static["--dtype"] = None if dtype is Dtype.auto else dtype
+        if passed_over := [option for option, value in of_static.items() if value is not None]:
+            raise ValueError(
+                f"{', '.join(passed_over)}: for --static alone, as --plain writes the model as it is. Leave it out."
+            )
     for option, out in given.items():
         check_free(out, option)
     check_source(fit_texts)

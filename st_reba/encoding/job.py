@@ -282,7 +282,9 @@ def _within(path: Path, directory: Path) -> bool:
 
 
 def _load_ranges(path: Path) -> np.ndarray:
-    wanted = "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's OUT.ranges.npy"
+    wanted = (
+        "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's vectors.ranges.npy"
+    )
     check_file(path)
     try:
         ranges = np.load(path)

@@ -128,24 +128,27 @@ class TurningPointEvaluator(BaseEvaluator):
             writer.writerow(["layer", self.metric])
             writer.writerows(enumerate(self.scores))
 
-    def draw(self, path: str | Path) -> None:
+    def draw(self, path: str | Path, *, percent: bool = False) -> None:
         """Draw the last evaluation: the score after each layer, with the best one marked.
 
         Args:
             path: Where to write; the ending chooses the format (``.png``, ``.svg``, ``.pdf``).
+            percent: Whether scores are drawn x 100.
 
         Raises:
             ImportError: If matplotlib is missing.
             RuntimeError: If nothing has been evaluated yet.
         """
         best = self.turning_point
-        metric = self.metric.replace("_", " ")
+        metric = self.metric.replace("_", " ") + (" x 100" if percent else "")
+        scores = [100 * score for score in self.scores] if percent else self.scores
+        shown = f"{scores[best]:.1f}" if percent else f"{scores[best]:.3f}"
         title = f"{self.name}: embeddings after each layer" if self.name else "Embeddings after each layer"
-        title += f"\nturning point: layer {best} ({self.scores[best]:.3f})"
-        figure, axes = layer_axes(len(self.scores), metric[:1].upper() + metric[1:], title)
+        title += f"\nturning point: layer {best} ({shown})"
+        figure, axes = layer_axes(len(scores), metric[:1].upper() + metric[1:], title)
         axes.axvline(best, color=GREY, linestyle=":", linewidth=1)
-        axes.plot(self.scores, color=BLUE, marker="o", markersize=4)
-        axes.plot([best], [self.scores[best]], "o", color=ORANGE, markersize=8)
+        axes.plot(scores, color=BLUE, marker="o", markersize=4)
+        axes.plot([best], [scores[best]], "o", color=ORANGE, markersize=8)
         figure.savefig(path)
 
 

@@ -7,7 +7,9 @@ upstream and used all the same.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -69,6 +71,24 @@ class ReportingTransformer(Transformer):
         )
         model, self.loading_report = loaded if reporting else (loaded, None)
         return cast(PreTrainedModel, model)
+
+
+@contextmanager
+def tokenizer_apart() -> Iterator[None]:
+    """Loads a model with ``tokenizer_name_or_path``, against which ST advises in its log.
+
+    For an adapter that has no tokenizer beside it, ST knows no other way.
+    """
+
+    def is_other_advice(record: logging.LogRecord) -> bool:
+        return "tokenizer_name_or_path" not in str(record.msg)
+
+    log = logging.getLogger(Transformer.__module__)
+    log.addFilter(is_other_advice)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other_advice)
 
 
 def pass_on(module: Transformer, *arguments: str) -> None:

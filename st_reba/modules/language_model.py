@@ -161,6 +161,12 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
             raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
+        task = getattr(other, "transformer_task", "feature-extraction")
+        if task != "feature-extraction":
+            raise ValueError(
+                f"transformer_task={task!r}: the loaded Transformer ends in a head, and st_reba reads hidden states. "
+                'Load it with transformer_task="feature-extraction", or give the path of its model.'
+            )
         nn.Module.__init__(self)
         own = set(self.__dict__)
         self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils.import_utils import is_accelerate_available
 
-from ..hub.compat import ReportingTransformer
+from ..hub import compat
 from .lm_head import head_blocks
 from .saved_settings import adapted_model, check_model, check_transformer_settings, hub_arguments, of_base
 
@@ -24,10 +24,13 @@ _NAMED = 5
 #: Asked of ``from_pretrained`` to hear what is missing, and what has another shape before it gives up on that.
 REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
+#: Files of which a tokenizer has at least one.
+_TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
+
 _INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args")
 
 
-class CheckedTransformer(ReportingTransformer):
+class CheckedTransformer(compat.ReportingTransformer):
     """ST's ``Transformer``, for checkpoints of others: files ask for nothing but settings, and no weight is made up.
 
     A subclass calls :meth:`check_weights` once its backbone is what it will be.
@@ -48,11 +51,17 @@ class CheckedTransformer(ReportingTransformer):
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
         model_kwargs, config_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
         check_model(model_name_or_path, model_kwargs, config_kwargs)
-        super().__init__(model_name_or_path, **kwargs)
         where = hub_arguments(model_kwargs)
+        base = adapted_model(model_name_or_path, where)
+        if base is not None and not self._has_tokenizer(model_name_or_path, where):
+            # A revision or a subfolder is the adapter's.
+            kwargs = {"tokenizer_name_or_path": base, **kwargs}
+            kwargs["processor_kwargs"] = of_base(_first(kwargs, ("processor_kwargs", "tokenizer_args")))
+            kwargs.pop("tokenizer_args", None)
+        with compat.tokenizer_apart():
+            super().__init__(model_name_or_path, **kwargs)
         self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
         is_adapter = hasattr(self.model, "peft_config")
-        base = adapted_model(model_name_or_path, where) if is_adapter else None
         report = self.loading_report
         if report is None and not is_adapter:
             report = _names_alone(model_name_or_path, model_kwargs, where)
@@ -63,6 +72,11 @@ class CheckedTransformer(ReportingTransformer):
             self.lacking = lacking(_names_alone(base, model_kwargs, where))
         if self.lacking:
             self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
+
+    def _has_tokenizer(self, model_name_or_path: str, where: Mapping[str, Any]) -> bool:
+        """Whether a tokenizer lies beside an adapter. peft writes none, the trainers of others do."""
+        asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
+        return any(self.load_file_path(model_name_or_path, file, **asked) for file in _TOKENIZER)
 
     @property
     def save_in_root(self) -> bool:  # type: ignore[override]

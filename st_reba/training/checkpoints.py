@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ _LOSS_STATE = "loss_state.pt"
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint that was written to its end."""
-    whole = [found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")]
-    return max(whole, key=_step, default=None)
+    return max(_whole(directory), key=_step, default=None)
 
 
 def load_loss_state(loss: nn.Module, checkpoint: Path) -> None:
@@ -41,15 +41,37 @@ def load_loss_state(loss: nn.Module, checkpoint: Path) -> None:
     loss.load_state_dict(torch.load(checkpoint / _LOSS_STATE, weights_only=True), strict=False)
 
 
-class CompleteCheckpoints(TrainerCallback):
-    """Adds to each checkpoint what the trainer leaves out: the state of the loss.
+def remove_older(directory: Path, limit: int | None, best: Path | None) -> None:
+    """Remove all but the newest whole checkpoints; the newest and the best stay in any case.
 
-    Of the model's own state, saved with the model already, only what ``get_extra_state`` gives is written again: a
-    module's file has no place for it.
+    Args:
+        directory: Of the checkpoints.
+        limit: How many stay; None, or less than 1: all.
+        best: The one that an evaluation liked most, if any.
+    """
+    if limit is None or limit < 1:
+        return
+    newest, *older = sorted(_whole(directory), key=_step, reverse=True)
+    kept = [newest, *(found for found in older if found == best)]
+    kept += [found for found in older if found != best][: max(0, limit - len(kept))]
+    for found in directory.glob("checkpoint-*"):
+        if found not in kept:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Adds to each checkpoint what the trainer leaves out, the state of the loss; then removes older ones.
+
+    The trainer would remove older ones before the new one is whole. Of the model's own state, saved with the model
+    already, only what ``get_extra_state`` gives is written again: a module's file has no place for it.
+
+    Args:
+        loss: Whose state is written.
+        limit: How many checkpoints stay: see :func:`remove_older`.
     """
 
-    def __init__(self, loss: nn.Module) -> None:
-        self._loss = loss
+    def __init__(self, loss: nn.Module, limit: int | None) -> None:
+        self._loss, self._limit = loss, limit
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -59,9 +81,11 @@ class CompleteCheckpoints(TrainerCallback):
             for name, value in self._loss.state_dict().items()
             if not name.startswith("model.") or name.endswith("_extra_state")
         }
-        target = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / _LOSS_STATE
-        with durable(target) as stream:
+        directory = Path(str(args.output_dir))
+        with durable(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
             torch.save(own, stream)
+        best = state.best_model_checkpoint
+        remove_older(directory, self._limit, None if best is None else Path(best))
 
 
 def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
@@ -108,6 +132,10 @@ def _noted(directory: Path) -> dict[str, Any]:
             "anew, or give another output directory."
         )
     return run
+
+
+def _whole(directory: Path) -> list[Path]:
+    return [found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")]
 
 
 def _step(checkpoint: Path) -> int:

@@ -39,8 +39,14 @@ TEACHER, REPORT = "teacher", "distil.json"
 #: The student that is a table of token vectors.
 STATIC = "static"
 
+#: Arguments by the student's kind. At LoRA's rate the rows of a table hardly move, and an encoder is damaged.
+_OF_A_TABLE: Mapping[str, Any] = {"num_train_epochs": 10, "learning_rate": 1e-2}
+_OF_A_MODEL: Mapping[str, Any] = {"learning_rate": 5e-5}
+
 #: Texts that what stands around a teacher's pooling is fitted on at most, and those that a student's start is.
 _WHITENED, _STARTED = 1000, 4096
+#: Texts that are held out, at least: of fewer than three, there are no two cosines to compare.
+_FEWEST_HELD_OUT = 3
 #: Texts of a batch where nothing is trained.
 _READ = 32
 #: Of a text's partners in pairs, how many nearest ones by the teacher are drawn from.
@@ -57,7 +63,8 @@ class DistilTraining(RunSettings):
         texts: Plain texts: see :func:`st_reba.training.read_sentences`. Some thousands.
         template: Of the teacher, where its recipe takes one; None: the recipe's own.
         student: The key of a recipe, which is read in one plain pass of the same model, with LoRA; ``"static"``, a
-            table of token vectors; or the path or Hub id of a SentenceTransformer, which is trained whole.
+            table of token vectors; or the path or Hub id of a SentenceTransformer, which is trained whole. A directory
+            that is called as a recipe is given as ``"./NAME"``.
         pooling: Of a student that is a recipe; None: the recipe's usual one.
         loss: ``"mse"``: the student's vectors shall be the teacher's; ``"cosent"``: the order of its cosines shall be
             the teacher's, over pairs of texts, half of them near ones.
@@ -69,11 +76,12 @@ class DistilTraining(RunSettings):
         rank: Of LoRA, and so are ``alpha``, ``dropout`` and ``target_modules``: see
             :class:`st_reba.training.BeLLMTraining`.
         max_seq_length: Tokens of a text; None: what a model has room for.
-        arguments: As :class:`RunSettings`; 3 epochs in batches of 32, a rate of 2e-4 that is reached after a tenth of
-            the steps.
+        arguments: As :class:`RunSettings`; 3 epochs, of a table 10, in batches of 32. The rate is reached after a tenth
+            of the steps: 2e-4 for a recipe, 1e-2 for a table, 5e-5 for a SentenceTransformer.
         model_kwargs: As :class:`RunSettings`, for the language model. What is trained is float32.
     """
 
+    # Those of a student that is a recipe: see usual_arguments.
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {
         "num_train_epochs": 3,
         "per_device_train_batch_size": 32,
@@ -90,7 +98,7 @@ class DistilTraining(RunSettings):
     pooling: Literal["mean", "last"] | None = None
     loss: Literal["mse", "cosent"] = "mse"
     dimensions: int | None = setting(None, least=1)
-    held_out: int = setting(500, least=3)
+    held_out: int = setting(500, least=_FEWEST_HELD_OUT)
     evaluation: str | None = setting(None, may_change=True)
     rank: int = setting(16, least=1)
     alpha: float = setting(32, above=0)
@@ -111,20 +119,41 @@ class DistilTraining(RunSettings):
             )
 
     @property
+    def usual_arguments(self) -> Mapping[str, Any]:
+        if self.student == STATIC:
+            return {**self.ARGUMENTS, **_OF_A_TABLE}
+        return {**self.ARGUMENTS, **_OF_A_MODEL} if self.is_own_model else self.ARGUMENTS
+
+    @property
     def evaluates(self) -> bool:
         """There are always texts that were held out."""
         return True
 
     @property
+    def is_own_model(self) -> bool:
+        """Whether the student is a SentenceTransformer that is there already."""
+        return self.student != STATIC and self.student_recipe is None
+
+    @property
     def student_recipe(self) -> Recipe | None:
         """The recipe that the student is, if it is one.
 
+        A recipe's key is the recipe, whatever lies in the working directory.
+
         Raises:
-            ValueError: If something is fitted behind its pooling, which a student learns by itself.
+            ValueError: If something is fitted behind its pooling, which a student learns by itself; or it is neither a
+                recipe nor a path or Hub id.
         """
-        if self.student == STATIC or Path(self.student).exists() or "/" in self.student:
+        if self.student == STATIC or "/" in self.student:
             return None
-        found = find(self.student)
+        try:
+            found = find(self.student)
+        except ValueError as error:
+            if Path(self.student).exists():
+                return None
+            raise ValueError(
+                f"student: {error} A directory is given by its path, a model of the Hub as org/name."
+            ) from None
         if found.around is not None:
             raise ValueError(
                 f"student: {self.student!r} has something fitted around its pooling, which a student learns by itself. "
@@ -220,9 +249,13 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
     different = list(dict.fromkeys(read_sentences(settings.texts)["sentence"]))
     least = settings.held_out + settings.batch_rows
     if len(different) < least:
+        lower, most = "held_out (--held-out)", len(different) - settings.batch_rows
+        if most < _FEWEST_HELD_OUT:
+            lower, most = "per_device_train_batch_size (--batch-size)", len(different) - settings.held_out
+        instead = f", or lower {lower} to {most} or less" if most > 1 else ""
         raise ValueError(
             f"{settings.texts} has {len(different)} different texts, and {settings.held_out} are held out: give at "
-            f"least {least}, or a lower held_out."
+            f"least {least}{instead}."
         )
     held_out = set(random.Random(0).sample(range(len(different)), settings.held_out))
     return (

@@ -163,6 +163,8 @@ def fit(
     chosen = of_st.complete(given, evaluates=evaluator is not None)
     if "dataloader_pin_memory" not in chosen:
         chosen["dataloader_pin_memory"] = model.device.type == "cuda"
+    # Not the trainer's to heed: see CompleteCheckpoints.
+    limit = chosen.pop("save_total_limit")
     made = of_st.made(chosen, checkpoints, progress=progress)
     decided = {
         **of_st.identity(chosen),
@@ -171,7 +173,7 @@ def fit(
     }
     check_same_run(checkpoints, {**decided, **(identity or {})}, dataset, writes=is_main())
     upkeep = [SetEpoch(), ClearGradients(), OwnIntervals()]
-    watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss)]
+    watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit)]
     trainer = _Trainer(
         model=model,
         args=made,

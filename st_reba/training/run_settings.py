@@ -138,9 +138,14 @@ class RunSettings(Settings):
             object.__setattr__(self, name, _Former.NOT_GIVEN)
 
     @property
+    def usual_arguments(self) -> Mapping[str, Any]:
+        """The method's own arguments, where they depend on other settings."""
+        return self.ARGUMENTS
+
+    @property
     def training_arguments(self) -> dict[str, Any]:
         """The arguments as they were given, over those of the method."""
-        chosen = dict(self.ARGUMENTS)
+        chosen = dict(self.usual_arguments)
         for kind in ("save", "eval"):
             # Who says when, says it whole.
             if f"{kind}_strategy" in self.arguments:

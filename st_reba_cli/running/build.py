@@ -22,7 +22,7 @@ from st_reba.modules.late_interaction import multi_vector_encoder
 from st_reba.modules.training_free.reranking import cross_encoder
 from st_reba.text.templates import PRESETS, preset
 
-from ..build import layers_of
+from ..build import SavedDtype, layers_of
 from ..common import Dtype, PoolingMode
 from ..data import prompts_of
 from ..methods import DEFAULT, METHODS
@@ -58,12 +58,15 @@ def run(
     skip_punctuation: bool | None,
     normalize: bool,
     max_seq_length: int | None,
-    dtype: Dtype,
+    dtype: SavedDtype,
 ) -> None:
     """Write a ready directory of a SentenceTransformer, or of another family of models."""
+    precision = Dtype(dtype.value)
     if rerank:
         settings = {} if template is None else {"template": template}
-        _write(out, lambda: cross_encoder(_loaded(RerankModule, model, max_seq_length, dtype, settings), device="cpu"))
+        _write(
+            out, lambda: cross_encoder(_loaded(RerankModule, model, max_seq_length, precision, settings), device="cpu")
+        )
         return
     if sparse:
         settings = _sparse_settings(recipe, method, template, expansion=expansion, top_k=top_k)
@@ -71,7 +74,7 @@ def run(
         _write(
             out,
             lambda: SparseEncoder(
-                modules=[_loaded(PromptRepsModule, model, max_seq_length, dtype, settings)],
+                modules=[_loaded(PromptRepsModule, model, max_seq_length, precision, settings)],
                 device="cpu",
                 prompts=prompts,
             ),
@@ -93,7 +96,7 @@ def run(
     with whole_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
         prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(arguments)
-        module = load(chosen.row.module, model, max_seq_length, dtype, **arguments)
+        module = load(chosen.row.module, model, max_seq_length, precision, **arguments)
         if multi_vector:
             built: Any = multi_vector_encoder(
                 module,

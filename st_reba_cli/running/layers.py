@@ -73,7 +73,7 @@ def run(
             )
             dependency(model_read)
         turning_point.write_csv(scratch / "layers.csv")
-        turning_point.draw(scratch / "layers.png")
+        turning_point.draw(scratch / "layers.png", percent=True)
         dependency.write_csv(scratch / "dependency.csv")
         dependency.draw(scratch / "dependency.png")
     metric = scored.metrics()[0]
@@ -83,8 +83,8 @@ def run(
     console.print(_layers_table(turning_point, dependency, metric.metric))
     console.print(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
-        f"{metric.metric}, x 100: {metric.note} Dependency: mean Spearman correlation of a text's last token with its "
-        "others.",
+        f"{metric.metric}, x 100 (in layers.csv it is not multiplied): {metric.note} Dependency: mean Spearman "
+        "correlation of a text's last token with its others.",
         soft_wrap=True,
     )
     console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)

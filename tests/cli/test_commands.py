@@ -561,7 +561,7 @@ class TestBuild:
         for expected in (
             "gives each token of a text a vector, for search by late interaction (MaxSim), by **",
             "from sentence_transformers import MultiVectorEncoder",
-            f"print(documents[0].shape)  # (tokens, {dimension})",
+            f"print(documents[0].shape)  # torch.Size([tokens, {dimension}])",
             "| similarity | MaxSim |",
             f"| dimensions | {dimension} |",
             " --multi-vector`). ",
@@ -579,7 +579,6 @@ class TestBuild:
             (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
             (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
             (("--layers", "9"), "9 is out of range"),
-            (("--dtype", "fastest"), "--dtype fastest is for running a model: to save one, give float32, bfloat16 or"),
             (("--template", "{text}"), "--template is for --method classical, echo, "),
             (("--method", "metaeol", "--template", "{text}"), "MetaEOL has none"),
             (("--recipe", "CK", "--template", "{text}"), "CK has none"),
@@ -623,6 +622,11 @@ class TestBuild:
     def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):
         assert message in self.build(backbone_path, tmp_path / "model", *options, expect=1)
         assert not list(tmp_path.iterdir())
+
+    def test_no_precision_is_offered_that_cannot_be_saved(self, backbone_path, tmp_path):
+        refused = self.build(backbone_path, tmp_path / "model", "--dtype", "fastest", expect=2)
+        assert "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'" in refused
+        assert "fastest" not in run("build", "--help")
 
     def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
         texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]

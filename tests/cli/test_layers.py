@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import re
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import st_reba_cli as cli
@@ -48,6 +50,21 @@ def test_tables_and_plots(options, layers, tmp_path, undrawn):
     assert f"│ {best} │ {100 * scores[best]:.1f} │" in output
     assert re.search(r"3 pairs of .*pairs\.tsv", output)
     assert f"layers.csv, layers.png, dependency.csv and dependency.png to {out}" in output
+
+
+def test_the_plot_has_the_scale_of_the_table(layers, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.setdefault(Path(path).name, figure.axes[0]))
+    output = layers("--out", tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "layers.csv").open(encoding="utf-8")))
+    scores = [float(row["spearman_cosine"]) for row in rows]
+    axes = drawn["layers.png"]
+    curve, *_ = (line.get_ydata() for line in axes.lines if len(line.get_ydata()) == len(scores))
+    assert list(curve) == [100 * score for score in scores]
+    [best] = re.findall(r"│ ([\d.-]+) │ [\d.-]+ │ turning point", output)
+    assert f"({best})" in axes.get_title(loc="left")
+    assert axes.get_ylabel() == "Spearman cosine x 100"
+    assert "x 100 (in layers.csv it is not multiplied)" in output
 
 
 def test_in_the_current_directory_by_default(layers, tmp_path, monkeypatch):

@@ -324,6 +324,17 @@ class TestAdapter:
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
+    def test_an_adapter_without_a_tokenizer_has_that_of_its_model(self, adapter, tmp_path):
+        shutil.copytree(adapter, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "special_tokens*"))
+        assert sorted(path.suffix for path in (tmp_path / "bare").iterdir()) == [".json", ".safetensors"]
+        with logged("sentence_transformers") as messages:
+            model = make("classical", str(tmp_path / "bare"))
+        assert not messages
+        assert relative_error(words(model), words(make("classical", adapter))) == 0
+        model.save_pretrained(str(tmp_path / "saved"))
+        loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
+
 
 class TestCompiled:
     """torch.compile, with a backbone of one layer: what takes time is tracing it."""

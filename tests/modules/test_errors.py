@@ -105,6 +105,17 @@ def test_an_encoder_where_a_decoder_is_needed(module_class, tmp_path):
         module_class(path)
 
 
+@pytest.mark.parametrize("module_class", [CausalTransformer, ReBAModule])
+def test_a_loaded_transformer_that_ends_in_a_head(module_class, tmp_path):
+    from sentence_transformers.base.modules import Transformer
+    from transformers import AutoModelForCausalLM
+
+    path = backbones.save(AutoModelForCausalLM.from_config(backbones.config("llama")), tmp_path)
+    message = r"transformer_task='text-generation': .* Load it with transformer_task=\"feature-extraction\", or give"
+    with pytest.raises(ValueError, match=message):
+        module_class(Transformer(path, transformer_task="text-generation"))
+
+
 def test_settings_are_checked_before_anything_is_loaded():
     """With a path that does not exist, the setting is what is complained about."""
     for module_class, settings in (

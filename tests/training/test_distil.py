@@ -90,6 +90,19 @@ def test_a_table_of_token_vectors(settings, tmp_path):
     assert low <= value <= high
 
 
+@pytest.mark.parametrize(
+    ("student", "rate", "epochs"),
+    [("classical", 2e-4, 3), ("static", 1e-2, 10), ("./static", 5e-5, 3), ("org/name", 5e-5, 3)],
+)
+def test_each_kind_of_student_is_trained_at_a_rate_of_its_own(student, rate, epochs):
+    given = DistilTraining(model="m", recipe="echo-2", texts="t.txt", student=student).training_arguments
+    assert (given["learning_rate"], given["num_train_epochs"]) == (rate, epochs)
+    asked = DistilTraining(
+        model="m", recipe="echo-2", texts="t.txt", student=student, arguments={"learning_rate": 3e-3}
+    ).training_arguments
+    assert (asked["learning_rate"], asked["num_train_epochs"]) == (3e-3, epochs)
+
+
 def test_any_other_model(settings, encoder_paths, tmp_path):
     student = train_distil(
         settings(student=encoder_paths()[0], arguments={"max_steps": 1}), tmp_path / "out", progress=False
@@ -156,9 +169,17 @@ def test_a_share_has_an_interval():
     [
         ({"recipe": "ecko-2"}, "There is no recipe 'ecko-2'"),
         ({"student": "early-late"}, "'early-late' has something fitted around its pooling"),
+        ({"student": "MiniLM"}, r"student: There is no recipe 'MiniLM'\. .* a model of the Hub as org/name\."),
         ({"student": "static", "pooling": "mean"}, "pooling: the student 'static' is no recipe"),
         ({"model_kwargs": {"quantization_config": {}}}, "a student is merged into whole weights"),
-        ({"held_out": 40}, "texts.txt has 44 different texts, and 40 are held out: give at least 56"),
+        (
+            {"held_out": 40},
+            r"44 different texts, and 40 are held out: give at least 56, or lower held_out \(--held-out\) to 28 or",
+        ),
+        (
+            {"arguments": {"per_device_train_batch_size": 42}},
+            r"give at least 54, or lower per_device_train_batch_size \(--batch-size\) to 32 or less",
+        ),
     ],
 )
 def test_refusals(changes, message, settings, tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
-from st_reba.training import DivergedError, RunSettings, finish, fitting
+from st_reba.training import DivergedError, RunSettings, checkpoints, finish, fitting
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
@@ -105,6 +105,50 @@ def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
     for name, weight in weights(again).items():
         assert torch.equal(weight, expected[name]), name
     assert any(not torch.equal(weight, expected[name]) for name, weight in begun.items())
+
+
+def test_a_kill_between_two_checkpoints_loses_neither(model, tmp_path, monkeypatch):
+    """With room for one, the old one goes when the new one is whole, and not before."""
+    settings = {**RUN, "arguments": {"save_total_limit": 1}}
+    durable, marked = checkpoints.durable, []
+
+    def die_at_the_second(path):
+        if path.name == "loss_state.pt":
+            marked.append(path)
+        if len(marked) == 2:
+            raise KeyboardInterrupt
+        return durable(path)
+
+    monkeypatch.setattr(checkpoints, "durable", die_at_the_second)
+    begun = Noisy(model())
+    with pytest.raises(KeyboardInterrupt):
+        fit(begun.model, ROWS, begun, output=tmp_path, **settings)
+    monkeypatch.setattr(checkpoints, "durable", durable)
+    assert checkpoints.last_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-2"
+    again = Noisy(model())
+    assert fit(again.model, ROWS, again, output=tmp_path, **settings).resumed_at == 2
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-9"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [
+        (None, None, [2, 4, 6, 8, 9]),
+        (2, None, [6, 8]),
+        (1, None, [8]),
+        (2, 2, [2, 8]),
+        (1, 4, [4, 8]),
+        (3, 8, [4, 6, 8]),
+    ],
+)
+def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
+    for step in (2, 4, 6, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "loss_state.pt").touch()
+    # One that a killed run did not write to its end.
+    (tmp_path / "checkpoint-9").mkdir()
+    checkpoints.remove_older(tmp_path, limit, None if best is None else tmp_path / f"checkpoint-{best}")
+    assert sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()) == kept
 
 
 def test_each_epoch_has_an_order_of_its_own(model, tmp_path):
