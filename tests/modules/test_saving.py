@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
-import sys
 import textwrap
 
 import numpy as np
