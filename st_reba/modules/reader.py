@@ -32,7 +32,7 @@ class LayoutReader(LanguageModel):
     pool_over: PoolOver
 
     #: Whether every token that is read is handed on, or the last alone.
-    rows: Rows
+    rows: Rows = "all"
 
     #: Whether each text runs alone, so that not even rounding depends on the others.
     deterministic: bool
