@@ -173,9 +173,18 @@ class LayoutReader(LanguageModel):
         if rows == "last":
             self._last_layer_parts = decoder.PositionWise(self.model)
 
-    def _read_tokens(self, layout: Layout, first_copy: int, last_copy: int, **kwargs: Any) -> Reading:
+    @property
+    def copies_read(self) -> tuple[int, int]:
+        """The first and the last of the copies of a text whose tokens are read."""
+        return 0, 0
+
+    def tokens_read(self, layout: Layout) -> Tensor:
+        """(B, N): the tokens that are handed on where ``rows`` is ``"all"``."""
+        return self._select(layout, *self.copies_read)
+
+    def _read_tokens(self, layout: Layout, **kwargs: Any) -> Reading:
         """The last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self._select(layout.on_host, first_copy, last_copy)
+        selected = self.tokens_read(layout.on_host)
         if self.rows == "last":
             selected = last_of(selected)
         states = self.run(layout, read=selected, **kwargs)
