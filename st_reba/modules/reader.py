@@ -77,16 +77,26 @@ class LayoutReader(LanguageModel):
             layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
 
         Raises:
-            ValueError: If the method reads something else than hidden states, or the layers are not found, or would
-                run a second time for their gradients.
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer, or the
+                layers are not found, or would run a second time for their gradients.
         """
-        self._refuse_all_layers()
+        self.check_all_layers()
         with recording(self.model, self.layer_places(), norm) as record:
             found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
-    def _refuse_all_layers(self) -> None:
+    def check_all_layers(self) -> None:
+        """Refuse to read every layer's states where they would not be read alike.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer.
+        """
+        if self.readout == "before_mlp":
+            raise ValueError(
+                f'{type(self).__name__} with readout="before_mlp" reads a state inside its last layer, and the other '
+                'layers would be read behind their feed-forward parts. Use readout="layer" to read every layer.'
+            )
         if not self.READS_HIDDEN_STATES:
             raise ValueError(
                 f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
