@@ -42,6 +42,31 @@ ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotatio
 
 _MODULE_CLASSES = "_module_classes"
 
+#: The attributes that ST's ``Transformer`` sets on itself when it loads a model, the backbone apart. Some are those of
+#: certain versions, or of flash attention, alone.
+SET_BY_TRANSFORMER = (
+    "_chat_template_suffix_cache",
+    "_declared_forward_params",
+    "_flatten_position_offset",
+    "_method_signature_cache",
+    "_prompt_length_mapping",
+    "_query_expansion",
+    "_unpad_inputs",
+    "backend",
+    "can_flatten_inputs",
+    "data_collator",
+    "do_lower_case",
+    "document_length",
+    "input_formatter",
+    "modality_config",
+    "model_forward_params",
+    "module_output_name",
+    "processing_kwargs",
+    "processor",
+    "query_length",
+    "transformer_task",
+)
+
 
 class ReportingTransformer(Transformer):
     """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
@@ -89,6 +114,17 @@ def tokenizer_apart() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_other_advice)
+
+
+def share(transformer: Transformer, module: Transformer) -> None:
+    """Give a module the tokenizer and the settings of ST that a loaded ``Transformer`` has; the backbone is not given.
+
+    ST has no public way to make a ``Transformer`` of a loaded one. What a class of its own sets is not shared: see
+    :data:`SET_BY_TRANSFORMER`.
+    """
+    for name in SET_BY_TRANSFORMER:
+        if name in vars(transformer):
+            setattr(module, name, vars(transformer)[name])
 
 
 def pass_on(module: Transformer, *arguments: str) -> None:

@@ -52,7 +52,7 @@ class CausalModule(LayoutReader):
         model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
             :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
-            other stays as it is.
+            other stays as it is, and none of its settings is taken over.
         template: What stands around and between the copies of a text.
         preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
             ``final_norm`` and ``normalize_text`` holds where the argument is None. Where it says nothing, the module's
@@ -264,6 +264,10 @@ class CausalModule(LayoutReader):
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
         check_length(value, "max_seq_length")
+        # Modules that share the tokenizer keep their own length.
+        self.processor = copy.copy(self.processor)
+        if self.processor is not self._tokenizer:
+            self.processor.tokenizer = copy.copy(self._tokenizer)
         self._tokenizer.model_max_length = _NO_LIMIT if value is None else value
 
     def _limit(self, *limits: int | None) -> int | None:

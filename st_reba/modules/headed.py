@@ -48,8 +48,10 @@ class HeadedModule(CausalTransformer):
             )
         super().__init__(model_name_or_path, template=template, **settings, **transformer_kwargs)
         check_plain(self.model.config)
-        shared = getattr(model_name_or_path, "head", None) if isinstance(model_name_or_path, HeadedModule) else None
-        self.register_buffer("head", self._found(where) if shared is None else shared, persistent=False)
+        # Another module may have kept the rows of other tokens.
+        shares = isinstance(model_name_or_path, HeadedModule) and model_name_or_path._rows() == self._rows()
+        head = cast(HeadedModule, model_name_or_path).head if shares else self._found(where)
+        self.register_buffer("head", head, persistent=False)
 
     def _rows(self) -> Sequence[int] | None:
         """The tokens whose rows are read; None: all, which need not be kept where they are the input embeddings."""

@@ -60,7 +60,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
             :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
-            other stays as it is.
+            other stays as it is, and none of its settings is taken over.
         changes: What is changed while it reads: see :mod:`st_reba.modules.changes`.
         bidirectional_layers: How many of the last layers attend to later tokens too; as :class:`AttendBothWays`.
         output_layer: After which layer to stop; as :class:`EarlyExit`. None: ``usual_output_layer``.
@@ -168,9 +168,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
                 'Load it with transformer_task="feature-extraction", or give the path of its model.'
             )
         nn.Module.__init__(self)
-        own = set(self.__dict__)
-        self.__dict__.update({name: value for name, value in other.__dict__.items() if name not in own})
-        self._is_whole = False
+        compat.share(other, self)
+        if isinstance(other, CheckedTransformer):
+            self.lacking, self.checkpoint = other.lacking, other.checkpoint
         self._asked_to_unpad = other.unpad_inputs
         self._st_unpads = bool(getattr(other, "_st_unpads", other.can_flatten_inputs))
         # What is set here, and by what follows, is not the other's to bear.

@@ -32,7 +32,7 @@ class LayoutReader(LanguageModel):
     pool_over: PoolOver
 
     #: Whether every token that is read is handed on, or the last alone.
-    rows: Rows
+    rows: Rows = "all"
 
     #: Whether each text runs alone, so that not even rounding depends on the others.
     deterministic: bool
@@ -77,16 +77,26 @@ class LayoutReader(LanguageModel):
             layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
 
         Raises:
-            ValueError: If the method reads something else than hidden states, or the layers are not found, or would
-                run a second time for their gradients.
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer, or the
+                layers are not found, or would run a second time for their gradients.
         """
-        self._refuse_all_layers()
+        self.check_all_layers()
         with recording(self.model, self.layer_places(), norm) as record:
             found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
-    def _refuse_all_layers(self) -> None:
+    def check_all_layers(self) -> None:
+        """Refuse to read every layer's states where they would not be read alike.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer.
+        """
+        if self.readout == "before_mlp":
+            raise ValueError(
+                f'{type(self).__name__} with readout="before_mlp" reads a state inside its last layer, and the other '
+                'layers would be read behind their feed-forward parts. Use readout="layer" to read every layer.'
+            )
         if not self.READS_HIDDEN_STATES:
             raise ValueError(
                 f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
@@ -173,9 +183,18 @@ class LayoutReader(LanguageModel):
         if rows == "last":
             self._last_layer_parts = decoder.PositionWise(self.model)
 
-    def _read_tokens(self, layout: Layout, first_copy: int, last_copy: int, **kwargs: Any) -> Reading:
+    @property
+    def copies_read(self) -> tuple[int, int]:
+        """The first and the last of the copies of a text whose tokens are read."""
+        return 0, 0
+
+    def tokens_read(self, layout: Layout) -> Tensor:
+        """(B, N): the tokens that are handed on where ``rows`` is ``"all"``."""
+        return self._select(layout, *self.copies_read)
+
+    def _read_tokens(self, layout: Layout, **kwargs: Any) -> Reading:
         """The last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self._select(layout.on_host, first_copy, last_copy)
+        selected = self.tokens_read(layout.on_host)
         if self.rows == "last":
             selected = last_of(selected)
         states = self.run(layout, read=selected, **kwargs)

@@ -108,7 +108,8 @@ def encode_chunks(
             token that holds any character of a chunk belongs to it. Chunks may overlap.
         chunk_tokens: In place of ``spans``: chunks of so many of the text's own tokens; the last may have fewer, and
             characters of several tokens are not divided.
-        overlap: How many tokens a chunk shares with the next one; less than ``chunk_tokens``.
+        overlap: How many tokens a chunk shares with the next one; less than ``chunk_tokens``. It is less where the next
+            character has several tokens and would not fit beside them.
         prompt_name: One of the model's prompts, by name; None: its default prompt.
         prompt: A prompt in full: it stands before every text, and before every window.
         batch_size: Texts, or windows, at a time.
@@ -233,16 +234,17 @@ def _prompt(model: SentenceTransformer, name: str | None, prompt: str | None) ->
 
 def _cut(own: Sequence[Extent], length: int, overlap: int) -> list[Extent]:
     """Chunks of so many tokens, as the characters from the first one's to the last one's."""
-    # Where a chunk may begin: not within a character.
-    starts = [index for index, (start, _) in enumerate(own) if not index or start >= own[index - 1][1]]
-    places = [*starts, len(own)]
+    # Where a chunk may begin or end: at the tokens at which a character begins, and at the end.
+    cuts = [index for index, (start, _) in enumerate(own) if not index or start >= own[index - 1][1]] + [len(own)]
     spans: list[Extent] = []
-    first = end = 0
-    while end < len(own):
-        # The last place that is not behind it; a character that is longer is a chunk, and none ends where another did.
-        end = max(places[bisect_right(places, first + length) - 1], places[bisect_right(places, max(first, end))])
-        spans.append((own[first][0], own[end - 1][1]))
-        first = max(places[bisect_right(places, end - overlap) - 1], places[bisect_right(places, first)])
+    first = last = 0
+    while cuts[last] < len(own):
+        # The next character is part of the chunk, alone if it is longer than one: the overlap gives way.
+        while first < last and cuts[last + 1] - cuts[first] > length:
+            first += 1
+        last = max(last + 1, bisect_right(cuts, cuts[first] + length) - 1)
+        spans.append((own[cuts[first]][0], own[cuts[last] - 1][1]))
+        first = max(first + 1, bisect_right(cuts, cuts[last] - overlap) - 1)
     return spans
 
 

@@ -43,7 +43,8 @@ class LayerReader:
         count: How many readings there are, L + 1.
 
     Raises:
-        ValueError: If the first module is another one, or the backbone's earlier layers cannot be read like its last.
+        ValueError: If the first module is another one, or reads a state inside its last layer, or the backbone's
+            earlier layers cannot be read like its last.
     """
 
     def __init__(self, model: BaseModel) -> None:
@@ -53,6 +54,7 @@ class LayerReader:
                 f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
                 "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
             )
+        cast(CausalModule, module).check_all_layers()
         self.model = model
         model.eval()
         decoder = inspect(cast(CausalModule, module).model)

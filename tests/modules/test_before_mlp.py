@@ -13,6 +13,7 @@ from st_reba import (
     EarlyLateModule,
     EchoModule,
     InputEmbeddings,
+    LayerStates,
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
@@ -121,6 +122,8 @@ def test_as_a_recipe(shared):
         (CausalTransformer, {"readout": "before_mlp", "changes": [BeforeFeedForward()]}, "makes it already, with read"),
         (InputEmbeddings, {"readout": "before_mlp"}, 'InputEmbeddings with readout="before_mlp": it runs no layer'),
         (ValueAggregationModule, {"readout": "before_mlp"}, "reads what attention gives"),
+        (LayerStates, {"readout": "before_mlp"}, "hands on what every layer leaves behind its feed-forward part"),
+        (LayerStates, {"changes": [BeforeFeedForward()]}, "hands on what every layer leaves behind its feed-forward"),
     ],
 )
 def test_what_is_refused(kind, settings, message, shared):

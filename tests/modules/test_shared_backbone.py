@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 import warnings
 
 import numpy as np
@@ -18,6 +20,7 @@ from st_reba import (
     EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
+    IdfWeights,
     KVReroutingModule,
     LayerStates,
     MetaEOLModule,
@@ -61,6 +64,61 @@ REFUSED = {
     "value layers": lambda backbone: ValueAggregationModule(backbone, layers=[99]),
     "chunks": lambda backbone: ReBAModule(backbone, chunk_length=255),
 }
+
+
+#: Modules whose settings others do not have, or read otherwise.
+SETTLED = {
+    "last": lambda path: CausalTransformer(path, rows="last"),
+    "reba": lambda path: ReBAModule(path, repetitions=3, layers=[-1], rows="last", normalize_weights=True),
+    "echo": lambda path: EchoModule(path, pool_copies="repeated", pool_over="all", deterministic=True),
+    "prompt": lambda path: CausalTransformer(path, template="prompteol", final_norm=False, normalize_text=True),
+    "values": lambda path: ValueAggregationModule(path, layers=[0]),
+    "iterations": lambda path: RefinedThoughtModule(path, iterations=3),
+}
+
+
+@pytest.mark.parametrize(("kind", "settled"), paired(MODULES, SETTLED))
+def test_a_module_takes_no_setting_from_the_one_that_it_shares(kind, settled, backbone_path):
+    of_transformer, of_module = (MODULES[kind](make(backbone_path())) for make in (Transformer, SETTLED[settled]))
+    # The view of the backbone, what is looked up when it is first asked for, and where the weights came from.
+    differ = {"_modules", "_made", "_places", "checkpoint", "lacking"}
+    attributes = [vars(module).keys() - differ for module in (of_transformer, of_module)]
+    assert attributes[0] == attributes[1]
+    assert of_transformer.get_config_dict() == of_module.get_config_dict()
+    vectors = [pipeline(module).encode(TEXTS) for module in (of_transformer, of_module)]
+    assert np.allclose(*vectors, atol=1e-6)
+
+
+def test_what_reads_every_token_beside_a_module_of_one(backbone_path):
+    """Weights of tokens and late interaction ask for it."""
+    last = CausalTransformer(backbone_path(), rows="last")
+    module = EarlyLateModule(last)
+    assert module.rows == "all"
+    assert IdfWeights.fit(module, TEXTS).vocabulary_size
+    assert not hasattr(CausalTransformer(ReBAModule(backbone_path())), "repetitions")
+
+
+def test_the_list_of_what_is_shared_is_what_sts_transformer_sets(backbone_path):
+    """Those that no backbone of this machine has it set are in its source alone."""
+    listed = {*compat.SET_BY_TRANSFORMER}
+    assert vars(Transformer(backbone_path())).keys() - vars(torch.nn.Module()).keys() <= listed
+    source = inspect.getsource(Transformer)
+    named = {name for name in re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", source) if not hasattr(Transformer, name)}
+    assert named - {"model"} <= listed
+    if compat.PLACEMENT_IS_KEPT:
+        assert listed <= named
+
+
+def test_each_module_has_its_own_length(backbone_path):
+    first = CausalTransformer(backbone_path(), max_seq_length=40)
+    second = ReBAModule(first)
+    assert second.max_seq_length == 40
+    second.max_seq_length = 5
+    assert (first.max_seq_length, second.max_seq_length) == (40, 5)
+    first.max_seq_length = 7
+    assert (first.max_seq_length, second.max_seq_length) == (7, 5)
+    long = "one two three four five six seven eight nine ten"
+    assert [int(module.lay_out([long]).text_length[0]) for module in (first, second)] == [7, 5]
 
 
 def everything_set_on(model) -> dict:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -167,6 +169,29 @@ def test_a_character_of_several_tokens_is_not_divided():
     assert _cut(own, 2, 0) == [(0, 1), (1, 2), (2, 3)]
     assert _cut(own, 4, 3) == [(0, 2), (1, 3)]
     assert _cut(own, 1, 0) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_character_of_several_tokens_behind_a_short_chunk(shared):
+    """The overlap would begin before the text does."""
+    found = encode_chunks(pipeline(CausalTransformer(shared())), "a\U0001f9a9", chunk_tokens=3, overlap=2)
+    assert found.spans[0][0] == 0
+    assert found.spans[-1][1] == 2
+    assert _cut([(0, 1), *[(1, 2)] * 3], 3, 2) == [(0, 1), (1, 2)]
+
+
+@given(tokens=st.lists(st.integers(1, 6), max_size=12), length=st.integers(1, 8), data=st.data())
+def test_what_holds_of_chunks_whatever_a_character_takes(tokens, length, data):
+    overlap = data.draw(st.integers(0, length - 1))
+    own = [(character, character + 1) for character, count in enumerate(tokens) for _ in range(count)]
+    spans = _cut(own, length, overlap)
+    assert set().union(*(range(*span) for span in spans)) == set(range(len(tokens)))
+    for one, other in itertools.pairwise(spans):
+        assert one[0] < other[0] <= one[1] < other[1]
+    for start, end in spans:
+        assert end - start == 1 or sum(tokens[start:end]) <= length
+    if set(tokens) == {1}:
+        assert all(end - start == length for start, end in spans[:-1])
+        assert all(one[1] - other[0] == overlap for one, other in itertools.pairwise(spans))
 
 
 class TestLongTexts:

@@ -175,6 +175,16 @@ def test_modules_without_such_a_reading(kind, shared):
         LayerReader(model)
 
 
+def test_a_state_inside_the_last_layer_has_no_like_in_the_others(shared):
+    """They would be read behind their own feed-forward parts."""
+    module = CausalTransformer(shared(), readout="before_mlp")
+    message = 'CausalTransformer with readout="before_mlp" reads a state inside its last layer.* readout="layer"'
+    with pytest.raises(ValueError, match=message):
+        LayerReader(pipeline(module))
+    with pytest.raises(ValueError, match=message):
+        module.forward_all_layers(module.preprocess(TEXTS))
+
+
 def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
     model = pipeline(CausalTransformer(backbone_path()))
     forward = model[0].model.forward

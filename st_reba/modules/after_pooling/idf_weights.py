@@ -56,7 +56,7 @@ class IdfWeights(FixedWeights):
         A token that none of the texts has gets the largest weight. Texts without tokens do not count.
 
         Args:
-            module: What it will stand behind: its tokens are counted, those of its template where it hands them on.
+            module: What it will stand behind: the tokens that it hands on are counted, its template's among them.
             texts: Any iterable of strings, a generator over a file for instance; read once.
             chunk_size: How many texts are tokenised at a time.
 
@@ -76,7 +76,7 @@ class IdfWeights(FixedWeights):
         remaining = iter(texts)
         while chunk := list(islice(remaining, chunk_size)):
             layout = module.lay_out(chunk)
-            read = layout.copy_index >= 0 if module.pool_over == "text" else layout.attention_mask.bool()
+            read = module.tokens_read(layout) & (layout.text_length > 0)[:, None]
             frequencies.add(read.nonzero()[:, 0], layout.input_ids[read])
         if not frequencies.texts:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")

@@ -10,6 +10,7 @@ from sentence_transformers.base.modules import Transformer
 from ...lm.states import StatesAt
 from ...text.layout import Layout
 from ..base import PoolOver
+from ..changes import BeforeFeedForward, Change
 from ..readout import Reading, compact, last_of
 from ..training_free.causal import CausalTransformer
 
@@ -35,7 +36,8 @@ class LayerStates(CausalTransformer):
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
-        ValueError: If the template has another number of slots, the model is not causal, or its layers cannot be read.
+        ValueError: If the template has another number of slots, the model is not causal, its layers cannot be read, or
+            its last layer is to be read before the feed-forward part.
     """
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
@@ -57,7 +59,9 @@ class LayerStates(CausalTransformer):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
+        super().__init__(
+            model_name_or_path, template=template, pool_over=pool_over, unfit_changes=_unfit, **transformer_kwargs
+        )
         #: L, the number of layers.
         self.depth = len(self.layer_places().paths)
 
@@ -77,3 +81,12 @@ class LayerStates(CausalTransformer):
         read = self._select(layout.on_host, 0, 0)
         reading = compact(states, layout.input_ids, last_of(read) if self.rows == "last" else read)
         return reading._replace(extra={"layer_states": layers})
+
+
+def _unfit(change: Change) -> str | None:
+    if isinstance(change, BeforeFeedForward):
+        return (
+            f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave the "
+            "change out."
+        )
+    return None

@@ -62,7 +62,7 @@ class CausalTransformer(CausalModule):
         self._set_rows(handed_on)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, 0, 0, **kwargs)
+        return self._read_tokens(layout, **kwargs)
 
 
 def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:

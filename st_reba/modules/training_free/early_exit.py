@@ -41,4 +41,4 @@ class EarlyExitModule(CausalModule):
         return "One pass over the text, up to the output layer: no more than the classical embedding."
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, 0, 0, **kwargs)
+        return self._read_tokens(layout, **kwargs)

@@ -85,7 +85,10 @@ class EchoModule(CausalModule):
             return 'reads a token in several copies, pool_copies="repeated": use pool_copies="last".'
         return super().unfit_for_chunks
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    @property
+    def copies_read(self) -> tuple[int, int]:
         last = self.repetitions - 1
-        first = 1 if self.pool_copies == "repeated" else last
-        return self._read_tokens(layout, first, last, **kwargs)
+        return (1 if self.pool_copies == "repeated" else last), last
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        return self._read_tokens(layout, **kwargs)

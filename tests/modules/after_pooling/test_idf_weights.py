@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from st_reba import CausalTransformer, EchoModule, IdfWeights, InputEmbeddings, ReBAModule
+from st_reba import (
+    CausalTransformer,
+    EchoLayersModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    IdfWeights,
+    InputEmbeddings,
+    KVReroutingModule,
+    ReBAModule,
+)
 from st_reba.text.idf import DocumentFrequencies
 from st_reba.version import REQUIREMENT
 
@@ -80,6 +89,32 @@ def test_tokens_of_a_template_count_where_they_are_handed_on(shared, token_ids):
     assert text_alone.weights[colon] == text_alone.weights.max()
     last = token_ids(" word")[-1]
     assert whole.weights[last] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("over", ["text", "all", "whole"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda path, **over: CausalTransformer(path, template="the dog: {text} in a word", **over),
+        lambda path, **over: EchoModule(path, template="the dog: {text} again: {text} in a word", **over),
+        lambda path, **over: EchoModule(path, repetitions=3, pool_copies="repeated", **over),
+        lambda path, **over: EchoLayersModule(path, template="the dog: {text} again: {text} in a word", **over),
+        lambda path, **over: HierarchicalTokenPrependingModule(path, block_length=4, **over),
+        lambda path, **over: KVReroutingModule(path, hybrid=False, **over),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+def test_what_is_handed_on_is_what_counts(made, over, shared):
+    """Of a template's own words, those behind the text may be handed on, those before it are not, or with all."""
+    module = made(shared(), pool_over=over)
+    texts = [*FIT, ""]
+    with torch.no_grad():
+        handed = module.eval()(module.preprocess(texts))
+    frequencies = DocumentFrequencies(len(IdfWeights.fit(module, texts).weights))
+    real = handed["attention_mask"].bool()
+    real[-1] = False  # no tokens, one zero vector
+    frequencies.add(real.nonzero()[:, 0], handed["input_ids"][real])
+    assert torch.equal(IdfWeights.fit(module, texts).weights, frequencies.idf.float())
 
 
 def test_the_language_model_is_not_run(shared, monkeypatch):

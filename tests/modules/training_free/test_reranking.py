@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from st_reba import RerankModule
+from st_reba import PromptRepsModule, RerankModule
 from st_reba.modules.training_free.reranking import CHOICE, cross_encoder
 
 from ... import backbones
@@ -66,6 +66,17 @@ def test_equals_the_language_model(architecture, tied, saved):
     pairs = [(query, text) for query in (QUERY, "谁？") for text in TEXTS[:3]]
     for (query, text), score in zip(pairs, reranker.predict(pairs), strict=True):
         assert score == pytest.approx(naive(model, path, query, text), abs=1e-4)
+
+
+def test_the_rows_of_a_shared_head_are_ones_own(saved):
+    """Another module's are those of other tokens, or of all."""
+    _, path = saved()
+    first = RerankModule(path, **SHORT)
+    turned = RerankModule(first, **{**SHORT, "choices": SHORT["choices"][::-1]})
+    assert torch.equal(turned.head_weight, first.head_weight.flip(0))
+    every = PromptRepsModule(first, template="{text} in a word:")
+    assert every.get_embedding_dimension() == first.model.config.vocab_size
+    assert torch.equal(RerankModule(every, **SHORT).head_weight, first.head_weight)
 
 
 def test_the_batch_does_not_matter_and_it_ranks(saved):
