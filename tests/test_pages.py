@@ -11,30 +11,27 @@ import json
 import re
 import shlex
 import shutil
-import threading
-import time
+import signal
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
-import uvicorn
 import yaml
-from huggingface_hub import CommitInfo, HfApi
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import ReBAModule
 from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.hub import compat
-from st_reba.serving import running
-from st_reba.serving.app import make_app
 from st_reba.training import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from . import backbones
 from .conftest import PROMPTS, pipeline
+from .hub import RunningHub, Storage, User
+from .script.installed import Running, Script
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"
@@ -207,54 +204,31 @@ def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
     for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
-    # A comparison then writes its numbers and no figures, and measures no longer than it must: there are tests of both.
-    monkeypatch.setattr("st_reba_cli.running.compare.has_page", lambda out: False)
-    monkeypatch.setattr("st_reba.compare.workload._MEASURED_SECONDS", 0.0)
     # On which texts, and on how many, decides nothing here.
     monkeypatch.setattr("st_reba.data.demo._ASSETS", assets)
     return tmp_path
 
 
-@pytest.fixture
-def servers(monkeypatch):
-    """By the port that a page names, where ``st-reba serve`` listens: in a thread, until the page is over."""
-    threads: list[tuple[uvicorn.Server, threading.Thread]] = []
-    urls: dict[str, str] = {}
-
-    def serve(server, own, started):
-        listening = uvicorn.Server(uvicorn.Config(make_app(server), log_level="warning", ws="none"))
-        thread = threading.Thread(target=listening.run, kwargs={"sockets": [own.dup()]}, daemon=True)
-        thread.start()
-        threads.append((listening, thread))
-        while not listening.started:
-            time.sleep(0.01)
-        urls["newest"] = running.url_of(own)
-        started()
-
-    monkeypatch.setattr(running, "serve", serve)
-    yield urls
-    for listening, thread in threads:
-        listening.should_exit = True
-        thread.join()
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A Hub that takes what it is sent."""
-    commit = CommitInfo(
-        commit_url="https://huggingface.co/org/name/commit/1", commit_message="", commit_description="", oid="1"
-    )
-    for name in ("create_commit", "upload_folder"):
-        monkeypatch.setattr(HfApi, name, lambda self, *args, **kwargs: commit)
-    for name in ("create_repo", "create_branch"):
-        monkeypatch.setattr(HfApi, name, lambda self, *args, **kwargs: type("Repository", (), {"repo_id": args[:1]}))
+@pytest.fixture(scope="module")
+def hub() -> Iterator[dict[str, str]]:
+    """A Hub on this machine: the environment in which the command finds it."""
+    running = RunningHub(Storage({"hf_owner": User("somebody", ("org",))}))
+    running.start()
+    yield {
+        "HF_ENDPOINT": running.endpoint, "HF_TOKEN": "hf_owner", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost",
+    }  # fmt: skip
+    running.stop()
 
 
 class Reader:
     """Types what a page says."""
 
-    def __init__(self, page: Path, servers: dict[str, str], capsys) -> None:
-        self._page, self._servers, self._capsys = page, servers, capsys
+    def __init__(self, page: Path, script: Script, hub: dict[str, str], capsys) -> None:
+        self._page, self._script, self._hub, self._capsys = page, script, hub, capsys
+        #: By the port that a page names, where ``st-reba serve`` listens until the page is over.
+        self._servers: dict[str, str] = {}
+        self._running: list[Running] = []
         self.names: dict[str, Any] = {}
         #: What the commands of a block wrote, none of which may be given twice there.
         self._written: set[str] = set()
@@ -305,10 +279,21 @@ class Reader:
                 words.remove("--port")
             words += ["--port", "0"]
         words = [re.sub(r"^http://[\w.]+:(\d+)", lambda match: self._servers[match[1]], word) for word in words]
-        result = CliRunner().invoke(cli.app, [command, *words])
-        assert result.exit_code == 0, result.output
+        here = Path.cwd()
         if command == "serve":
-            self._servers[port] = self._servers["newest"]
+            self._running.append(self._script.start(command, *words, cwd=here))
+            self._servers[port] = self._running[-1].until("at http://").split(" at ", 1)[1].split()[0]
+            return
+        # The Hub's client reads its address where it is imported.
+        run = partial(self._script.run_alone, env=self._hub) if command == "push" else self._script.run
+        done = run(command, *words, cwd=here)
+        assert done.code == 0, done.output
+
+    def close(self) -> None:
+        """Stop what it serves."""
+        for server in self._running:
+            server.kill(signal.SIGTERM)
+        assert [server.wait().code for server in self._running] == [0] * len(self._running)
 
     def _pip(self, *words: str) -> None:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -331,8 +316,9 @@ def without_numbers(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_page_runs(page, model, stands_for, saved, desk, servers, hub, capsys):
-    reader = Reader(page, servers, capsys)
+def test_a_page_runs(page, model, stands_for, saved, desk, script, hub, capsys, request):
+    reader = Reader(page, script, hub, capsys)
+    request.addfinalizer(reader.close)
     texts = (desk / "texts.txt").read_text(encoding="utf-8").splitlines()
     reader.names |= {"path": model, "texts": texts, "others": texts[::-1]}
     for language, code, reason in blocks(page):
