@@ -13,6 +13,7 @@ import pytest
 import sentence_transformers
 from safetensors.numpy import load_file
 
+from st_reba import CausalTransformer
 from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.hub.checks import model_class
 
@@ -87,6 +88,8 @@ def test_a_saved_model_loads_and_embeds_as_it_did(archive, model, unpacked):
     texts = json.loads((path.parent / TEXTS_FILE).read_text(encoding="utf-8"))
     if (load := getattr(sentence_transformers, model_class(path), None)) is None:
         pytest.skip(f"this version of sentence-transformers has no {model_class(path)}")
+    if model == "lengths" and "query_length" not in CausalTransformer.config_keys:
+        pytest.skip("this version of sentence-transformers has no lengths by task")
     loaded = load(str(path), device="cpu")
     for part, module in zip(json.loads((path / "modules.json").read_text()), loaded, strict=True):
         if part["type"].startswith("st_reba.modules."):
