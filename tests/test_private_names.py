@@ -10,12 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "private-names.md").read_text(encoding="utf-8")
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| `")]
-SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "st_reba").rglob("*.py")}
+PACKAGES = ("st_reba", "st_reba_cli")
+SOURCES = {path: path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
 
-#: A private name asked of anything but oneself.
-FOREIGN = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\.(_[a-z]\w*)")
-#: Documented, in spite of its underscore: of named tuples, and of os.
-PUBLIC = {"_replace", "_exit"}
+#: A private name asked of anything but oneself, or written as a string, as for getattr.
+FOREIGN = re.compile(r"(?:(?<!self)(?<!cls)(?<!super\(\))\.|(?<=\"))(_[a-z]\w*)\b(?<!_)")
+#: Documented, in spite of its underscore: of named tuples, and of os; what documents of a data set are known by.
+PUBLIC = {"_replace", "_exit", "_id"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())

@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, PreTrainedConfig
 
 from st_reba import (
     CausalTransformer,
@@ -25,7 +26,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.lm import anatomy
+from st_reba.lm import anatomy, build
 from st_reba.lm.anatomy import Anatomy
 from st_reba.lm.attention import function
 from st_reba.lm.decoder import shortened, view
@@ -298,3 +299,14 @@ def test_a_short_model_that_computes_something_else_is_refused(backbone_path, mo
     monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: forward(self, *args, **kwargs) + 1)
     with pytest.raises(ValueError, match="cannot be shortened to 1 layers: it then computes something else"):
         shortened(model, 1)
+
+
+def test_configurations_whose_layers_differ_are_told_apart():
+    def config(width):
+        return LlamaConfig(num_hidden_layers=2, per_layer_config={0: {"intermediate_size": width}})
+
+    if not hasattr(PreTrainedConfig, "per_layer_config"):
+        pytest.skip("in this version of transformers all layers are alike")
+    assert vars(config(48))["_heterogeneity_spec"] is not None
+    assert build._settings(config(48)) == build._settings(config(48))
+    assert build._settings(config(48)) != build._settings(config(64))
