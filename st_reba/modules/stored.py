@@ -77,8 +77,13 @@ class StoredModule(Module):
         settings = cls._settings(model_name_or_path, where)
         weights = cls._weights(model_name_or_path, where)
         # Settings alone could ask for more memory than there is.
-        with torch.device("meta"):
-            asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
+        try:
+            with torch.device("meta"):
+                asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
+        except TypeError as error:
+            raise ValueError(
+                f"{model_name_or_path}/{where['subfolder']} is not a saved {cls.__name__}: {error}."
+            ) from error
         found = {name: tuple(weight.shape) for name, weight in weights.items()}
         if asked != found:
             name = min(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
+from st_reba.catalogue import PUBLIC_MODULES
+from st_reba.modules import CausalModule
 
 from .. import backbones
 from ..conftest import paired, pipeline
@@ -241,3 +245,12 @@ class TestWrongLengths:
 def test_nothing_to_preprocess(shared):
     assert EchoModule(shared()).preprocess([]) == {}
     assert len(pipeline(EchoModule(shared())).encode([])) == 0
+
+
+@pytest.mark.parametrize("module_class", [each for each in PUBLIC_MODULES if issubclass(each, CausalModule)])
+@pytest.mark.parametrize("value", [5, 5.5, 10**30, {"a": 1}, [None], b"x"], ids=str)
+def test_a_setting_of_a_wrong_type_or_size(value, module_class, shared):
+    """It is taken, or refused in a sentence; a saved model may give any."""
+    for name in {*module_class.config_keys} - {*Transformer.config_keys}:
+        with contextlib.suppress(ValueError):
+            module_class(shared(), **{name: value})

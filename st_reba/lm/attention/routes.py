@@ -99,10 +99,10 @@ def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
     """
     if count == 0:
         return frozenset()
-    layers = frozenset(range(depth(model) - count, depth(model)))
     name = type(model).__name__
     if count > depth(model):
         raise ValueError(f"bidirectional_layers={count}: {name} has {depth(model)} layers; use 0 to {depth(model)}.")
+    layers = frozenset(range(depth(model) - count, depth(model)))
     if not _can_be_changed(model, layers):
         raise ValueError(
             f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways, because they "

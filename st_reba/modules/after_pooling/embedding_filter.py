@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -111,7 +112,8 @@ def _check_choice(skip_first: int | None, skip_last: int | None, keep: tuple[int
         raise ValueError(
             f"keep={keep!r} with skip_first={skip_first!r} and skip_last={skip_last!r}: give one or the other."
         )
-    if keep is not None and (len(keep) != 2 or any(type(bound) is not int for bound in keep)):
+    pair = tuple(keep) if isinstance(keep, Sequence) else ()
+    if keep is not None and [type(bound) for bound in pair] != [int, int]:
         raise ValueError(f"keep={keep!r}: give (low, high), two whole numbers.")
     for name, count in (("skip_first", skip_first), ("skip_last", skip_last)):
         if count is not None and (type(count) is not int or count < 0):

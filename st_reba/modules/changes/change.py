@@ -172,6 +172,17 @@ def from_settings(settings: Mapping[str, Any]) -> Change:
     return kind(**given)
 
 
+def listed(changes: Sequence[Change | Mapping[str, Any]]) -> list[Change | Mapping[str, Any]]:
+    """The changes that a module is given, as a list.
+
+    Raises:
+        ValueError: If they are none.
+    """
+    if isinstance(changes, (str, Mapping)) or not isinstance(changes, Sequence):
+        raise ValueError(f"changes={changes!r}: give a list of changes, such as [Reroute()].")
+    return list(changes)
+
+
 def combined(
     reader: str,
     named: Iterable[Change],
@@ -189,10 +200,8 @@ def combined(
     Raises:
         ValueError: If one is none, or not for this module, or there are two of a kind.
     """
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
-        raise ValueError(f"changes={given!r}: give a list of changes, such as [Reroute()].")
     found: list[Change] = []
-    for change in (*named, *given):
+    for change in (*named, *listed(given)):
         change = from_settings(change) if isinstance(change, Mapping) else change
         if not isinstance(change, Change):
             raise ValueError(f"changes has {change!r}: give changes, such as AttendBothWays(), Reroute() or Prepend().")

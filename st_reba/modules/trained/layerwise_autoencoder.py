@@ -298,15 +298,15 @@ def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:
 
 
 def _checked_bottlenecks(bottlenecks: Sequence[int], count: int, hidden_size: int) -> list[int]:
-    if isinstance(bottlenecks, (str, int)) or not 1 <= len(bottlenecks) <= count:
+    listed = list(bottlenecks) if isinstance(bottlenecks, Sequence) and not isinstance(bottlenecks, str) else []
+    if not 1 <= len(listed) <= count:
         raise ValueError(
             f"bottlenecks={bottlenecks!r}: give a list of widths for equal shares of the {count} layers, such as "
             f"[256, 512]; at most {count}."
         )
-    for width in bottlenecks:
+    for width in listed:
         if type(width) is not int or not 1 <= width <= hidden_size:
             raise ValueError(
-                f"bottlenecks={list(bottlenecks)}: a width is a whole number from 1 to {hidden_size}, the width of a "
-                "state."
+                f"bottlenecks={listed}: a width is a whole number from 1 to {hidden_size}, the width of a state."
             )
-    return list(bottlenecks)
+    return listed

@@ -11,6 +11,7 @@ from ...lm import backbone
 from ...text.templates import USUAL_CONTRAST, Template, preset
 from ..base import PoolOver
 from ..changes import Change, Steer
+from ..changes.change import listed
 from ..changes.steer import IRRELEVANT, Scale
 from .early_exit import EarlyExitModule
 
@@ -93,7 +94,7 @@ class ContrastivePromptingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
-            changes=[steering, *changes],
+            changes=[steering, *listed(changes)],
             **transformer_kwargs,
         )
         made, _ = self._fitted_as(Steer)

@@ -12,6 +12,7 @@ from ...lm.precision import widened
 from ...text.layout import Layout
 from ..base import PoolOver, Rows
 from ..changes import Change, Reroute
+from ..changes.change import listed
 from ..readout import Reading
 from .causal import CausalTransformer
 
@@ -98,7 +99,7 @@ class KVReroutingModule(CausalTransformer):
             template=template,
             pool_over=pool_over,
             rows=rows,
-            changes=[rerouting, *changes],
+            changes=[rerouting, *listed(changes)],
             **transformer_kwargs,
         )
         made, _ = self._fitted_as(Reroute)

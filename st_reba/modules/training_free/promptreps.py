@@ -74,7 +74,9 @@ class PromptRepsModule(HeadedModule):
         _check_count("top_k", top_k, least=1)
         _check_count("expansion", expansion, least=0)
         if stop_words is not None and (
-            isinstance(stop_words, str) or not all(isinstance(word, str) for word in stop_words)
+            isinstance(stop_words, str)
+            or not isinstance(stop_words, Sequence)
+            or not all(isinstance(word, str) for word in stop_words)
         ):
             raise ValueError(f"stop_words={stop_words!r}: give a list of words, or None for the English ones.")
         super().__init__(model_name_or_path, template=template, **transformer_kwargs)

@@ -69,14 +69,15 @@ class RerankModule(HeadedModule):
         **transformer_kwargs: Any,
     ) -> None:
         self._before, self._between, behind = _parsed(template)
-        if isinstance(choices, str) or len(choices) != 2 or not all(isinstance(each, str) for each in choices):
+        listed = list(choices) if isinstance(choices, Sequence) and not isinstance(choices, str) else []
+        if len(listed) != 2 or not all(isinstance(each, str) for each in listed):
             raise ValueError(
                 f"choices={choices!r}: give two answers, that the document is relevant and that it is not."
             )
-        self._answers = (behind, tuple(choices))
+        self._answers = (behind, tuple(listed))
         super().__init__(model_name_or_path, template=SLOT + behind, **transformer_kwargs)
         self.template = template
-        self.choices = list(choices)
+        self.choices = listed
 
     def _rows(self) -> Sequence[int]:
         behind, choices = self._answers

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...text.templates import PREPENDED_ONE_WORD, Preset, Template
 from ..base import PoolOver, Rows
 from ..changes import Change, Prepend
+from ..changes.change import listed
 from ..changes.prepend import Slots
 from ..checks import check_rows, chosen
 from .early_exit import EarlyExitModule
@@ -87,7 +88,7 @@ class TokenPrependingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
-            changes=[prepending, *changes],
+            changes=[prepending, *listed(changes)],
             **transformer_kwargs,
         )
         made, _ = self._fitted_as(Prepend)

@@ -112,6 +112,7 @@ class TestEmbeddingFilter:
         [
             ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
             ({"keep": (4,)}, "give (low, high), two whole numbers"),
+            ({"keep": 5}, "keep=5: give (low, high), two whole numbers"),
             ({"keep": (0.5, 2)}, "give (low, high), two whole numbers"),
             ({"keep": (4, 4)}, "keep=(4, 4) of the head's 32 directions: give 0 <= low < high <= 32"),
             ({"keep": (0, 33)}, "of the head's 32 directions"),

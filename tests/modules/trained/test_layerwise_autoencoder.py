@@ -159,6 +159,8 @@ def test_save_and_load(settings, shared, tmp_path):
         ((3, 32.0), {}, "hidden_size=32.0: give a whole number"),
         ((3, 32), {"head_dimension": -1}, "head_dimension=-1"),
         ((3, 32), {"bottlenecks": 8}, "bottlenecks=8: give a list of widths for equal shares of the 3 layers"),
+        ((3, 32), {"bottlenecks": 5.5}, "bottlenecks=5.5: give a list of widths"),
+        ((3, 32), {"bottlenecks": {8: 8}}, "give a list of widths"),
         ((3, 32), {"bottlenecks": []}, "bottlenecks=\\[\\]: give a list"),
         ((3, 32), {"bottlenecks": [1, 2, 3, 4]}, "at most 3"),
         ((3, 32), {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
@@ -174,6 +176,15 @@ def test_save_and_load(settings, shared, tmp_path):
 def test_settings_out_of_range(arguments, settings, message):
     with pytest.raises(ValueError, match=message):
         LayerwiseAutoencoder(*arguments, **settings)
+
+
+def test_a_configuration_that_lacks_a_setting(tmp_path):
+    LayerwiseAutoencoder(3, 32).save(str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["depth"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="is not a saved LayerwiseAutoencoder: .* argument: 'depth'"):
+        LayerwiseAutoencoder.load(str(tmp_path))
 
 
 def test_what_it_cannot_read(shared, states):

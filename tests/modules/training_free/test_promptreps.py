@@ -176,6 +176,7 @@ class TestWords:
         ({"expansion": -1}, "expansion=-1: give a number of tokens, 0 or more"),
         ({"expansion": True}, "expansion=True"),
         ({"stop_words": "the"}, "stop_words='the': give a list of words"),
+        ({"stop_words": 5}, "stop_words=5: give a list of words"),
         ({"pool_over": "text"}, "reads the last token of its prompt"),
         ({"template": "{text}{text}"}, "has 2 slots"),
     ],

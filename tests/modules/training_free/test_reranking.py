@@ -144,6 +144,7 @@ def test_the_choice_is_neutral():
         ({"template": "{query} {document} {x}"}, "no other braces"),
         ({"template": 3}, "template must be a string"),
         ({"choices": (" A",)}, "give two answers"),
+        ({"choices": 5}, "choices=5: give two answers"),
         ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
         ({"choices": (" unlikely", " B")}, "each is to add one token"),
         ({"rows": "all"}, "reads the last token of its prompt"),
