@@ -21,7 +21,7 @@ import numpy as np
 from ..optional import require_pyarrow
 from .columns import TEXTS
 from .kept import Place, check_characters
-from .records import kind_of, listed, parquet_file, records
+from .records import LONGEST, TOO_LONG, kind_of, lines_of, listed, parquet_file, records
 from .sources import FORMATS, File
 
 _SKIPPED_BYTES = 1 << 20
@@ -299,12 +299,12 @@ class LineFile(TextFile):
 
     def _records(self, line: int, offset: int) -> Iterator[tuple[int, int, Any]]:
         try:
-            yield from records(self.file, self._lines(offset), line, offset)
+            yield from records(self.file, self._lines(line, offset), line, offset)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{self.file.name} cannot be read to its end ({error}).") from None
 
-    def _lines(self, offset: int) -> Iterator[bytes]:
-        for raw in self._at(offset):
+    def _lines(self, line: int, offset: int) -> Iterator[bytes]:
+        for raw in lines_of(self.file, self._at(offset), line):
             self._position += len(raw)
             yield raw
 
@@ -479,11 +479,15 @@ class ParquetFile(TextFile):
         if texts.null_count:
             number = row + texts.is_null().index(True).as_py() + 1
             raise ValueError(f'{self.file.name}, row {number}: "{self.column}" is null, but a text is a string.')
+        where = f"{self.file.name}, rows {row + 1} to {row + len(texts)}"
         try:
             texts.validate(full=True)
         except self._arrow.ArrowInvalid as error:
-            where = f"{self.file.name}, rows {row + 1} to {row + len(texts)}"
             raise ValueError(f'{where}: "{self.column}" is not UTF-8 ({error}).') from None
+        values = texts.dictionary if self._arrow.types.is_dictionary(texts.type) else texts
+        # Most batches are shorter than one text may be.
+        if values.nbytes > LONGEST and any(value.as_buffer().size > LONGEST for value in values if value.is_valid):
+            raise ValueError(f'{where}: a "{self.column}" that is {TOO_LONG}.')
 
     def read(self, piece: Piece) -> Rows:
         table = self._arrow.Table.from_batches(list(self._take(piece.row, piece.rows)))

@@ -230,3 +230,10 @@ class TestWrongLengths:
 def test_nothing_to_preprocess(shared):
     assert EchoModule(shared()).preprocess([]) == {}
     assert len(pipeline(EchoModule(shared())).encode([])) == 0
+
+
+@pytest.mark.parametrize("given", [{"sentences": ["a", "b\ud800"]}, {"sentences": ["a"], "prompt": "b\udfff"}])
+def test_half_of_a_surrogate_pair(given, shallow_path):
+    model = pipeline(ReBAModule(shallow_path))
+    with pytest.raises(ValueError, match=r"half of a surrogate pair, '\\ud.*', as its character 2 of 2, which is no"):
+        model.encode(**given)
