@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -212,6 +213,7 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable
     """Copies of the files of a remote path."""
     folder, split = _with_split(name)
     core = require("fsspec.core", "data", "A remote path")
+    callbacks = require("fsspec.callbacks", "data", "A remote path")
     with _asking(name):
         filesystem, path = core.url_to_fs(folder)
     paths = _remote_paths(filesystem, path, folder, split, splits)
@@ -226,7 +228,8 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable
             done = 0
             for each, place in zip(paths, places, strict=True):
                 place.parent.mkdir(parents=True)
-                filesystem.get_file(each, str(place))
+                told = callbacks.Callback(hooks={"told": partial(_told, on_bytes, done)})
+                filesystem.get_file(each, str(place), callback=told)
                 done += place.stat().st_size
                 on_bytes(done)
             with durable(listed) as stream:
@@ -246,6 +249,10 @@ def _remote_paths(filesystem: Any, path: str, name: str, split: str, splits: Seq
             return [path]
         inside = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
     return [str(each) for each in _shards(name, inside, split, splits)]
+
+
+def _told(on_bytes: Callable[[int], None], before: int, size: int | None, value: int) -> None:
+    on_bytes(before + value)
 
 
 def _state(info: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from st_reba.data.records import LONGEST, lines_of
 from st_reba.data.sources import File
-from st_reba.data.streams import Index
+from st_reba.data.streams import Index, chunk_end
 from st_reba.data.streams import open_texts as open_files
 from st_reba.data.tables import read_texts
 
@@ -130,6 +131,38 @@ def test_what_is_written_is_read(texts, size, seed, tmp_path):
     random.Random(seed).shuffle(order)
     for path in (plain, lines, parquet):
         assert all_rows(open_texts(path), size, order) == texts
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [(4, 4), (4, 32), (3, 20), (128, 2048), (36, 2048), (64, 8)])
+def test_chunks_that_grow(smallest, largest):
+    """The end of a chunk is the same for all of its rows; no chunk has more than an eighth of what stands before it,
+    but for the first ones."""
+    row, sizes = 0, []
+    while row < 20 * largest:
+        end = chunk_end(row, smallest, largest)
+        assert {chunk_end(within, smallest, largest) for within in range(row, end)} == {end}
+        sizes.append(end - row)
+        row = end
+    assert sizes[0] == min(smallest, largest)
+    assert max(sizes) == sizes[-1] == largest
+    assert all(size <= max(smallest, sum(sizes[:number]) // 4) for number, size in enumerate(sizes) if size < largest)
+
+
+def test_growing_chunks_of_several_files(tmp_path):
+    """The borders are those of one file, wherever a file ends."""
+    lines = [str(number) for number in range(100)]
+    one = write(tmp_path / "one.txt", "".join(f"{line}\n" for line in lines).encode())
+    cuts = [0, 1, 17, 17, 60, 100]
+    several = [
+        write(tmp_path / f"{number}.jsonl", "".join(f'{{"text": "{line}"}}\n' for line in lines[start:end]).encode())
+        for number, (start, end) in enumerate(pairwise(cuts))
+    ]
+    expected = open_texts(one).index(16, smallest=2)
+    assert [expected[number].rows for number in range(len(expected))] == [2] * 8 + [4] * 4 + [8] * 4 + [16] * 2 + [4]
+    index, texts = open_texts(*several).index(16, smallest=2), open_texts(*several)
+    assert [texts.read(index[number]).texts for number in range(len(index))] == [
+        lines[expected[number].row : expected[number].row + expected[number].rows] for number in range(len(expected))
+    ]
 
 
 def test_an_index_outlives_its_file(tmp_path):
