@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,20 @@ def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_in(run: Callable[[pytest.MonkeyPatch], object]) -> None:
+    """Run in a process of its own, which is killed meanwhile."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(pytest.MonkeyPatch())
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
 def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
-    """Run in a process of its own, which kills itself at a point: a stage and how far it is, or a step at the end."""
+    """The same at a point: a stage and how far it is, or a step at the end."""
 
     def on_progress(stage, done, total):
         if point == f"{stage} {done}":
@@ -55,28 +68,29 @@ def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
         if Path(target) == out:
             die()
 
+    def renamed(source, target):
+        rename(source, target)
+        die()
+
     def partly_removed(self):
         shutil.rmtree(self.parts, ignore_errors=True)
         self.index.unlink()
         die()
 
     link, rename = os.link, os.rename
-    pid = os.fork()
-    if pid == 0:
-        try:
-            job._A_WHILE = 0
-            if point == "in place":
-                Workspace.remove = die
-            elif point == "being removed":
-                Workspace.remove = partly_removed
-            elif point == "linked":
-                os.link = linked
-                os.rename = lambda source, target: (rename(source, target), die())
-            encode_file(encoder, texts, out, chunk_size=8, on_progress=on_progress, **options)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    steps = {
+        "in place": [(Workspace, "remove", die)],
+        "being removed": [(Workspace, "remove", partly_removed)],
+        "linked": [(os, "link", linked), (os, "rename", renamed)],
+    }
+
+    def run(patch):
+        patch.setattr(job, "_A_WHILE", 0)
+        for step in steps.get(point, []):
+            patch.setattr(*step)
+        encode_file(encoder, texts, out, chunk_size=8, on_progress=on_progress, **options)
+
+    killed_in(run)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -127,15 +141,13 @@ def test_between_the_two_steps_that_replace_a_folder(numbers, ones, texts, tmp_p
     """The old one is out of its place, and the new one not yet there."""
     path = tmp_path / "shards"
     encode_file(ones, texts, path)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            replace = os.replace
-            os.replace = lambda source, target: die() if Path(target) == path else replace(source, target)
-            encode_file(numbers, texts, path, chunk_size=8, overwrite=True)
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
+    replace = os.replace
+
+    def run(patch):
+        patch.setattr(os, "replace", lambda source, target: die() if Path(target) == path else replace(source, target))
+        encode_file(numbers, texts, path, chunk_size=8, overwrite=True)
+
+    killed_in(run)
     assert not path.exists()
     assert encode_file(numbers, texts, path, chunk_size=8, overwrite=True).rows == 50
     assert here(tmp_path) == ["shards", "texts.txt"]
@@ -163,18 +175,15 @@ def test_while_another_run_was_being_cleared_away(moment, numbers, texts, tmp_pa
     """With --overwrite, for other settings: the folder is still known as a run's."""
     path = tmp_path / "a.npy"
     killed("Encoding 24", numbers, texts, path)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            if moment == "parts":
-                shutil.rmtree = die
-            else:
-                Workspace.index.fget(Workspace.beside(path)).unlink()
-                os.replace = die
-            encode_file(numbers, texts, path, chunk_size=9, overwrite=True)
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
+
+    def run(patch):
+        if moment == "parts":
+            patch.setattr(shutil, "rmtree", lambda folder, **how: die() if folder.name == "parts" else None)
+        else:
+            patch.setattr(os, "replace", die)
+        encode_file(numbers, texts, path, chunk_size=9, overwrite=True)
+
+    killed_in(run)
     assert encode_file(numbers, texts, path, chunk_size=9, overwrite=True).rows == 50
     assert here(tmp_path) == ["a.npy", "texts.txt"]
 
