@@ -37,6 +37,8 @@ SIZES["tiny"] = (2, 4, 128, 344)
 JOB, LOOP = "`st-reba encode`", "bare loop over the model"
 SHORTEST, LONGEST = 4, 24
 BATCH = 32
+# Texts of a chunk, where the job and the loop take turns.
+CHUNK = 256
 
 
 def write_texts(path: Path, count: int) -> None:
@@ -91,14 +93,17 @@ class Turns:
     seconds: float = 0.0
     aside: float = 0.0
     done: int = 0
+    _at_it: bool = False
     _lines: Iterator[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._lines = map(str.rstrip, self.texts.open())
 
     def take(self, stage: str, done: int, total: int | None) -> None:
-        if stage != "Encoding":
+        # By the chunk; and the bare loop runs the same model, of whose batches the job tells.
+        if stage != "Encoding" or self._at_it or (done - self.done < CHUNK and done != total):
             return
+        self._at_it = True
         # Of this thread alone: what the job reads and writes meanwhile is the job's.
         begun = time.thread_time()
         own = batches([next(self._lines) for _ in range(done - self.done)])
@@ -108,6 +113,7 @@ class Turns:
         end = time.thread_time()
         self.seconds += end - start
         self.aside += end - begun
+        self._at_it = False
 
 
 def corpus(directory: Path, options: argparse.Namespace) -> list[dict[str, Value]]:
@@ -182,10 +188,10 @@ def workers(path: Path, texts: Path, count: int) -> float:
     out = texts.with_suffix(".npy")
     # A process of its own even for one: the start of each is left out alike.
     engine = LocalEngine(["cpu"] * count)
-    encode_file(Encoder(str(path), batch_size=BATCH), texts, out, chunk_size=256, engine=engine, overwrite=True,
+    encode_file(Encoder(str(path), batch_size=BATCH), texts, out, chunk_size=CHUNK, engine=engine, overwrite=True,
                 on_progress=tell)  # fmt: skip
     # The first chunk of each worker.
-    (begun, before), (ended, after) = told[count - 1], told[-1]
+    (begun, before), (ended, after) = next(each for each in told if each[1] >= count * CHUNK), told[-1]
     return (after - before) / (ended - begun)
 
 

@@ -61,7 +61,14 @@ def encode_command(
     ] = None,
     chunk_overlap: Annotated[int, typer.Option(help="Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
-    chunk_size: Annotated[int, typer.Option(help="Texts that are sorted by length and kept as one.", min=1)] = 2048,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Texts that are sorted by length and kept as one.",
+            min=1,
+            show_default="from four batches, growing to 2,048",
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
     dtype: DtypeOption = Dtype.auto,
     device: Annotated[

@@ -126,6 +126,10 @@ def text(cell: Any) -> str:
         raise ValueError(f"{cell!r} is not text")
     if not cell.strip():
         raise ValueError("an empty text")
+    try:
+        cell.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds half of a surrogate pair, which is no character") from None
     return cell
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..optional import require_pyarrow
 from .kept import NotANumber
@@ -16,9 +16,29 @@ from .sources import File
 #: decompression, and what it holds: a text, the cells of a row, or an object.
 Record = tuple[int, int, Any]
 
-# A document in a cell is longer than what csv allows by itself.
-_LONGEST_CELL = 1 << 30
+#: Bytes that a line, a row of CSV or a text in Parquet may have: no model reads a text of so many, and memory must hold
+#: any one of them.
+LONGEST = 1 << 25
+TOO_LONG = f"longer than {LONGEST >> 20} MiB. Cut it into several texts"
 _BATCH = 1 << 12
+
+
+def lines_of(file: File, stream: BinaryIO, line: int = 1) -> Iterator[bytes]:
+    """The lines of a stream, with their ends.
+
+    Args:
+        file: What is read.
+        stream: Its bytes, from the beginning of a line on.
+        line: The number of that line.
+
+    Raises:
+        ValueError: If a line is longer than :data:`LONGEST`, before all of it is in memory.
+    """
+    while raw := stream.readline(LONGEST + 1):
+        if len(raw) > LONGEST:
+            raise ValueError(f"{file.name}, line {line}: {TOO_LONG}.")
+        yield raw
+        line += 1
 
 
 def records(file: File, lines: Iterable[bytes], line: int = 1, offset: int = 0) -> Iterator[Record]:
@@ -70,7 +90,7 @@ def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int
         return
     try:
         with file.open() as stream:
-            for line, _, content in records(file, stream):
+            for line, _, content in records(file, lines_of(file, stream)):
                 yield line, content
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{file.name} cannot be read to its end ({error}).") from None
@@ -86,8 +106,10 @@ def parquet_file(file: File) -> Any:
     arrow, parquet = require_pyarrow("Parquet")
     try:
         return parquet.ParquetFile(file.path)
-    except arrow.ArrowException as error:
-        raise ValueError(f"{file.name} is not a Parquet file ({error}).") from None
+    except FileNotFoundError:
+        raise
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{file.name} is not a Parquet file, or is damaged ({error}).") from None
 
 
 def _parquet_rows(file: File, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -97,6 +119,8 @@ def _parquet_rows(file: File, columns: Sequence[str] | None) -> Iterator[tuple[i
         for batch in parquet_file(file).iter_batches(batch_size=_BATCH, columns=columns):
             for row in batch.to_pylist():
                 number += 1
+                if any(isinstance(value, str) and len(value) > LONGEST for value in row.values()):
+                    raise ValueError(f"{file.name}, row {number}: a text that is {TOO_LONG}.")
                 yield number, row
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{file.name} cannot be read to its end ({error}).") from None
@@ -110,9 +134,14 @@ def _csv_records(file: File, lines: Iterable[bytes], line: int, offset: int) -> 
             text = _decoded(file, raw, at[0])
             at[0] += 1
             at[1] += len(raw)
+            if at[1] - begins[1] > LONGEST:
+                raise ValueError(
+                    f"{file.name}, line {begins[0]}: a row that is {TOO_LONG}; or a quotation mark may be missing."
+                )
             yield text
 
-    csv.field_size_limit(_LONGEST_CELL)
+    # A document in a cell is longer than what csv allows by itself.
+    csv.field_size_limit(LONGEST)
     reader = csv.reader(feed(), strict=True)
     begins = tuple(at)
     try:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -54,6 +55,8 @@ ALL: tuple[str, ...] = ()
 
 # What tells a remote file from one that was written in its place: whichever of these its file system knows.
 _STATE = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "blob_id", "md5Hash")
+# What a web server answers where there is no such file, or no longer.
+_NOT_THERE = (404, 410)
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/]*){0,2}")
 
 
@@ -125,7 +128,8 @@ def files_of(
             ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``. ``FOLDER::SPLIT`` gives
             the files with a split's name in theirs.
         splits: Which split is taken where there are several and none is named: the first of these that is there. Of
-            none of these, a split has to be named.
+            none of these, a split has to be named. A folder in which only some names hold a split's word is taken whole
+            for :data:`ALL`, and refused for others: no file is left out in silence.
         scratch: Where copies of what is not on this machine are put. What lies there from an earlier call, and is still
             what it was, is not copied again.
         on_bytes: Called with how many bytes have been copied.
@@ -209,6 +213,7 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable
     """Copies of the files of a remote path."""
     folder, split = _with_split(name)
     core = require("fsspec.core", "data", "A remote path")
+    callbacks = require("fsspec.callbacks", "data", "A remote path")
     with _asking(name):
         filesystem, path = core.url_to_fs(folder)
     paths = _remote_paths(filesystem, path, folder, split, splits)
@@ -223,7 +228,8 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable
             done = 0
             for each, place in zip(paths, places, strict=True):
                 place.parent.mkdir(parents=True)
-                filesystem.get_file(each, str(place))
+                told = callbacks.Callback(hooks={"told": partial(_told, on_bytes, done)})
+                filesystem.get_file(each, str(place), callback=told)
                 done += place.stat().st_size
                 on_bytes(done)
             with durable(listed) as stream:
@@ -245,6 +251,10 @@ def _remote_paths(filesystem: Any, path: str, name: str, split: str, splits: Seq
     return [str(each) for each in _shards(name, inside, split, splits)]
 
 
+def _told(on_bytes: Callable[[int], None], before: int, size: int | None, value: int) -> None:
+    on_bytes(before + value)
+
+
 def _state(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in info.items() if key in _STATE}
 
@@ -256,12 +266,14 @@ def _asking(name: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{name}: fsspec cannot read it here ({error}).") from None
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
     except Exception as error:
         if is_full(error):
             raise
-        raise OSError(f"{name} cannot be read ({str(error).strip() or type(error).__name__}).") from error
+        # Over http, fsspec calls every failure a missing file: a refused connection, a timeout, a wrong password.
+        reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        if isinstance(reason, FileNotFoundError) or getattr(reason, "status", None) in _NOT_THERE:
+            raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
+        raise OSError(f"{name} cannot be read ({str(reason).strip() or type(reason).__name__}).") from error
 
 
 def _file_name(path: str) -> str:
@@ -288,13 +300,18 @@ def _shards(name: str, inside: Sequence[Any], split: str, splits: Sequence[str])
             f"{name} is a directory without a table in it ({there}): give a file, or a folder of {FORMATS}."
         )
     of_split: dict[str, list[Any]] = {}
-    for path in tables:
+    for path in sorted(tables, key=_natural):
         found = _SPLIT.findall(path.name.lower())
         of_split.setdefault(_SPLITS[found[-1]] if found else "", []).append(path)
-    if split or len(of_split) > 1:
-        asked = _SPLITS.get(split, split) or next((each for each in splits if each in of_split), "")
-        if asked not in of_split:
-            parts = ", ".join(each or "(none in their names)" for each in of_split)
+    # Where some names hold no split's word, the others may hold one by chance. All is then what the folder holds; but
+    # to measure or to train on all might mix splits.
+    by_chance = "" in of_split
+    if split or (len(of_split) > 1 and not (by_chance and not splits)):
+        asked = _SPLITS.get(split, split)
+        if not asked and not by_chance:
+            asked = next((each for each in splits if each in of_split), "")
+        if not asked or asked not in of_split:
+            parts = ", ".join(f"{each or 'none in the name'} ({paths[0].name})" for each, paths in of_split.items())
             raise ValueError(f"{name} holds files of several splits, {parts}: name one, {name}::SPLIT, or a pattern.")
         tables = of_split[asked]
     several = sorted({File.of(Path(path.name)).kind for path in tables})

@@ -21,7 +21,7 @@ import numpy as np
 from ..optional import require_pyarrow
 from .columns import TEXTS
 from .kept import Place, check_characters
-from .records import kind_of, listed, parquet_file, records
+from .records import LONGEST, TOO_LONG, kind_of, lines_of, listed, parquet_file, records
 from .sources import FORMATS, File
 
 _SKIPPED_BYTES = 1 << 20
@@ -129,21 +129,35 @@ class Texts:
         self._open = 0, self._opened(0)
         self.column = self._open[1].column
 
-    def index(self, chunk_size: int, on_rows: Callable[[int], None] = lambda rows: None) -> Index:
-        """Read all files once, check every row, and note where each ``chunk_size`` rows begin.
+    def index(
+        self,
+        chunk_size: int,
+        on_rows: Callable[[int], None] = lambda rows: None,
+        smallest: int | None = None,
+    ) -> Index:
+        """Read all files once, check every row, and note where each chunk begins.
+
+        Args:
+            chunk_size: Rows of a chunk.
+            on_rows: Called with how many rows have been checked.
+            smallest: Rows of the first chunks, which grow to ``chunk_size``: see :func:`chunk_end`. None: all chunks
+                are of one size.
 
         Raises:
             ValueError: If a row is no text, or has a kept value that cannot be written as it is, naming file and line;
                 or if there is no row; or files differ in what they keep.
         """
         pieces: list[tuple[int, ...]] = []
-        done = 0
+        chunk, chunk_ends, done = -1, 0, 0
         for number, file in enumerate(self.files):
             texts = self._file(number)
-            room = chunk_size - done % chunk_size
-            rows, starts = texts.scan(room, chunk_size, partial(_told, on_rows, done))
+            rows, starts = texts.scan(
+                partial(_end_in_file, done, smallest or chunk_size, chunk_size), partial(_told, on_rows, done)
+            )
             for (row, line, offset), (end, *_) in pairwise([*starts, (rows, 0, 0)]):
-                pieces.append(((done + row) // chunk_size, number, row, end - row, line, offset))
+                if done + row == chunk_ends:
+                    chunk, chunk_ends = chunk + 1, chunk_end(chunk_ends, smallest or chunk_size, chunk_size)
+                pieces.append((chunk, number, row, end - row, line, offset))
             done += rows
             if self.keep and file.kind == "parquet":
                 self._note(file, texts.schema())
@@ -206,12 +220,13 @@ class TextFile(ABC):
         self.keep = tuple(keep)
 
     @abstractmethod
-    def scan(self, room: int, size: int, on_rows: Callable[[int], None]) -> tuple[int, list[tuple[int, int, int]]]:
+    def scan(
+        self, ends: Callable[[int], int], on_rows: Callable[[int], None]
+    ) -> tuple[int, list[tuple[int, int, int]]]:
         """Check every row: how many there are, and row, line and offset where a piece begins.
 
         Args:
-            room: Rows of the first piece.
-            size: Rows of the others.
+            ends: The row at which the chunk ends that holds a row.
             on_rows: Called with how many have been checked.
         """
 
@@ -253,7 +268,9 @@ class LineFile(TextFile):
     def _note(self, values: Sequence[Any], line: int) -> None:
         """Take in the kept values of a row, of which :meth:`schema` will tell; a ValueError says what is wrong."""
 
-    def scan(self, room: int, size: int, on_rows: Callable[[int], None]) -> tuple[int, list[tuple[int, int, int]]]:
+    def scan(
+        self, ends: Callable[[int], int], on_rows: Callable[[int], None]
+    ) -> tuple[int, list[tuple[int, int, int]]]:
         starts = array("q")
         row, border = 0, 0
         rows = self._records(1, 0)
@@ -263,7 +280,7 @@ class LineFile(TextFile):
             self._row(content, line, self._note if self.keep else None)
             if row == border:
                 starts.extend((row, line, offset))
-                border += room if row == 0 else size
+                border = ends(row)
             row += 1
             if row % _CHECKED_ROWS == 0:
                 on_rows(row)
@@ -299,12 +316,12 @@ class LineFile(TextFile):
 
     def _records(self, line: int, offset: int) -> Iterator[tuple[int, int, Any]]:
         try:
-            yield from records(self.file, self._lines(offset), line, offset)
+            yield from records(self.file, self._lines(line, offset), line, offset)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{self.file.name} cannot be read to its end ({error}).") from None
 
-    def _lines(self, offset: int) -> Iterator[bytes]:
-        for raw in self._at(offset):
+    def _lines(self, line: int, offset: int) -> Iterator[bytes]:
+        for raw in lines_of(self.file, self._at(offset), line):
             self._position += len(raw)
             yield raw
 
@@ -467,23 +484,33 @@ class ParquetFile(TextFile):
     def schema(self) -> Any:
         return self._arrow.schema([self._file.schema_arrow.field(name) for name in self.keep])
 
-    def scan(self, room: int, size: int, on_rows: Callable[[int], None]) -> tuple[int, list[tuple[int, int, int]]]:
+    def scan(
+        self, ends: Callable[[int], int], on_rows: Callable[[int], None]
+    ) -> tuple[int, list[tuple[int, int, int]]]:
         row = 0
         for batch in self._read_batches(range(len(self._groups))):
             self._check(batch.column(self.column), row)
             row += len(batch)
             on_rows(row)
-        return row, [(start, start + 1, 0) for start in (0, *range(room, row, size)) if start < row]
+        starts, start = [], 0
+        while start < row:
+            starts.append((start, start + 1, 0))
+            start = ends(start)
+        return row, starts
 
     def _check(self, texts: Any, row: int) -> None:
         if texts.null_count:
             number = row + texts.is_null().index(True).as_py() + 1
             raise ValueError(f'{self.file.name}, row {number}: "{self.column}" is null, but a text is a string.')
+        where = f"{self.file.name}, rows {row + 1} to {row + len(texts)}"
         try:
             texts.validate(full=True)
         except self._arrow.ArrowInvalid as error:
-            where = f"{self.file.name}, rows {row + 1} to {row + len(texts)}"
             raise ValueError(f'{where}: "{self.column}" is not UTF-8 ({error}).') from None
+        values = texts.dictionary if self._arrow.types.is_dictionary(texts.type) else texts
+        # Most batches are shorter than one text may be.
+        if values.nbytes > LONGEST and any(value.as_buffer().size > LONGEST for value in values if value.is_valid):
+            raise ValueError(f'{where}: a "{self.column}" that is {TOO_LONG}.')
 
     def read(self, piece: Piece) -> Rows:
         table = self._arrow.Table.from_batches(list(self._take(piece.row, piece.rows)))
@@ -542,6 +569,23 @@ def open_texts(files: Sequence[File], column: str | None = None, keep: Sequence[
         if not file.kind:
             raise ValueError(f"{file.name}: of no known format. Give {FORMATS}.")
     return Texts(files, column, keep)
+
+
+def chunk_end(row: int, smallest: int, largest: int) -> int:
+    """The row at which the chunk ends that holds a row.
+
+    The first eight chunks have ``smallest`` rows, and whenever there are twice as many rows in front of a chunk, chunks
+    have twice as many, up to ``largest``. So little is lost where a run of few texts is killed, and a run of many has
+    few chunks.
+    """
+    size = min(smallest, largest)
+    while size < largest and row >= 8 * size:
+        size = min(2 * size, largest)
+    return (row // size + 1) * size
+
+
+def _end_in_file(before: int, smallest: int, largest: int, row: int) -> int:
+    return chunk_end(before + row, smallest, largest) - before
 
 
 def _told(on_rows: Callable[[int], None], before: int, rows: int) -> None:

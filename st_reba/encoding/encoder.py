@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -136,8 +138,15 @@ class Encoder:
         )
         return self._checked(vectors)
 
-    def encode_chunks(self, model: SentenceTransformer, texts: list[str]) -> Pieces:
+    def encode_chunks(
+        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
+    ) -> Pieces:
         """The chunks of all texts, in their order.
+
+        Args:
+            model: From :meth:`load`.
+            texts: What is cut.
+            on_texts: Called after each batch with how many texts more have been read.
 
         Raises:
             ValueError: If the model has no vectors of tokens, or those of chunks are shorter than ``truncate_dim``.
@@ -152,6 +161,7 @@ class Encoder:
             batch_size=self.batch_size,
             normalize_embeddings=self.normalize,
             truncate_dim=self.truncate_dim,
+            on_windows=_told_in_texts(len(texts), on_texts),
         )
         return Pieces(
             self._checked(np.concatenate([each.vectors for each in found])),
@@ -163,3 +173,40 @@ class Encoder:
         if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
             raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
         return vectors
+
+
+@contextmanager
+def telling_batches(
+    model: SentenceTransformer, texts: int, batch_size: int, on_texts: Callable[[int], None]
+) -> Iterator[None]:
+    """While ``model.encode`` is called with so many texts: tells after each batch how many more are done.
+
+    sentence-transformers has a progress bar for that, and no callback.
+    """
+    left = texts
+
+    def told(*_: object) -> None:
+        nonlocal left
+        done = min(batch_size, left)
+        left -= done
+        if done:
+            on_texts(done)
+
+    hook = model[0].register_forward_hook(told)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _told_in_texts(texts: int, on_texts: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Windows of texts, which are what is read at a time, as so many texts."""
+    told = 0
+
+    def on_windows(done: int, total: int) -> None:
+        nonlocal told
+        more = texts * done // total - told
+        told += more
+        on_texts(more)
+
+    return on_windows

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from operator import methodcaller
 from typing import Protocol
 
-from .work import ChunkWorker, Plan
+from .work import ChunkWorker, OnTexts, Plan
 from .workers import WorkerProcess, share
 
 
@@ -21,10 +21,10 @@ class Engine(Protocol):
 
     device: str
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
+    def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> Generator[int, None, None]:
         """Calibrate if need be, then encode the chunks of these numbers; yields each that is done, in any order.
 
-        What was started for it is ended when it is closed.
+        What was started for it is ended when it is closed. ``on_texts`` is told of each batch, where that is known.
         """
 
 
@@ -46,9 +46,9 @@ class LocalEngine:
         self.devices = list(devices)
         self.device = kinds.pop()
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
+    def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> Generator[int, None, None]:
         if len(self.devices) == 1:
-            with ChunkWorker(plan, plan.encoder.load(self.devices[0])) as worker:
+            with ChunkWorker(plan, plan.encoder.load(self.devices[0]), on_texts) as worker:
                 if plan.needs_ranges:
                     worker.calibrate()
                 for number, following in zip_longest(todo, todo[1:]):
@@ -59,5 +59,5 @@ class LocalEngine:
             workers = [stack.enter_context(WorkerProcess(plan, device)) for device in self.devices[: len(todo)]]
             if plan.needs_ranges:
                 workers[0].begin(methodcaller("calibrate"))
-                workers[0].finish()
-            yield from share(workers, todo)
+                workers[0].finish(on_texts)
+            yield from share(workers, todo, on_texts)

@@ -24,8 +24,8 @@ from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
 from .outputs import DOCUMENT, EMBEDDING, END, START, NpyOutput, Output, check_schema, output_for
 from .target import Target
-from .work import Plan
-from .workspace import Settings, Workspace
+from .work import CALIBRATING, ENCODING, Plan
+from .workspace import Finished, Settings, Workspace
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
 #: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
@@ -36,6 +36,9 @@ HASHING = "Hashing"
 #: Fetching an input that is not on this machine.
 COPYING = "Copying"
 _A_WHILE = 10**9
+#: Rows of a chunk, and batches of the first chunks, where nothing else is asked for.
+_CHUNK_SIZE = 2048
+_FIRST_BATCHES = 4
 _MEGABYTE = 10**6
 
 #: Those whose version may change a vector's last bits, or a file's bytes.
@@ -69,7 +72,7 @@ def encode_file(
     precision: Precision = "float32",
     calibration_rows: int = 10_000,
     ranges: str | Path | None = None,
-    chunk_size: int = 2048,
+    chunk_size: int | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -93,10 +96,11 @@ def encode_file(
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
         calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
         ranges: For int8 and uint8: a ``.npy`` (2, values) with the minimum and maximum of each dimension, instead.
-        chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch.
+        chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch. None: chunks grow from
+            four batches to 2,048 rows, so that a run of few texts has several, too.
         engine: Where the model runs; on the CPU in this process if None.
         overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
-        on_progress: Called as the work goes on.
+        on_progress: Called as the work goes on, after each batch of texts; with Ray also from a thread of its own.
 
     Raises:
         ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
@@ -119,11 +123,12 @@ def encode_file(
     if Path(texts).is_dir() and _within(out, Path(texts)):
         raise ValueError(f"--out {out} lies in the folder that is read: choose another --out.")
     output.check_target(out)
-    targets = {path: Target(path, overwrite) for path in (out, sidecar) if path is not None}
+    targets = {path: Target(path, overwrite, workspace.aside) for path in (out, sidecar) if path is not None}
     for path, target in targets.items():
-        # An interrupted run may have written the ranges already.
-        if target.occupied and not overwrite and not (path == sidecar and workspace.path.exists()):
-            raise ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+        # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
+        written = workspace.path.exists() if path == sidecar else workspace.may_be_finished
+        if target.occupied and not overwrite and not written:
+            raise _exists(path)
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
     asked: Settings = {
@@ -133,7 +138,7 @@ def encode_file(
         "precision": precision,
         "calibration rows": calibration_rows if precision in SCALED and given is None else None,
         "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
-        "chunk size": chunk_size,
+        "chunk size": chunk_size or "growing",
         "output": output.kind,
         **_versions(),
     }
@@ -153,8 +158,15 @@ def encode_file(
             "column": source.column,
             **asked,
         }
+        made = workspace.finished(settings, out)
+        if made is not None:
+            workspace.remove()
+            return Encoded(made.rows, made.texts, made.texts, sidecar)
+        if targets[out].occupied and not overwrite:
+            raise _exists(out)
         workspace.begin(settings, overwrite)
-        index, schema = _checked(source, chunk_size, workspace, on_progress)
+        smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
+        index, schema = _checked(source, chunk_size or _CHUNK_SIZE, smallest, workspace, on_progress)
         if given is not None:
             with durable(workspace.ranges) as stream:
                 np.save(stream, given)
@@ -174,12 +186,14 @@ def encode_file(
             workspace=workspace,
         )
         resumed = _encode(plan, index, engine, on_progress)
-        on_progress("Writing", index.rows, index.rows)
         if sidecar is not None:
-            _write_ranges(workspace.ranges.read_bytes(), targets[sidecar])
+            _write_ranges(workspace, targets[sidecar])
         parts = [workspace.parts / output.part(number) for number in range(len(index))]
         rows = output.rows(parts)
-        output.assemble(parts, rows, out, targets[out].take)
+        on_progress("Writing", 0, rows)
+        whole = output.assemble(parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
+        workspace.finish(settings, whole, Finished(rows, index.rows))
+        targets[out].take(whole)
     workspace.remove()
     for path, target in targets.items():
         target.check("vectors" if path == out else "ranges")
@@ -191,12 +205,22 @@ def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -
     there = plan.workspace.done()
     todo = [number for number in range(len(index)) if number not in there]
     resumed = done = index.rows - sum(index[number].rows for number in todo)
-    on_progress("Encoding", done, index.rows)
+    texts = {CALIBRATING: 0, ENCODING: done}
+    totals = {CALIBRATING: min(plan.calibration_rows, index.rows), ENCODING: index.rows}
+
+    def on_texts(stage: str, count: int) -> None:
+        # A worker that died, and was started again, tells of some texts twice.
+        texts[stage] = min(texts[stage] + count, totals[stage])
+        on_progress(stage, texts[stage], totals[stage])
+
+    on_progress(ENCODING, done, index.rows)
     if todo:
-        with closing(engine.run(plan, todo)) as numbers:
+        with closing(engine.run(plan, todo, on_texts)) as numbers:
             for number in numbers:
                 done += index[number].rows
-                on_progress("Encoding", done, index.rows)
+                # An engine need not tell of batches.
+                if done > texts[ENCODING]:
+                    on_texts(ENCODING, done - texts[ENCODING])
     missing = set(range(len(index))) - plan.workspace.done()
     if missing:
         raise RuntimeError(f"{len(missing)} of {len(index)} chunks are missing in {plan.workspace.parts}.")
@@ -208,11 +232,17 @@ def _digest(digests: Sequence[str]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _checked(source: Texts, chunk_size: int, workspace: Workspace, on_progress: OnProgress) -> tuple[Index, Any]:
+def _exists(path: Path) -> ValueError:
+    return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
+def _checked(
+    source: Texts, chunk_size: int, smallest: int | None, workspace: Workspace, on_progress: OnProgress
+) -> tuple[Index, Any]:
     """Where the chunks begin, and the types of the kept columns; None if there are none."""
     if not workspace.index.exists():
         on_progress("Checking", 0, None)
-        index = source.index(chunk_size, lambda rows: on_progress("Checking", rows, None))
+        index = source.index(chunk_size, lambda rows: on_progress("Checking", rows, None), smallest)
         if source.keep:
             schema = source.schema()
             check_schema(schema)
@@ -227,11 +257,13 @@ def _checked(source: Texts, chunk_size: int, workspace: Workspace, on_progress: 
     return Index.load(workspace.index), arrow.ipc.read_schema(arrow.py_buffer(workspace.schema.read_bytes()))
 
 
-def _write_ranges(content: bytes, target: Target) -> None:
+def _write_ranges(workspace: Workspace, target: Target) -> None:
+    content = workspace.ranges.read_bytes()
     # An interrupted run may have come as far as this.
     if not (target.path.is_file() and target.path.read_bytes() == content):
-        with durable(target.path, target.take) as stream:
+        with durable(workspace.whole_ranges) as stream:
             stream.write(content)
+        target.take(workspace.whole_ranges)
 
 
 def _told(on_progress: OnProgress) -> Callable[[int, int], None]:
@@ -242,13 +274,13 @@ def _told(on_progress: OnProgress) -> Callable[[int, int], None]:
     return on_bytes
 
 
-def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int) -> None:
+def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f'precision="{precision}": give one of {", ".join(PRECISIONS)}.')
     if ranges is not None and precision not in SCALED:
         raise ValueError(f"Ranges are for precision {' or '.join(SCALED)}; {precision} needs none.")
     for name, value in (("calibration_rows", calibration_rows), ("chunk_size", chunk_size)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name}={value}: give a whole number from 1.")
 
 

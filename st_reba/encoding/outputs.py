@@ -15,8 +15,8 @@ import numpy as np
 from ..files import durable
 from ..optional import require_pyarrow
 
-#: ``(finished, target)``: how a finished file or directory comes to its place.
-Move = Callable[[Path, Path], None]
+#: Called with how many vectors have been written.
+OnRows = Callable[[int], None]
 
 #: The column of the vectors in Parquet.
 EMBEDDING = "embedding"
@@ -46,8 +46,15 @@ class Output(ABC):
         """Write ``vectors (rows, values)`` and an Arrow table of kept columns, or None."""
 
     @abstractmethod
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
-        """Make the whole of all parts, in their order, and ``move`` it to ``target``. Only that may use parts up."""
+    def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
+        """Make the whole of all parts, in their order: at ``whole``, or where they lie. Returns where it is.
+
+        Args:
+            parts: All parts; they stay.
+            rows: How many vectors they hold.
+            whole: A place for a file. What lies there was made by an earlier call, to its end.
+            on_rows: Called as the work goes on.
+        """
 
     def rows(self, parts: Sequence[Path]) -> int:
         """How many vectors the parts hold."""
@@ -74,20 +81,26 @@ class NpyOutput(Output):
     def rows(self, parts: Sequence[Path]) -> int:
         return sum(len(np.load(path, mmap_mode="r")) for path in parts)
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
+    def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
+        if whole.exists():
+            return whole
         first = np.load(parts[0], mmap_mode="r")
         header = {
             "descr": np.lib.format.dtype_to_descr(first.dtype),
             "fortran_order": False,
             "shape": (rows, *first.shape[1:]),
         }
-        with durable(target, move) as stream:
+        with durable(whole) as stream:
             np.lib.format.write_array_header_1_0(stream, header)
+            done = 0
             for path in parts:
                 with path.open("rb") as part:
                     np.lib.format.read_magic(part)
-                    np.lib.format.read_array_header_1_0(part)
+                    (count, *_), _, _ = np.lib.format.read_array_header_1_0(part)
                     shutil.copyfileobj(part, stream, 1 << 20)
+                done += count
+                on_rows(done)
+        return whole
 
 
 class ParquetOutput(Output):
@@ -105,13 +118,20 @@ class ParquetOutput(Output):
         _, parquet = require_pyarrow("Parquet")
         return sum(parquet.read_metadata(path).num_rows for path in parts)
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
+    def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
+        if whole.exists():
+            return whole
         _, parquet = require_pyarrow("Parquet")
         schema = parquet.read_schema(parts[0])
         layout = _layout(schema)
-        with durable(target, move) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+        with durable(whole) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+            done = 0
             for path in parts:
-                writer.write_table(parquet.read_table(path, partitioning=None))
+                table = parquet.read_table(path, partitioning=None)
+                writer.write_table(table)
+                done += table.num_rows
+                on_rows(done)
+        return whole
 
 
 class ShardsOutput(ParquetOutput):
@@ -119,8 +139,8 @@ class ShardsOutput(ParquetOutput):
 
     kind = "directory"
 
-    def assemble(self, parts: Sequence[Path], rows: int, target: Path, move: Move) -> None:
-        move(parts[0].parent, target)
+    def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
+        return parts[0].parent
 
     def check_target(self, target: Path) -> None:
         if target.exists() and not (target.is_dir() and all(_PART.fullmatch(path.name) for path in target.iterdir())):
@@ -166,7 +186,9 @@ def part_number(path: Path) -> int:
     """
     match = _PART.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"{path} is not part of a run: remove it.")
+        raise ValueError(
+            f"{path} is not part of a run: move it elsewhere. What is done is kept, and the same command goes on."
+        )
     return int(match[1])
 
 

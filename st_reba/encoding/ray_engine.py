@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..optional import require_ray
-from .work import ChunkWorker, Plan
+from .work import ChunkWorker, OnTexts, Plan
 
 #: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.
 _GROUPS = 64
+_POLL_S = 1.0
 
 
 class RayEngine:
@@ -41,37 +46,72 @@ class RayEngine:
         self.workers = workers
         self.device = device or ("cuda" if self._ray.cluster_resources().get("GPU") else "cpu")
 
-    def run(self, plan: Plan, todo: Sequence[int]) -> Generator[int, None, None]:
+    def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> Generator[int, None, None]:
         resources = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
         data = self._ray.data
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
-        if plan.needs_ranges:
-            calibrated = self._ray.remote(**resources)(_calibrate).remote(plan, self.device)
-            _raise(self._ray.get(calibrated))
-        groups = min(len(todo), _GROUPS * self.workers)
-        done = data.from_items([{"chunk": number} for number in todo], override_num_blocks=groups).map_batches(
-            _Actor,
-            fn_constructor_args=(plan, self.device),
-            batch_size=1,
-            compute=data.ActorPoolStrategy(size=min(self.workers, groups)),
-            **resources,
-        )
-        for row in done.iter_rows():
-            _raise(row["refusal"])
-            yield int(row["chunk"])
+        tally = self._ray.remote(num_cpus=0)(_Tally).remote()
+        with self._polling(tally, on_texts):
+            if plan.needs_ranges:
+                calibrated = self._ray.remote(**resources)(_calibrate).remote(plan, self.device, tally)
+                _raise(self._ray.get(calibrated))
+            groups = min(len(todo), _GROUPS * self.workers)
+            done = data.from_items([{"chunk": number} for number in todo], override_num_blocks=groups).map_batches(
+                _Actor,
+                fn_constructor_args=(plan, self.device, tally),
+                batch_size=1,
+                compute=data.ActorPoolStrategy(size=min(self.workers, groups)),
+                **resources,
+            )
+            for row in done.iter_rows():
+                _raise(row["refusal"])
+                yield int(row["chunk"])
+
+    @contextmanager
+    def _polling(self, tally: Any, on_texts: OnTexts) -> Iterator[None]:
+        """Ask every second what actors have told: Ray gives rows whenever a whole group of chunks is done."""
+        over = threading.Event()
+
+        def poll() -> None:
+            while not over.wait(_POLL_S):
+                for stage, texts in self._ray.get(tally.taken.remote()).items():
+                    on_texts(stage, texts)
+
+        thread = threading.Thread(target=poll, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+class _Tally:
+    """An actor that counts the texts which others have encoded since it was asked."""
+
+    def __init__(self) -> None:
+        self._texts: Counter[str] = Counter()
+
+    def add(self, stage: str, texts: int) -> None:
+        self._texts[stage] += texts
+
+    def taken(self) -> Counter[str]:
+        texts, self._texts = self._texts, Counter()
+        return texts
 
 
 class _Actor:
     """A loaded model on some node."""
 
-    def __init__(self, plan: Plan, device: str) -> None:
+    def __init__(self, plan: Plan, device: str, tally: Any) -> None:
         self._plan = plan
         self._device = device
+        self._tally = tally
 
     @cached_property
     def _worker(self) -> ChunkWorker:
-        return _worker(self._plan, self._device)
+        return _worker(self._plan, self._device, self._tally)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (number,) = batch["chunk"].tolist()
@@ -83,12 +123,15 @@ class _Actor:
         self._worker.finish()
 
 
-def _calibrate(plan: Plan, device: str) -> str:
-    return _refusal(lambda: _worker(plan, device).calibrate())
+def _calibrate(plan: Plan, device: str, tally: Any) -> str:
+    return _refusal(lambda: _worker(plan, device, tally).calibrate())
 
 
-def _worker(plan: Plan, device: str) -> ChunkWorker:
-    return ChunkWorker(plan, plan.encoder.load(device))
+def _worker(plan: Plan, device: str, tally: Any) -> ChunkWorker:
+    def tell(stage: str, texts: int) -> None:
+        tally.add.remote(stage, texts)
+
+    return ChunkWorker(plan, plan.encoder.load(device), tell)
 
 
 def _refusal(work: Callable[[], None]) -> str:

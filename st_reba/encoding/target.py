@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -18,13 +17,16 @@ class Target:
     Args:
         path: The place.
         overwrite: Whether what lies there at the beginning may be replaced.
+        aside: Where a directory that is replaced lies for a moment, on the same disk; removed with what it lies in,
+            where this process is killed in that moment.
 
     Attributes:
         landed: Where the output lies after :meth:`take`: at ``path``, or beside it.
     """
 
-    def __init__(self, path: Path, overwrite: bool) -> None:
+    def __init__(self, path: Path, overwrite: bool, aside: Path) -> None:
         self.path = self.landed = path
+        self._aside = aside
         self._before = _state(path)
         self._overwrite = overwrite
 
@@ -33,12 +35,12 @@ class Target:
         """Whether something lay there at the beginning."""
         return self._before is not None
 
-    def take(self, finished: Path, target: Path) -> None:
-        """Move what is finished to ``target``, the place; beside it, if something lies there that did not before."""
-        if self._overwrite and self.occupied and _state(target) == self._before:
-            _replace(finished, target)
+    def take(self, finished: Path) -> None:
+        """Move what is finished to the place; beside it, if something lies there that did not before."""
+        if self._overwrite and self.occupied and _state(self.path) == self._before:
+            _replace(finished, self.path, self._aside)
             return
-        for place in _names(target):
+        for place in _names(self.path):
             try:
                 move_new(finished, place)
             except OSError:
@@ -81,12 +83,11 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def _replace(finished: Path, target: Path) -> None:
+def _replace(finished: Path, target: Path, aside: Path) -> None:
     if not finished.is_dir():
         replace(finished, target)
         return
     # No system replaces a directory that holds something in one step.
-    aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     replace(target, aside)
     replace(finished, target)
     if aside.is_symlink():

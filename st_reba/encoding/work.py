@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,9 +19,15 @@ from ..data.streams import Chunk, Index, Rows, Texts, open_texts
 from ..files import durable
 from ..optional import require_pyarrow
 from .digests import Stamp
-from .encoder import SCALED, Encoder, Pieces, Precision
+from .encoder import SCALED, Encoder, Pieces, Precision, telling_batches
 from .outputs import DOCUMENT, END, START, Output
 from .workspace import Workspace
+
+#: What a worker is at when it tells of texts.
+CALIBRATING = "Calibrating"
+ENCODING = "Encoding"
+#: Called after each batch with one of these, and how many texts more have been read by the model.
+OnTexts = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -78,18 +85,20 @@ class ChunkWorker:
     Args:
         plan: The job.
         model: The loaded model.
+        on_texts: Told of each batch.
 
     Raises:
         ValueError: If the model's files are not those that the run began with.
     """
 
-    def __init__(self, plan: Plan, model: SentenceTransformer) -> None:
+    def __init__(self, plan: Plan, model: SentenceTransformer, on_texts: OnTexts = lambda stage, texts: None) -> None:
         for stamp in plan.model:
             stamp.check()
         self.plan = plan
         self.texts = plan.open()
         self.index = Index.load(plan.workspace.index)
         self._model = model
+        self._on_texts = on_texts
         self._reader = ThreadPoolExecutor(1, "reading")
         self._writer = ThreadPoolExecutor(1, "writing")
         self._coming: tuple[int, Future[_Prepared | None]] | None = None
@@ -117,7 +126,7 @@ class ChunkWorker:
         left = min(self.plan.calibration_rows, self.index.rows)
         for number in range(len(self.index)):
             batch = self._read(self.index[number]).texts[:left]
-            vectors = np.asarray(self._encode(batch).vectors, dtype=np.float32)
+            vectors = np.asarray(self._encode(batch, CALIBRATING).vectors, dtype=np.float32)
             if len(vectors):
                 low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
             left -= len(batch)
@@ -146,7 +155,7 @@ class ChunkWorker:
             prepared = self._taken(number)
             if following is not None:
                 self._coming = following, self._reader.submit(self._prepare, following)
-            pieces = None if prepared is None else self._encode(prepared.texts)
+            pieces = None if prepared is None else self._encode(prepared.texts, ENCODING)
         finally:
             # Whatever is wrong with this one.
             done = self.finish()
@@ -187,11 +196,12 @@ class ChunkWorker:
         rows = self._read(chunk)
         return _Prepared(rows.texts, kept_table(rows, chunk, self.plan))
 
-    def _encode(self, texts: list[str]) -> Pieces:
-        encoder = self.plan.encoder
+    def _encode(self, texts: list[str], stage: str) -> Pieces:
+        encoder, on_texts = self.plan.encoder, partial(self._on_texts, stage)
         if encoder.chunk_tokens is not None:
-            return encoder.encode_chunks(self._model, texts)
-        vectors = encoder.encode(self._model, texts)
+            return encoder.encode_chunks(self._model, texts, on_texts)
+        with telling_batches(self._model, len(texts), encoder.batch_size, on_texts):
+            vectors = encoder.encode(self._model, texts)
         return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
 
     def _write(self, number: int, pieces: Pieces, kept: Any) -> None:

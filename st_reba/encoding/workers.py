@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
+import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from operator import methodcaller
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from .work import ChunkWorker, Plan
+from .work import ChunkWorker, OnTexts, Plan
 
 _PATIENCE_S = 5.0
+
+# What a worker process runs first. Nothing of this package may be imported before: that takes seconds, and a process
+# whose parent is killed meanwhile would live on for as long.
+_BEGIN = """
+import os, pickle, signal, threading
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+
+def end_with_parent():
+    wait([parent_process().sentinel])
+    os._exit(1)
+
+# Ctrl-C reaches every process of a terminal: the parent ends its workers itself.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+threading.Thread(target=end_with_parent, daemon=True).start()
+
+from st_reba.encoding.workers import serve
+
+serve(*pickle.loads(job), connection)
+"""
+
+
+class Told(NamedTuple):
+    """What a worker tells while it is at something: see :data:`~st_reba.encoding.work.OnTexts`."""
+
+    stage: str
+    texts: int
 
 
 class WorkerProcess:
@@ -31,7 +56,9 @@ class WorkerProcess:
         # A fresh interpreter: CUDA, and threads that hold locks, do not survive a fork.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(plan, device, theirs), daemon=True)
+        # Pickled beforehand, for to read the plan is to import this package.
+        known = {"job": pickle.dumps((plan, device)), "connection": theirs}
+        self._process = context.Process(target=exec, args=(_BEGIN, known), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -55,8 +82,19 @@ class WorkerProcess:
         except OSError:
             raise self._gone() from None
 
-    def finish(self) -> Any:
+    def finish(self, on_texts: OnTexts = lambda stage, texts: None) -> Any:
         """Wait until that is done, for what it returned.
+
+        Raises:
+            ChildProcessError: If the process has died.
+            Exception: What was raised there.
+        """
+        while isinstance(answer := self.receive(), Told):
+            on_texts(*answer)
+        return answer
+
+    def receive(self) -> Any:
+        """Wait for what it says next: something :class:`Told`, or what was returned.
 
         Raises:
             ChildProcessError: If the process has died.
@@ -78,7 +116,7 @@ class WorkerProcess:
         )
 
 
-def share(workers: Sequence[WorkerProcess], numbers: Sequence[int]) -> Iterator[int]:
+def share(workers: Sequence[WorkerProcess], numbers: Sequence[int], on_texts: OnTexts) -> Iterator[int]:
     """Each chunk by whichever worker is free, which also knows the one after it; yields the number of each that is
     done."""
     left = iter(numbers)
@@ -99,19 +137,24 @@ def share(workers: Sequence[WorkerProcess], numbers: Sequence[int]) -> Iterator[
         go_on(worker)
     while busy:
         for connection in wait([worker.connection for worker in busy.values()]):
-            worker = busy.pop(connection)
-            done = worker.finish()
+            worker = busy[connection]
+            answer = worker.receive()
+            if isinstance(answer, Told):
+                on_texts(*answer)
+                continue
+            del busy[connection]
             if worker in coming:
                 go_on(worker)
-            yield from done
+            yield from answer
 
 
-def _serve(plan: Plan, device: str, connection: Connection) -> None:
+def serve(plan: Plan, device: str, connection: Connection) -> None:
     """What a worker process does: one task after another, until nobody is left to give any."""
-    _end_with_parent()
-    # Ctrl-C reaches every process of a terminal: the parent ends its workers itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker: ChunkWorker | None = None
+
+    def tell(stage: str, texts: int) -> None:
+        connection.send(Told(stage, texts))
+
     while True:
         try:
             task = connection.recv()
@@ -119,24 +162,11 @@ def _serve(plan: Plan, device: str, connection: Connection) -> None:
             return
         try:
             if worker is None:
-                worker = ChunkWorker(plan, plan.encoder.load(device))
+                worker = ChunkWorker(plan, plan.encoder.load(device), tell)
             answer = task(worker)
         except Exception as error:
             answer = _portable(error)
         connection.send(answer)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is gone, however that ended, and whatever this one is at."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("This process was started by no other.")
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: Exception) -> Exception:

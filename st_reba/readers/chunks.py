@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, overload
 
@@ -55,6 +55,7 @@ def encode_chunks(  # type: ignore[overload-overlap]
     truncate_dim: int | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
 ) -> DocumentChunks: ...
 
 
@@ -72,6 +73,7 @@ def encode_chunks(
     truncate_dim: int | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[DocumentChunks]: ...
 
 
@@ -88,6 +90,7 @@ def encode_chunks(
     truncate_dim: int | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
 ) -> DocumentChunks | list[DocumentChunks]:
     r"""A vector for each chunk of a text, of states that have read the text.
 
@@ -116,6 +119,8 @@ def encode_chunks(
         truncate_dim: Keep a vector's first values; the model's own setting if None.
         normalize_embeddings: Scale vectors to length 1, after truncation.
         show_progress_bar: Whether to show one.
+        on_windows: Called after each batch with how many windows (texts, where none is too long) have been read, and of
+            how many.
 
     Returns:
         The chunks of each text, in the order of ``spans``, or of the text. A text without tokens has none.
@@ -152,6 +157,7 @@ def encode_chunks(
             vectors = _pooled(model, reader, readings, dimension, normalize_embeddings)
             found.update(zip(keys, vectors, strict=True))
             progress.update(len(batch))
+            on_windows(start + len(batch), len(windows))
     chunks = [
         DocumentChunks(of_text, np.stack([found[number, chunk] for chunk in range(len(of_text))]))
         if of_text

@@ -15,6 +15,8 @@ Extent = tuple[int, int]
 # What byte-level tokenizers write for a blank, and SentencePiece for one and for a byte.
 _BYTE_LEVEL_BLANK = "Ġ"
 _PIECE_BLANK = "▁"
+# What json.loads makes of "\ud800": no UTF-8 holds it.
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _PIECE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 # Texts that show a tokenizer's special tokens, and how many entries of its vocabulary are tried if these do not.
@@ -47,17 +49,32 @@ class Tokens(NamedTuple):
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> list[Tokens]:
-    """The tokens of each string, whole, without special tokens."""
+    """The tokens of each string, whole, without special tokens.
+
+    Raises:
+        ValueError: If the tokenizer refuses a string because half of a surrogate pair stands in it.
+    """
     if not strings:
         return []
-    encoded = tokenizer(
-        list(strings),
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        return_offsets_mapping=tokenizer.is_fast,
-        verbose=False,
-    )
+    try:
+        encoded = tokenizer(
+            list(strings),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=tokenizer.is_fast,
+            verbose=False,
+        )
+    except Exception:
+        # Each kind of tokenizer has an error of its own for it.
+        for string in strings:
+            if half := _HALF_OF_A_PAIR.search(string):
+                raise ValueError(
+                    f"A text, or a prompt, has half of a surrogate pair, {half[0]!r}, as its character "
+                    f"{half.start() + 1} of {len(string)}, which is no character: leave it out, or decode the text "
+                    'anew from its bytes, with errors="replace".'
+                ) from None
+        raise
     if tokenizer.is_fast:
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         return [Tokens(ids, _untrimmed(tokenizer, ids, offsets)) for ids, offsets in pairs]

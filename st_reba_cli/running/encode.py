@@ -37,7 +37,7 @@ def run(
     chunk_tokens: int | None,
     chunk_overlap: int,
     batch_size: int,
-    chunk_size: int,
+    chunk_size: int | None,
     revision: str | None,
     dtype: Dtype,
     device: str | None,

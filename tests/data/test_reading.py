@@ -139,6 +139,8 @@ def test_two_classes_triplets_and_texts(tmp_path):
         ("t.csv.gz", 'a,b,1\nc,"d"d,2\n', "t.csv.gz, line 2: "),
         ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
          "t.jsonl, line 3: sentence2: None is not text"),
+        ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
+         "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is no character. A row is"),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
         ("s/2.csv", as_csv([("a", "b", "high")]), "s/2.csv, line 2: score: 'high' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns .* with commas between. Is it CSV\?"),

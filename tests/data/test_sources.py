@@ -10,7 +10,7 @@ import datasets
 import fsspec
 import pytest
 
-from st_reba.data.sources import TO_MEASURE, TO_TRAIN, File, files_of, located
+from st_reba.data.sources import ALL, TO_MEASURE, TO_TRAIN, File, files_of, located
 from st_reba.data.tables import read_data
 
 
@@ -55,12 +55,23 @@ class TestFolders:
         assert names(tmp_path) == ["part-9.tsv", "part-10.tsv"]
 
     def test_splits(self, tmp_path):
-        make(tmp_path, "train-0.tsv", "train-1.tsv", "data_dev.tsv", "contest.tsv")
+        make(tmp_path, "train-0.tsv", "train-1.tsv", "data_dev.tsv")
         assert names(tmp_path) == ["data_dev.tsv"], "without a test split"
         assert names(tmp_path, TO_TRAIN) == names(f"{tmp_path}::train") == ["train-0.tsv", "train-1.tsv"]
         assert names(f"{tmp_path / 'train-*'}") == ["train-0.tsv", "train-1.tsv"]
         with pytest.raises(ValueError, match=r"files of several splits, .*: name one, .*::SPLIT, or a pattern"):
             names(f"{tmp_path}::test")
+        with pytest.raises(ValueError, match=r"splits, validation \(data_dev.tsv\), train \(train-0.tsv\): name"):
+            names(tmp_path, ALL)
+
+    def test_a_splits_word_in_some_names_leaves_no_file_out(self, tmp_path):
+        """All is what the folder holds; to measure or to train on all of it might mix splits."""
+        make(tmp_path, "a.txt", "b.txt", "test.txt", "my-train-notes.txt")
+        assert names(tmp_path, ALL) == ["a.txt", "b.txt", "my-train-notes.txt", "test.txt"]
+        assert names(f"{tmp_path}::test", ALL) == names(f"{tmp_path}::test") == ["test.txt"]
+        for splits in (TO_MEASURE, TO_TRAIN):
+            with pytest.raises(ValueError, match=r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"):
+                names(tmp_path, splits)
 
     def test_of_one_kind(self, tmp_path):
         make(tmp_path, "a.tsv", "b.csv")
@@ -97,7 +108,7 @@ class TestRemote:
                 memory.pipe("/a.tsv", content)
             for _ in range(2):
                 (file,) = files_of("memory://a.tsv", TO_MEASURE, tmp_path / "copy", copied.append)
-        assert copied == [8, 8]
+        assert copied == [0, 8, 8, 8] * 2, "as it is copied, and when it is"
         assert (file.path.read_bytes(), file.name) == (b"two\tb\t1\n", "memory://a.tsv")
 
     def test_refusals_name_what_the_user_named(self, memory):
@@ -125,11 +136,14 @@ class TestRemote:
             address = f"http://127.0.0.1:{server.server_address[1]}"
             assert read_data(f"{address}/pairs.tsv") == read_data(f"{address}/pairs.tsv?download=1")
             assert read_data(f"{address}/pairs.tsv").second == ["b", "d"]
-            with pytest.raises(OSError, match="no.tsv"):
+            with pytest.raises(FileNotFoundError, match="no.tsv: there is no such file"):
                 read_data(f"{address}/no.tsv")
         finally:
             server.shutdown()
             server.server_close()
+        # Nobody listens there any more.
+        with pytest.raises(OSError, match=r"/pairs.tsv cannot be read \(Cannot connect to host 127.0.0.1"):
+            read_data(f"{address}/pairs.tsv")
 
 
 def test_a_data_set_of_the_hub(monkeypatch):

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from st_reba.data.records import LONGEST, lines_of
 from st_reba.data.sources import File
-from st_reba.data.streams import Index
+from st_reba.data.streams import Index, chunk_end
 from st_reba.data.streams import open_texts as open_files
+from st_reba.data.tables import read_texts
 
 from ..conftest import examples
 
@@ -85,6 +89,32 @@ class TestLines:
             open_texts(path).index(2)
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "message"),
+    [
+        ("t.txt", b"a\n", "line 2: longer than 32 MiB. Cut it into several texts."),
+        ("t.txt.gz", b"a\n", "line 2: longer than 32 MiB."),
+        ("t.tsv.zst", b"text\n", "line 2: longer than 32 MiB."),
+        ("t.jsonl", b'{"text": "', "line 1: longer than 32 MiB."),
+        ("t.csv", b'text\n"', "line 2: a row that is longer than 32 MiB. Cut it into several texts; or a quotation"),
+    ],
+)
+def test_a_line_that_is_too_long(name, before, message, tmp_path):
+    lines = b"a" * 99 + b"\n" if name == "t.csv" else b"a" * 100
+    path = write(tmp_path / name, before + lines * (34 * 2**20 // 100))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+        open_texts(path).index(2)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+        read_texts(path)
+
+
+def test_no_more_of_a_line_is_read_than_it_may_have():
+    stream = io.BytesIO(b"a" * (2 * LONGEST))
+    with pytest.raises(ValueError, match="t.txt, line 3: longer than 32 MiB"):
+        next(lines_of(File.of(Path("t.txt")), stream, 3))
+    assert stream.tell() == LONGEST + 1
+
+
 @settings(max_examples=examples(30))
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1),
@@ -101,6 +131,38 @@ def test_what_is_written_is_read(texts, size, seed, tmp_path):
     random.Random(seed).shuffle(order)
     for path in (plain, lines, parquet):
         assert all_rows(open_texts(path), size, order) == texts
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [(4, 4), (4, 32), (3, 20), (128, 2048), (36, 2048), (64, 8)])
+def test_chunks_that_grow(smallest, largest):
+    """The end of a chunk is the same for all of its rows; no chunk has more than an eighth of what stands before it,
+    but for the first ones."""
+    row, sizes = 0, []
+    while row < 20 * largest:
+        end = chunk_end(row, smallest, largest)
+        assert {chunk_end(within, smallest, largest) for within in range(row, end)} == {end}
+        sizes.append(end - row)
+        row = end
+    assert sizes[0] == min(smallest, largest)
+    assert max(sizes) == sizes[-1] == largest
+    assert all(size <= max(smallest, sum(sizes[:number]) // 4) for number, size in enumerate(sizes) if size < largest)
+
+
+def test_growing_chunks_of_several_files(tmp_path):
+    """The borders are those of one file, wherever a file ends."""
+    lines = [str(number) for number in range(100)]
+    one = write(tmp_path / "one.txt", "".join(f"{line}\n" for line in lines).encode())
+    cuts = [0, 1, 17, 17, 60, 100]
+    several = [
+        write(tmp_path / f"{number}.jsonl", "".join(f'{{"text": "{line}"}}\n' for line in lines[start:end]).encode())
+        for number, (start, end) in enumerate(pairwise(cuts))
+    ]
+    expected = open_texts(one).index(16, smallest=2)
+    assert [expected[number].rows for number in range(len(expected))] == [2] * 8 + [4] * 4 + [8] * 4 + [16] * 2 + [4]
+    index, texts = open_texts(*several).index(16, smallest=2), open_texts(*several)
+    assert [texts.read(index[number]).texts for number in range(len(index))] == [
+        lines[expected[number].row : expected[number].row + expected[number].rows] for number in range(len(expected))
+    ]
 
 
 def test_an_index_outlives_its_file(tmp_path):
@@ -139,12 +201,27 @@ class TestParquet:
             ([1, 2], 'column "text" is int64, but texts are strings.'),
             (pa.array([b"a", b"\xff"]).view(pa.string()), 'rows 1 to 2: "text" is not UTF-8'),
             (pa.array([], pa.string()), "holds no texts"),
+            (["a", "b" * (LONGEST + 1), None], 'row 3: "text" is null'),
+            (["a", "b" * (LONGEST + 1)], 't.parquet, rows 1 to 2: a "text" that is longer than 32 MiB. Cut it'),
+            (pa.array(["b" * (LONGEST + 1)]).dictionary_encode(), 'rows 1 to 1: a "text" that is longer than 32 MiB.'),
         ],
     )
     def test_bad_columns_are_named(self, values, message, tmp_path):
         path = self.write(tmp_path / "t.parquet", values)
         with pytest.raises(ValueError, match=re.escape(message)):
             open_texts(path).index(2)
+
+    def test_a_damaged_footer_is_named(self, tmp_path):
+        """Also one that is no damage to the marks at the two ends."""
+        path = self.write(tmp_path / "t.parquet", ["a", "b"])
+        whole = path.read_bytes()
+        begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+        for at in (*range(begin, len(whole), 7), len(whole) - 1):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+            try:
+                all_rows(open_texts(path))
+            except ValueError as error:
+                assert str(path) in str(error), error  # noqa: PT017
 
     @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
     def test_every_kind_of_string(self, kind, tmp_path):

@@ -38,10 +38,13 @@ def encoder(model_directory):
 
 
 def interrupted(encoder, texts, out, **options):
-    """A run that is stopped after its third chunk of eight rows, when the fourth is being written."""
+    """A run that is stopped when the fourth chunk of eight rows is being written.
+
+    The batch that comes next stops it, or, where no model tells of batches, the third chunk.
+    """
 
     def stop(stage, done, total):
-        if done == 24:
+        if done == (24 if isinstance(encoder, Ones) else 40):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -215,14 +218,17 @@ class TestResuming:
         stages = []
         encode_file(encoder, texts, tmp_path / "a.npy", chunk_size=8, on_progress=lambda *said: stages.append(said))
         assert seen == TEXTS[32:]
-        assert stages == [("Encoding", done, 50) for done in (32, 40, 48, 50)] + [("Writing", 50, 50)]
+        assert stages == [
+            *(("Encoding", done, 50) for done in (32, 40, 48, 50)),
+            *(("Writing", done, 50) for done in (0, 8, 16, 24, 32, 40, 48, 50)),
+        ]
 
     def test_other_settings_are_refused(self, encoder, texts, tmp_path):
         out = tmp_path / "a.npy"
         interrupted(encoder, texts, out)
         with pytest.raises(ValueError, match=r"other settings: batch_size 8 \(now 5\). Go on with those"):
             encode_file(replace(encoder, batch_size=5), texts, out, chunk_size=8)
-        with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 2048\)"):
+        with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 'growing'\)"):
             encode_file(encoder, texts, out, precision="binary")
         assert len(list((tmp_path / "a.npy.partial" / "parts").iterdir())) == 4
         made = encode_file(encoder, texts, out, precision="binary", overwrite=True)
@@ -285,7 +291,7 @@ class TestShardsAndRemotePaths:
         interrupted(ones, remote, tmp_path / "a.npy")
         stages = []
         encode_file(ones, remote, tmp_path / "a.npy", chunk_size=8, on_progress=lambda *said: stages.append(said))
-        assert [stage for stage, done, _ in stages if done] == ["Encoding"] * 4 + ["Writing"]
+        assert list(dict.fromkeys(stage for stage, done, _ in stages if done)) == ["Encoding", "Writing"]
 
     def test_other_shards_are_another_input(self, ones, folder, remote, tmp_path):
         for source in (folder, remote):
@@ -317,6 +323,47 @@ class TestShardsAndRemotePaths:
         with pytest.raises(FileNotFoundError, match="memory://no.txt: there is no such file"):
             encode_file(ones, "memory://no.txt", tmp_path / "a.npy")
         assert left(tmp_path) == ["in"]
+
+
+class TestFewTexts:
+    """What nobody has asked for a chunk size of: several chunks, and progress by the batch."""
+
+    @pytest.fixture
+    def many(self, tmp_path):
+        path = tmp_path / "many.txt"
+        path.write_text("".join(f"{number} {'word ' * (number % 7)}\n" for number in range(200)))
+        return path
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_are_several_chunks_and_told_of_by_batch(self, devices, encoder, many, tmp_path, spawned_by_fork):
+        told = []
+        engine = LocalEngine(["cpu"] * devices)
+        made = encode_file(
+            encoder, many, tmp_path / "a.parquet", engine=engine, on_progress=lambda *said: told.append(said)
+        )
+        assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 7
+        steps = [done for stage, done, total in told if (stage, total) == ("Encoding", made.rows)]
+        assert steps == list(range(0, 201, 8)), "none goes back"
+        encode_file(encoder, many, tmp_path / "b.parquet", chunk_size=200)
+        one, other = (pq.read_table(tmp_path / name)["embedding"] for name in ("a.parquet", "b.parquet"))
+        np.testing.assert_allclose(np.stack(one.to_numpy()), np.stack(other.to_numpy()), atol=1e-5)
+
+    def test_ranges_are_told_of_too(self, encoder, many, tmp_path):
+        told = []
+        encode_file(encoder, many, tmp_path / "a.npy", precision="int8", calibration_rows=50,
+                    on_progress=lambda *said: told.append(said))  # fmt: skip
+        assert [said[1:] for said in told if said[0] == "Calibrating"] == [
+            (done, 50) for done in (*range(8, 50, 8), 50)
+        ]
+
+    def test_cut_into_chunks(self, encoder, many, tmp_path):
+        told = []
+        encode_file(replace(encoder, chunk_tokens=4), many, tmp_path / "a.parquet",
+                    on_progress=lambda *said: told.append(said))  # fmt: skip
+        steps = [done for stage, done, total in told if (stage, total) == ("Encoding", 200)]
+        assert len(steps) > 20
+        assert steps == sorted(steps)
+        assert steps[-1] == 200
 
 
 class TestRefusals:

@@ -254,3 +254,10 @@ def test_a_setting_of_a_wrong_type_or_size(value, module_class, shared):
     for name in {*module_class.config_keys} - {*Transformer.config_keys}:
         with contextlib.suppress(ValueError):
             module_class(shared(), **{name: value})
+
+
+@pytest.mark.parametrize("given", [{"sentences": ["a", "b\ud800"]}, {"sentences": ["a"], "prompt": "b\udfff"}])
+def test_half_of_a_surrogate_pair(given, shallow_path):
+    model = pipeline(ReBAModule(shallow_path))
+    with pytest.raises(ValueError, match=r"half of a surrogate pair, '\\ud.*', as its character 2 of 2, which is no"):
+        model.encode(**given)

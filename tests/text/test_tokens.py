@@ -271,6 +271,12 @@ def test_tokens_that_do_not_spell_the_text(tokenizers):
     assert layout.input_ids[1, layout.attention_mask[1] == 1].tolist() == own("sentence dog")["input_ids"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_a_surrogate_pair(kind, tokenizers):
+    with pytest.raises(ValueError, match=r"half of a surrogate pair, '\\ud800', as its character 3 of 4"):
+        tokenized(tokenizers[kind], ["a", "ab\ud800c"])
+
+
 @pytest.mark.parametrize("kind", KINDS[:5])
 def test_a_text_that_looks_like_the_separator(kind, tokenizers):
     own = tokenizers[kind]
