@@ -13,7 +13,7 @@ from transformers.utils.import_utils import check_torch_load_is_safe
 
 from .checks import check_inside
 from .published import Published
-from .saved_settings import check_settings
+from .saved_settings import check_is_object, check_settings
 from .saving import note_requirement
 
 if TYPE_CHECKING:
@@ -78,8 +78,13 @@ class StoredModule(Module, metaclass=Published):
         settings = cls._settings(model_name_or_path, where)
         weights = cls._weights(model_name_or_path, where)
         # Settings alone could ask for more memory than there is.
-        with torch.device("meta"):
-            asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
+        try:
+            with torch.device("meta"):
+                asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
+        except TypeError as error:
+            raise ValueError(
+                f"{model_name_or_path}/{where['subfolder']} is not a saved {cls.__name__}: {error}."
+            ) from error
         found = {name: tuple(weight.shape) for name, weight in weights.items()}
         if asked != found:
             name = min(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))
@@ -96,6 +101,7 @@ class StoredModule(Module, metaclass=Published):
     @classmethod
     def _settings(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Any]:
         """What the module's configuration says, which is nothing but its settings."""
+        check_is_object(cls, model_name_or_path, where)
         settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
         file = "/".join(filter(None, (model_name_or_path, where["subfolder"], cls.config_file_name)))
         check_settings(settings, cls.config_keys, cls.__name__, file)
