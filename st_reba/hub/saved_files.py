@@ -154,29 +154,33 @@ def leaves(path: Path, root: Path) -> bool:
     return snapshot is None or target.parent != snapshot.parent.parent / "blobs"
 
 
-def check_shards(index: Path, root: Path) -> list[str]:
-    """The files that an index of shards names, none of which lies outside the model.
+def checked_index(index: Path) -> ShardIndex:
+    """What an index of shards says, if the files that it names, which lie beside it, lie there in truth.
 
     Args:
         index: The file, such as ``model.safetensors.index.json``.
-        root: The directory that the names are relative to.
-
-    Returns:
-        Their names, each once.
 
     Raises:
         ValueError: If the index is malformed, or names a file outside.
     """
-    named = checked(ShardIndex, read_json(index), index).weight_map
-    names = sorted(set(named.values()))
+    found = checked(ShardIndex, read_json(index), index)
+    names = set(found.weight_map.values())
     check_named_files(names, index)
-    for name in names:
-        if leaves(root / name, root):
-            raise ValueError(
-                f"{index} names {shown(name)}, a link to {root.joinpath(name).resolve()}: a file lies inside its model, "
-                "so put the file itself there."
-            )
-    return names
+    for name in sorted(names):
+        check_link(index.parent / name, index.parent)
+    return found
+
+
+def check_link(path: Path, root: Path) -> None:
+    """Refuse a file of a model that is a link to something outside of it.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if leaves(path, root):
+        raise ValueError(
+            f"{path} is a link to {path.resolve()}, outside the model: put the file itself there, or remove the link."
+        )
 
 
 # Schemas
@@ -192,7 +196,8 @@ def _inside(path: str) -> str:
     if not is_inside(path):
         raise PydanticCustomError(
             "inside",
-            'a module lies inside its model, so give a relative path without "..", or "" for the model\'s own directory',
+            'a module lies inside its model, so give a relative path without "..", or "" for the model\'s own '
+            "directory",
         )
     return path
 
@@ -214,9 +219,7 @@ def _size(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    ):
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
         raise PydanticCustomError("number", "it must be a number")
     return value
 

@@ -329,8 +329,8 @@ class CausalModule(LayoutReader):
             accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
 
         Raises:
-            ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer knows tokens that
-                the model does not.
+            ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
+                that the model has no embedding for.
         """
         if not inputs:
             return {}

@@ -17,7 +17,7 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
-from ..hub.saved_files import AdapterFile, check_shards, checked, read_object
+from ..hub.saved_files import AdapterFile, checked, checked_index, read_object
 from ..lm.sizes import check_size, in_a_line
 from .saved_settings import adapted_model, adapter_file, hub_arguments, model_file, of_base
 
@@ -86,7 +86,8 @@ def _files(
             continue
         if found.suffix != ".json":
             return [found]
-        return [_shard(name_or_path, shard, where, found) for shard in check_shards(found, found.parent)]
+        shards = sorted(set(checked_index(found).weight_map.values()))
+        return [_shard(name_or_path, shard, where, found) for shard in shards]
     return []
 
 
@@ -127,6 +128,6 @@ def _check_ranks(adapter: Path) -> None:
     largest = max((size for shape in _shapes(weights) for size in shape), default=0)
     if rank > largest:
         raise ValueError(
-            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they are "
-            "of two adapters. Get both from one place."
+            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they "
+            "are of two adapters. Get both from one place."
         )

@@ -15,7 +15,8 @@ import torch
 from sentence_transformers.base.modules import Module
 from transformers import PreTrainedConfig
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub.saved_files import (

@@ -15,11 +15,13 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
 from st_reba.hub import compat
+from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
+SHARD = "model-00002-of-00002.safetensors"
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -55,6 +57,73 @@ def head_alone(weights: dict) -> dict:
 
 def without(*parts: str):
     return lambda weights: {name: weight for name, weight in weights.items() if not any(part in name for part in parts)}
+
+
+class TestShardsOutside:
+    """Weights come from the model's own directory, whatever its index says."""
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        """Sharded, with its second shard beside the model's directory."""
+        language_model(tmp_path / "lm")
+        rewrite(tmp_path / "lm", lambda weights: weights, sharded=True)
+        shutil.move(tmp_path / "lm" / SHARD, tmp_path / SHARD)
+        return tmp_path / "lm"
+
+    def renamed(self, index: Path, name: str) -> None:
+        said = json.loads(index.read_text())
+        said["weight_map"] = {key: name if file == SHARD else file for key, file in said["weight_map"].items()}
+        index.write_text(json.dumps(said))
+
+    @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
+    @pytest.mark.parametrize("name", ["../{}", "a/../../{}", "{root}/{}", "..\\{}", "C:{}", ""])
+    def test_by_name(self, name, load, model):
+        self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
+        with pytest.raises(ValueError, match=r"index.json has the path .*: a file lies inside its model, so give a"):
+            load(str(model))
+
+    @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
+    def test_by_a_link(self, load, model):
+        (model / SHARD).symlink_to(model.parent / SHARD)
+        with pytest.raises(ValueError, match=rf"{SHARD} is a link to .*, outside the model: put the file itself there"):
+            load(str(model))
+
+    def test_pickled(self, model):
+        names = {}
+        for path in (model / "model-00001-of-00002.safetensors", model.parent / SHARD):
+            torch.save(load_file(path), path.with_suffix(".bin"))
+            names |= dict.fromkeys(load_file(path), path.with_suffix(".bin").name)
+            path.unlink()
+        (model / "model.safetensors.index.json").unlink()
+        names = {key: f"../{file}" if file.startswith("model-00002") else file for key, file in names.items()}
+        index = model / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        with pytest.raises(ValueError, match=r"pytorch_model.bin.index.json has the path '../model-00002.*': a file"):
+            CausalTransformer(str(model))
+
+    def test_of_a_saved_model(self, backbone_path, tmp_path):
+        pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path / "saved"))
+        own = tmp_path / "saved" / "0_ReBAModule"
+        rewrite(own, lambda weights: weights, sharded=True)
+        shutil.move(own / SHARD, tmp_path / "saved" / SHARD)
+        self.renamed(own / "model.safetensors.index.json", f"../{SHARD}")
+        with pytest.raises(ValueError, match=r"index.json has the path '../model-00002"):
+            SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+
+    def test_missing(self, model):
+        with pytest.raises(FileNotFoundError, match=rf"names '{SHARD}', which is not there: get the whole checkpoint"):
+            CausalTransformer(str(model))
+
+    def test_of_the_hubs_cache(self, model):
+        shutil.move(model.parent / SHARD, model / SHARD)
+        expected = pipeline(CausalTransformer(str(model))).encode(TEXTS)
+        snapshot, blobs = (model.parent / "models--a--b" / name for name in ("snapshots/0", "blobs"))
+        for place in (snapshot, blobs):
+            place.mkdir(parents=True)
+        for number, path in enumerate(model.iterdir()):
+            shutil.move(path, blobs / str(number))
+            (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+        assert relative_error(pipeline(CausalTransformer(str(snapshot))).encode(TEXTS), expected) == 0
 
 
 class TestTied:
