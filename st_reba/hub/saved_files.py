@@ -87,7 +87,7 @@ def checked(schema: type[_Schema], said: Any, file: object) -> _Schema:
         return schema.model_validate(said)
     except ValidationError as error:
         first = error.errors()[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{quoted(part)}" for part in first["loc"]).lstrip(".")
     if first["type"] == "missing":
         raise ValueError(f"{file} has no {key}, which a saved model has. Save the model again.")
     if first["type"] == "inside":
@@ -112,6 +112,11 @@ def shown(value: Any) -> str:
     """A value as a sentence quotes it: of a file, so that it may be long, and hold anything."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def quoted(key: str) -> str:
+    """A name that a file gives, as it is where that is a plain word, else in quotes: it may hold anything."""
+    return key if key.isprintable() and len(key) <= 80 else shown(key)
 
 
 # Paths
@@ -333,7 +338,7 @@ class AdapterFile(_File):
     base_model_name_or_path: str | None = None
     r: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None = None
     rank_pattern: dict[str, Annotated[int, Field(ge=0, le=MAX_SIZE)]] = {}
-    layer_replication: list[list[int]] | None = None
+    layer_replication: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
     megatron_config: Any = None
 
 

@@ -66,6 +66,8 @@ def _config(name_or_path: str, config_kwargs: dict[str, Any], file: str) -> PreT
         raise
     # What its own class finds wrong with a configuration may be of any type.
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
         raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
 
 

@@ -26,6 +26,7 @@ from ..hub.saved_files import (
     TransformerFile,
     check_named_files,
     checked,
+    quoted,
     read_object,
     shown,
 )
@@ -109,7 +110,7 @@ def check_settings(settings: Mapping[str, Any], known: Collection[str], module: 
     for name in settings:
         if name not in known:
             raise ValueError(
-                f"{file} sets {name}, which is no setting of {module}: a saved one has "
+                f"{file} sets {quoted(name)}, which is no setting of {module}: a saved one has "
                 f"{', '.join(sorted(known)) or 'none'}. Remove it from the file, or save the model again."
             )
 
@@ -130,8 +131,8 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
             allowed = _ARGUMENTS[kind]
             if argument not in allowed or not allowed[argument](value):
                 raise ValueError(
-                    f"{file} sets {argument} in {name} to {shown(value)}, which a file may not: there it may set "
-                    f"{_listed(allowed)}. Remove it from the file; if you trust the model, pass {kind}="
+                    f"{file} sets {quoted(argument)} in {name} to {shown(value)}, which a file may not: there it may "
+                    f"set {_listed(allowed)}. Remove it from the file; if you trust the model, pass {kind}="
                     f"{{{argument!r}: ...}} yourself."
                 )
     if "modality_config" in settings:
@@ -247,7 +248,7 @@ def _check_parts(config: dict[str, Any], file: str) -> None:
         check_named_files([said.transformers_weights], file)
     for key, part in config.items():
         if isinstance(part, dict) and key.endswith(_PARTS):
-            _check_parts(part, f"{file}, {key},")
+            _check_parts(part, f"{file}, {quoted(key)},")
 
 
 def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | None) -> None:
@@ -281,10 +282,10 @@ def _check_adapter(settings: AdapterFile, file: str) -> None:
 def _entries(config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """All that a configuration says, its inner ones included: where, under which key, and what."""
     for key, value in config.items():
-        yield f"{path}{key}", key, value
+        yield f"{path}{quoted(key)}", key, value
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
-                yield from _entries(inner, f"{path}{key}.")
+                yield from _entries(inner, f"{path}{quoted(key)}.")
 
 
 def _listed(allowed: Mapping[str, Any]) -> str:

@@ -248,6 +248,20 @@ class TestAdapters:
         rewrite(tmp_path / "lm", head_alone)
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) < 1e-6
 
+    @pytest.mark.parametrize("key", ["r", "rank_pattern"])
+    def test_a_rank_that_its_weights_have_not(self, key, adapter):
+        path = adapter[0] / "adapter_config.json"
+        rank = 10**6 if key == "r" else {"q_proj": 10**6}
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: rank}))
+        with pytest.raises(ValueError, match=r"adapter_config.json asks for a rank of 1000000, and no weight"):
+            SentenceTransformer(str(adapter[0]), device="cpu")
+
+    @pytest.mark.parametrize("said", ["[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'])
+    def test_nonsense(self, said, adapter):
+        (adapter[0] / "adapter_config.json").write_text(said)
+        with pytest.raises(ValueError, match=r"adapter_config.json (is|sets) "):
+            SentenceTransformer(str(adapter[0]), device="cpu")
+
     @pytest.mark.skipif(not compat.ADAPTERS_ARE_REPORTED, reason="this version of transformers does not report on them")
     def test_the_adapter(self, adapter):
         path, _ = adapter
