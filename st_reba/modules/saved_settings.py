@@ -234,7 +234,7 @@ def _check_config(name_or_path: str, where: Mapping[str, Any], attention_is_chos
 def model_file(name_or_path: str, name: str, where: Mapping[str, Any]) -> Path | None:
     """Where a file of a model lies on this machine, fetched if need be; None if there is none, or nothing is had."""
     try:
-        found = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **where)
+        found = cached_file(name_or_path, name, **where)
     except OSError:
         return None
     return None if found is None else Path(found)

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, ZambaConfig
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
 from st_reba.hub import compat
+from st_reba.lm.sizes import SizeError, check_size
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
@@ -296,6 +297,35 @@ class TestTwinTower:
         path, expected = saved
         rewrite(path / tower, without("pooler"))
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) == 0
+
+
+class TestSizes:
+    """A checkpoint that has what its configuration says loads, however its weights are shared."""
+
+    @pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+    def test_embeddings_that_are_most_of_a_model(self, name, tmp_path):
+        config = backbones.config(name)
+        config.tie_word_embeddings, config.vocab_size = True, 50_000
+        backbones.save(AutoModelForCausalLM.from_config(config).eval(), tmp_path)
+        stored = sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())
+        for kind in (AutoModel, AutoModelForCausalLM):
+            check_size(AutoConfig.from_pretrained(tmp_path), stored, "config.json", kind)
+        CausalTransformer(str(tmp_path))
+
+    def test_layers_that_share_their_weights(self):
+        """Each is built with weights of its own, which are then tied."""
+        config = ZambaConfig(
+            vocab_size=64, hidden_size=32, attention_hidden_size=64, intermediate_size=64, num_attention_heads=2,
+            num_key_value_heads=2, num_hidden_layers=7, attention_head_dim=32, mamba_dt_rank=4, n_mamba_heads=1,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "hybrid", "hybrid", "hybrid"],
+            use_mamba_kernels=False,
+        )  # fmt: skip
+        model = AutoModel.from_config(config)
+        check_size(config, sum(weight.numel() for weight in model.parameters()), "config.json")
+
+    def test_what_is_too_large_is_not_built_to_its_end(self):
+        with pytest.raises(SizeError, match=r"config.json describes a larger model .* where the checkpoint has 1,000"):
+            check_size(LlamaConfig(num_hidden_layers=1000), 1000, "config.json")
 
 
 def test_a_shared_backbone_is_its_owners(tmp_path):
