@@ -1,4 +1,4 @@
-"""Packages that only some jobs need, with a sentence where they are missing."""
+"""Packages that only some jobs need, with a sentence where they are missing or broken."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ def require(name: str, extra: str, purpose: str) -> Any:
         purpose: What needs it, as a sentence begins.
 
     Raises:
-        ImportError: If it is not installed, with what for and how to install it.
+        ImportError: If it is not installed, with what for and how to install it; or if it is and cannot be imported,
+            with what it says.
     """
+    package = name.partition(".")[0]
+    install = f'pip install "st-reba[{extra}]"'
     try:
         return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise ImportError(f'{purpose} needs {package}: pip install "st-reba[{extra}]".') from None
+    except ModuleNotFoundError as error:
+        if error.name == package:
+            raise ImportError(f"{purpose} needs {package}: {install}.") from None
+        cause: Exception = error
+    # A library that does not fit its other half, a file that is cut short: any error ends an import.
+    except Exception as error:
+        cause = error
+    said = " ".join(str(cause).split()) or "no message"
+    raise ImportError(
+        f"{purpose} needs {package}, which is installed and cannot be imported ({type(cause).__name__}: {said}). "
+        f"Install it anew: {install}, with --force-reinstall if that changes nothing."
+    ) from cause
 
 
 def require_pyarrow(purpose: str) -> tuple[Any, Any]:

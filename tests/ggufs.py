@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -49,7 +52,12 @@ def original(seed: int = 0) -> LlamaForCausalLM:
 
 
 def write(
-    path: Path, kind: str = "F32", architecture: str = "llama", leave_out: str | None = None, seed: int = 0
+    path: Path,
+    kind: str = "F32",
+    architecture: str = "llama",
+    leave_out: str | None = None,
+    seed: int = 0,
+    says: Mapping[str, Any] | None = None,
 ) -> Path:
     """A file with :func:`original` in it.
 
@@ -59,10 +67,14 @@ def write(
         architecture: What the file calls itself.
         leave_out: A tensor that is not written, by its GGUF name.
         seed: Of the weights.
+        says: What its header says of the model's configuration, against the truth.
     """
     model = original(seed)
     writer = gguf.GGUFWriter(str(path), architecture)
-    _write_config(writer, model.config)
+    said = copy.deepcopy(model.config)
+    for setting, value in (says or {}).items():
+        setattr(said, setting, value)
+    _write_config(writer, said)
     _write_tokenizer(writer)
     for name, tensor in model.state_dict().items():
         called = _gguf_name(name)

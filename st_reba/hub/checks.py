@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
+from .saved_files import check_link, checked_index, read_json
 
 _USUAL = "SentenceTransformer"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -30,6 +31,7 @@ def check_saved_model(root: Path) -> None:
     """
     if not root.is_dir():
         raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
+    _check_links(root)
     modules = _json(root, root / "modules.json")
     if not isinstance(modules, list) or not modules or not all(_is_module(entry) for entry in modules):
         raise ValueError(f"{root / 'modules.json'}: not a list of modules with a type and a path each.")
@@ -55,6 +57,22 @@ def model_class(root: Path) -> str:
     return str(written.get("model_type", _USUAL)) if isinstance(written, dict) else _USUAL
 
 
+def _check_links(root: Path) -> None:
+    """What is sent is what the user sees in the directory: a link could name any file that the user may read."""
+    for path in _entries(root):
+        if not path.is_symlink():
+            continue
+        if not path.exists():
+            raise ValueError(
+                f"{path} is a link to {path.resolve()}, where nothing is. Remove it, or save the model again."
+            )
+        check_link(path, root)
+        if path.is_dir():
+            raise ValueError(
+                f"{path} is a link to a directory, whose files would not be sent: put the directory there."
+            )
+
+
 def _check_backbone(folder: Path) -> None:
     """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
     if not (folder / "config.json").is_file() or "model_type" not in _json(folder, folder / "config.json"):
@@ -63,7 +81,7 @@ def _check_backbone(folder: Path) -> None:
     if found is None:
         raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
     if found.suffix == ".json":
-        for shard in sorted(set(_json(folder, found)["weight_map"].values())):
+        for shard in sorted(set(checked_index(found).weight_map.values())):
             if not (folder / shard).is_file():
                 raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
 
@@ -96,17 +114,18 @@ def _is_module(entry: Any) -> bool:
 
 def _json(root: Path, path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         raise ValueError(f"{root} has no {path.name}: it is not a saved SentenceTransformer.") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}).") from None
 
 
 def files_of(root: Path) -> list[Path]:
     """What of a saved model is sent: all files but hidden ones."""
+    return [path for path in _entries(root) if path.is_file()]
+
+
+def _entries(root: Path) -> list[Path]:
+    """All that lies in a directory, but what is hidden. What a link to a directory leads to is not entered."""
     return sorted(
-        path
-        for path in root.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        path for path in root.rglob("*") if not any(part.startswith(".") for part in path.relative_to(root).parts)
     )

@@ -106,6 +106,38 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     return short
 
 
+#: The lists of transformers' configurations that have an entry for each layer. Any other list may happen to be as long:
+#: the ids of end tokens, or the directions of a rotary embedding.
+_PER_LAYER = frozenset(
+    {
+        "activation_sparsity_pattern",
+        "attention_layers",
+        "attention_window",
+        "full_attn_idxs",
+        "indexer_types",
+        "intermediate_size",
+        "kv_source_layers",
+        "layer_rope_theta",
+        "layer_types",
+        "layers_block_type",
+        "layers_num_experts",
+        "mlp_layer_types",
+        "moe_layers",
+        "moe_topk",
+        "no_rope_layers",
+        "num_attention_heads",
+        "num_attention_heads_per_layer",
+        "num_experts",
+        "num_key_value_heads",
+        "num_key_value_heads_per_layer",
+        "rope_scaling_layers",
+        "sliding_windows",
+        "swiglu_limits",
+        "swiglu_limits_shared",
+    }
+)
+
+
 def _shortened_config(model: PreTrainedModel, layers: int) -> PreTrainedConfig | None:
     """The configuration of the first layers; None if it would not load again."""
     config = copy.deepcopy(model.config)
@@ -113,7 +145,7 @@ def _shortened_config(model: PreTrainedModel, layers: int) -> PreTrainedConfig |
     whole = depth(model)
     given = dict(vars(text))
     for name, value in given.items():
-        if isinstance(value, list) and len(value) == whole:
+        if name in _PER_LAYER and isinstance(value, list) and len(value) == whole:
             object.__setattr__(text, name, value[:layers])
     text.num_hidden_layers = layers
     try:

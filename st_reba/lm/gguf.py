@@ -28,6 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ..files import whole_directory
 from ..optional import require_gguf
 from .gguf_names import HUB_FILE, HUB_TAG, MAGIC, SUFFIX, begins_as_gguf, is_gguf
+from .limits import MAX_EXPERTS, MAX_LAYERS
+from .sizes import SizeError, check_size
 
 # What says where on the Hub a file lies, among the arguments of transformers' from_pretrained.
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
@@ -207,11 +209,12 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
             bar.set_description_str(f"Converting {file.name}, once: {what}")
 
         with _alone(file) as source, _explained(file), _parsed_once():
+            stored = _stored(source, file)
             step("tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
             bar.update()
             step("weights")
-            model = _read(source, getattr(torch, kept))
+            model = _read(source, getattr(torch, kept), stored, file)
             bar.update()
         step("writing")
         _check_room(model, file, place)
@@ -256,10 +259,40 @@ def _alone(file: Path) -> Iterator[Path]:
         yield source
 
 
-def _read(source: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _stored(source: Path, file: Path) -> int:
+    """How many numbers a file holds, if its header asks for no more layers than a model has, and than it has tensors.
+
+    Raises:
+        SizeError: If it asks for more.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader(str(source))
+    tensors = len(reader.tensors)
+    for name, most in (("block_count", min(MAX_LAYERS, tensors)), ("expert_count", MAX_EXPERTS)):
+        for key in reader.fields:
+            asked = _number(reader, key) if key.endswith(f".{name}") else None
+            if asked is not None and asked > most:
+                raise SizeError(
+                    f"{file} asks for {asked} ({key}), and has {tensors} tensors: at most {most} can be. Fetch it anew."
+                )
+    # Several may be said to lie in one place.
+    if sum(int(tensor.n_bytes) for tensor in reader.tensors) > source.stat().st_size:
+        raise SizeError(f"{file} describes more bytes of tensors than it has: it is damaged. Fetch it again.")
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
+def _number(reader: Any, key: str) -> int | None:
+    """A whole number in a file's header; None where it is something else."""
+    value = reader.fields[key].contents()
+    return value if isinstance(value, int) else None
+
+
+def _read(source: Path, dtype: torch.dtype, stored: int, file: Path) -> PreTrainedModel:
     """The model in a file, with its weights unpacked and nothing about how they were packed."""
     place = {"gguf_file": source.name}
     config = AutoConfig.from_pretrained(source.parent, **place)
+    check_size(config, stored, file, AutoModelForCausalLM)
     # Newer transformers would leave weights packed where it has kernels for them.
     gguf_config = getattr(transformers, "GgufConfig", None)
     unpacked = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
@@ -285,7 +318,7 @@ def _explained(file: Path) -> Iterator[None]:
     """What foreign bytes make transformers and gguf raise, which may be anything, as a sentence."""
     try:
         yield
-    except (ImportError, MemoryError):
+    except (ImportError, MemoryError, SizeError):
         raise
     except Exception as error:
         said = str(error).strip().splitlines()

@@ -333,7 +333,8 @@ class CausalModule(LayoutReader):
             accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
 
         Raises:
-            ValueError: If an input is neither, or the prompt leaves no room for text.
+            ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
+                that the model has no embedding for.
         """
         if not inputs:
             return {}
@@ -347,10 +348,22 @@ class CausalModule(LayoutReader):
                 "This warning comes once.",
                 stacklevel=2,
             )
+        for read in (layout, *companions):
+            self._check_ids(read)
         features = self._kept_at_home(layout).features()
         for key, companion in zip(self._companions, companions, strict=True):
             features |= self._kept_at_home(companion).features(key)
         return features
+
+    def _check_ids(self, layout: Layout) -> None:
+        """Refuse token ids that the model has no embedding for, at which PyTorch would stop in words of its own."""
+        largest, known = int(layout.input_ids.max()), backbone.vocabulary_size(self.model)
+        if largest >= known:
+            raise ValueError(
+                f"The tokenizer gives {self._tokenizer.convert_ids_to_tokens(largest)!r} the id {largest}, and "
+                f"{type(self.model).__name__} has embeddings for {known} tokens: the two are of different models. Get "
+                "both from one place, or resize the embeddings (resize_token_embeddings)."
+            )
 
     def _kept_at_home(self, layout: Layout) -> Layout:
         """A layout that the host can still look at when its tensors have been moved to an accelerator.

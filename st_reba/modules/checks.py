@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import PureWindowsPath
 from typing import Any, Literal, TypeVar, cast
 
 from transformers import PreTrainedModel
 
+from ..hub.saved_files import is_inside
 from ..lm import backbone
 from ..lm.attention import routes
 from ..text.templates import Rows
@@ -106,8 +106,7 @@ def check_repetitions(repetitions: int, least: int) -> None:
 
 def check_inside(subfolder: str) -> str:
     """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
-    path = PureWindowsPath(subfolder)
-    if path.anchor or ".." in path.parts:
+    if not is_inside(subfolder):
         raise ValueError(
             f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
             'without "..", or "" for the model\'s own directory.'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from transformers.utils.import_utils import check_torch_load_is_safe
 
+from ..hub.saved_files import checked_index
 from ..lm import gguf
 from .saved_settings import check_model
 from .saving import backbone_of
@@ -112,7 +112,7 @@ def _file(path: str, names: list[str], **hub_kwargs: Any) -> str | None:
     """Where the one file of a checkpoint that has the weight lies; no other is downloaded."""
     for index_name, whole_name in ((SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME)):
         if index := Module.load_file_path(path, index_name, **hub_kwargs):
-            shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+            shards = checked_index(Path(index)).weight_map
             key = _find(names, shards)
             return Module.load_file_path(path, shards[key], **hub_kwargs) if key else None
         if whole := Module.load_file_path(path, whole_name, **hub_kwargs):

@@ -6,17 +6,28 @@ nothing and is another one at each load: what the configuration ties is tied, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils.import_utils import is_accelerate_available
 
 from ..hub import compat
+from ..lm.sizes import in_a_line
+from .checkpoint import check_sizes
 from .lm_head import head_blocks
-from .saved_settings import adapted_model, check_model, check_transformer_settings, hub_arguments, of_base
+from .saved_settings import (
+    adapted_model,
+    check_is_object,
+    check_model,
+    check_tokenizer,
+    check_transformer_settings,
+    hub_arguments,
+    of_base,
+)
 
 # How many weights a refusal names.
 _NAMED = 5
@@ -26,7 +37,8 @@ REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 #: Files of which a tokenizer has at least one.
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
-
+# What tells ST's loaders where a model is, in the order of load_config's arguments, the file's name first.
+_WHERE = ("config_filename", "token", "cache_folder", "revision", "local_files_only")
 _INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args")
 
 
@@ -51,6 +63,9 @@ class CheckedTransformer(compat.ReportingTransformer):
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
         model_kwargs, config_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
         check_model(model_name_or_path, model_kwargs, config_kwargs)
+        check_sizes(model_name_or_path, model_kwargs, config_kwargs)
+        processor_kwargs = {**_first(kwargs, ("processor_kwargs", "tokenizer_args"))}
+        check_tokenizer(model_name_or_path, processor_kwargs)
         where = hub_arguments(model_kwargs)
         base = adapted_model(model_name_or_path, where)
         if base is not None and not self._has_tokenizer(model_name_or_path, where):
@@ -58,7 +73,7 @@ class CheckedTransformer(compat.ReportingTransformer):
             kwargs = {"tokenizer_name_or_path": base, **kwargs}
             kwargs["processor_kwargs"] = of_base(_first(kwargs, ("processor_kwargs", "tokenizer_args")))
             kwargs.pop("tokenizer_args", None)
-        with compat.tokenizer_apart():
+        with _tokenizer_explained(model_name_or_path, processor_kwargs), compat.tokenizer_apart():
             super().__init__(model_name_or_path, **kwargs)
         self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
         is_adapter = hasattr(self.model, "peft_config")
@@ -108,6 +123,8 @@ class CheckedTransformer(compat.ReportingTransformer):
             ValueError: If its file sets what no saved module would.
         """
         file = "/".join(filter(None, (model_name_or_path, subfolder, cls.config_file_name)))
+        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
+        check_is_object(cls, model_name_or_path, {"subfolder": subfolder, **where})
         try:
             settings: dict[str, Any] = super().load_config(model_name_or_path, subfolder, *args, **kwargs)
         except (AttributeError, TypeError) as error:
@@ -115,6 +132,27 @@ class CheckedTransformer(compat.ReportingTransformer):
             raise ValueError(f"{file} is malformed ({error}): {names} are objects of names and values.") from error
         check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
         return settings
+
+
+@contextmanager
+def _tokenizer_explained(name_or_path: str, processor_kwargs: dict[str, Any]) -> Iterator[None]:
+    """Say what is wrong with a tokenizer, which transformers keeps to itself where it looks for any processor."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Unrecognized processing class"):
+            raise
+        try:
+            AutoTokenizer.from_pretrained(name_or_path, **processor_kwargs)
+        except (ImportError, MemoryError, OSError):
+            raise error from None
+        except Exception as cause:
+            place = "/".join(filter(None, (name_or_path, processor_kwargs.get("subfolder"))))
+            raise ValueError(
+                f"{place}: its tokenizer cannot be read ({in_a_line(cause)}). Get tokenizer.json and "
+                "tokenizer_config.json anew, or save the model again."
+            ) from error
+        raise
 
 
 def _first(kwargs: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:

@@ -7,18 +7,30 @@ weights. What a caller passes is the caller's own business and never looked at h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers.base.modules import Module
 from transformers import PreTrainedConfig
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-#: The most layers that a model is built with. The deepest of language models have some hundred.
-MAX_LAYERS = 1024
+from ..hub.saved_files import (
+    AdapterFile,
+    LanguageModelFile,
+    TokenizerFile,
+    TransformerFile,
+    check_named_files,
+    checked,
+    quoted,
+    read_object,
+    shown,
+)
+from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS
 
 #: Attention in plain PyTorch, or in a package that the user has installed. Any other name may be that of a kernel on
 #: the Hub, which is code. The last is what our own modules set.
@@ -35,9 +47,10 @@ PLAIN_ATTENTION = (
 
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
-# By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be:
-# some models have several hundred experts, and some tens of thousands of labels.
-_MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": 4 * MAX_LAYERS, "num_labels": 2**20}
+# By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be.
+_MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
+# The parts of a config.json that are configurations of their own, by the ends of their names.
+_PARTS = ("_config", "encoder", "decoder")
 
 
 def _is_plain(value: Any) -> bool:
@@ -64,6 +77,24 @@ _FORMER_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwar
 _FORMER_SETTINGS = ("do_lower_case", "max_seq_length")
 
 
+def check_is_object(module: type[Module], name_or_path: str, where: Mapping[str, Any]) -> None:
+    """Refuse the file of a module's settings where it is no object of names and values.
+
+    Args:
+        module: Its class.
+        name_or_path: A directory or a Hub id.
+        where: As for ``load_file_path``; ``config_filename`` is the name of the file, if not the usual one.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    place = dict(where)
+    file = place.pop("config_filename", None) or module.config_file_name
+    found = module.load_file_path(name_or_path, file, **place)
+    if found is not None:
+        read_object(Path(found))
+
+
 def check_settings(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
     """Refuse settings that no module of this class could have saved.
 
@@ -79,7 +110,7 @@ def check_settings(settings: Mapping[str, Any], known: Collection[str], module: 
     for name in settings:
         if name not in known:
             raise ValueError(
-                f"{file} sets {name}, which is no setting of {module}: a saved one has "
+                f"{file} sets {quoted(name)}, which is no setting of {module}: a saved one has "
                 f"{', '.join(sorted(known)) or 'none'}. Remove it from the file, or save the model again."
             )
 
@@ -100,19 +131,25 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
             allowed = _ARGUMENTS[kind]
             if argument not in allowed or not allowed[argument](value):
                 raise ValueError(
-                    f"{file} sets {argument} in {name} to {_shown(value)}, which a file may not: there it may set "
-                    f"{_listed(allowed)}. Remove it from the file; if you trust the model, pass {kind}="
+                    f"{file} sets {quoted(argument)} in {name} to {shown(value)}, which a file may not: there it may "
+                    f"set {_listed(allowed)}. Remove it from the file; if you trust the model, pass {kind}="
                     f"{{{argument!r}: ...}} yourself."
                 )
-    _check_reading(settings.get("modality_config", {}), file)
+    if "modality_config" in settings:
+        _check_reading(settings["modality_config"], file)
+    checked(TransformerFile, dict(settings), file)
 
 
 def _check_reading(modalities: Any, file: str) -> None:
     """ST calls the method of the backbone that the file names."""
-    text = modalities.get("text", {"method": "forward"})
+    text = modalities.get("text")
     method = text.get("method") if isinstance(text, dict) else text
     if method != "forward":
         raise ValueError(f"{file} has text read by {method!r}: a language model reads it with forward. Remove it.")
+    if not isinstance(text, dict) or not isinstance(text.get("method_output_name"), str):
+        raise ValueError(
+            f"{file} has the modality_config {shown(modalities)}: text has a method and a method_output_name."
+        )
 
 
 def check_model(
@@ -133,11 +170,11 @@ def check_model(
     where = hub_arguments(config_kwargs)
     chosen = any("attn_implementation" in (given or {}) for given in (model_kwargs, config_kwargs))
     _check_config(name_or_path, where, chosen)
-    adapter = _adapter_file(name_or_path, where)
+    adapter = adapter_file(name_or_path, where)
     if adapter is not None:
-        settings = _read(adapter)
+        settings = checked(AdapterFile, read_object(adapter), adapter)
         _check_adapter(settings, str(adapter))
-        _check_config(str(settings.get("base_model_name_or_path")), of_base(where), chosen)
+        _check_config(str(settings.base_model_name_or_path), of_base(where), chosen)
 
 
 def hub_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -152,38 +189,89 @@ def of_base(where: Mapping[str, Any]) -> dict[str, Any]:
 
 def adapted_model(name_or_path: str, where: Mapping[str, Any]) -> str | None:
     """The name of the model that an adapter is for, if it lies apart."""
-    found = _adapter_file(name_or_path, where)
+    found = adapter_file(name_or_path, where)
     if found is None or found.with_name("config.json").is_file():
         return None
-    return str(_read(found).get("base_model_name_or_path"))
+    return str(read_object(found).get("base_model_name_or_path"))
 
 
-def _adapter_file(name_or_path: str, where: Mapping[str, Any]) -> Path | None:
+def adapter_file(name_or_path: str, where: Mapping[str, Any]) -> Path | None:
     """The configuration of an adapter, if that is what the model is."""
     found = find_adapter_config_file(name_or_path, **where)
     return None if found is None else Path(found)
 
 
 def _check_config(name_or_path: str, where: Mapping[str, Any], attention_is_chosen: bool) -> None:
-    # Where there is none, or it cannot be read, loading fails with a message.
-    with suppress(OSError):
-        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **where)
-        file = "/".join(filter(None, (name_or_path, where.get("subfolder"), "config.json")))
-        for path, key, value in _entries(config):
-            if key in _ATTENTION_KEYS and not attention_is_chosen and not _is_plain(value):
-                raise ValueError(
-                    f"{file} sets {path} to {_shown(value)}: that may be a kernel, code from the Hub. Remove it from "
-                    'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
-                )
-            most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
-            if most is not None and type(value) is int and value > most:
-                raise ValueError(f"{file} asks for {value} ({path}): st_reba loads models with at most {most}.")
+    found = model_file(name_or_path, CONFIG_NAME, where)
+    # Where there is none, loading fails with a message.
+    if found is None:
+        return
+    file = "/".join(filter(None, (name_or_path, where.get("subfolder"), CONFIG_NAME)))
+    _check_parts(read_object(found), file)
+    # It may choose another file by transformers' version.
+    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **where)
+    _check_parts(config, file)
+    for path, key, value in _entries(config):
+        if key in _ATTENTION_KEYS and not attention_is_chosen and not _is_plain(value):
+            raise ValueError(
+                f"{file} sets {path} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
+                'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
+            )
+        if (
+            key in ("dtype", "torch_dtype")
+            and value is not None
+            and not isinstance(value, dict)
+            and not _is_dtype(value)
+        ):
+            raise ValueError(
+                f"{file} sets {path} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
+            )
+        most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
+        if most is not None and type(value) is int and value > most:
+            raise ValueError(f"{file} asks for {value} ({path}): st_reba loads models with at most {most}.")
 
 
-def _check_adapter(settings: dict[str, Any], file: str) -> None:
-    if settings.get("megatron_config"):
+def model_file(name_or_path: str, name: str, where: Mapping[str, Any]) -> Path | None:
+    """Where a file of a model lies on this machine, fetched if need be; None if there is none, or nothing is had."""
+    try:
+        found = cached_file(name_or_path, name, **where)
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _check_parts(config: dict[str, Any], file: str) -> None:
+    """A configuration, and those that it is made of, as far as they have names that all configurations share."""
+    said = checked(LanguageModelFile, config, file)
+    check_named_files(said.configuration_files, file)
+    if said.transformers_weights is not None:
+        check_named_files([said.transformers_weights], file)
+    for key, part in config.items():
+        if isinstance(part, dict) and key.endswith(_PARTS):
+            _check_parts(part, f"{file}, {quoted(key)},")
+
+
+def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | None) -> None:
+    """Refuse a ``tokenizer_config.json`` that is malformed, or has files read from outside the model.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        processor_kwargs: What the caller, or a checked file, passes to the tokenizer's ``from_pretrained``.
+
+    Raises:
+        ValueError: If it is, or does.
+    """
+    found = model_file(name_or_path, TOKENIZER_CONFIG_FILE, hub_arguments(processor_kwargs))
+    if found is None:
+        return
+    said = checked(TokenizerFile, read_object(found), found)
+    check_named_files(said.fast_tokenizer_files, found)
+
+
+def _check_adapter(settings: AdapterFile, file: str) -> None:
+    if settings.megatron_config:
         raise ValueError(f"{file} sets megatron_config, which imports a module by its name. Remove it from the file.")
-    for first, end in settings.get("layer_replication") or []:
+    for first, end in settings.layer_replication or []:
         if end - first > MAX_LAYERS:
             raise ValueError(
                 f"{file} asks for {end - first} layers (layer_replication): st_reba loads models with at most "
@@ -194,22 +282,10 @@ def _check_adapter(settings: dict[str, Any], file: str) -> None:
 def _entries(config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """All that a configuration says, its inner ones included: where, under which key, and what."""
     for key, value in config.items():
-        yield f"{path}{key}", key, value
+        yield f"{path}{quoted(key)}", key, value
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
-                yield from _entries(inner, f"{path}{key}.")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is not an object of names and values.")
-    return found
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+                yield from _entries(inner, f"{path}{quoted(key)}.")
 
 
 def _listed(allowed: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..hub.saved_files import ModulesFile, checked, read_json
 from ..version import REQUIREMENT
-from .checks import check_inside
 
 
 def note_requirement(directory: Path) -> None:
@@ -29,10 +29,13 @@ def backbone_of(name_or_path: str) -> str:
 
     Args:
         name_or_path: A directory, or a Hub id.
+
+    Raises:
+        ValueError: If its ``modules.json`` is malformed, or leads out of the model.
     """
     root = Path(name_or_path)
     if (root / "config.json").is_file() or not (root / "modules.json").is_file():
         return name_or_path
-    modules = json.loads((root / "modules.json").read_text(encoding="utf-8"))
-    inner = root / check_inside(modules[0]["path"])
+    modules = checked(ModulesFile, read_json(root / "modules.json"), root / "modules.json").root
+    inner = root / modules[0].path
     return str(inner) if (inner / "config.json").is_file() else name_or_path

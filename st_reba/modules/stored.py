@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
 from .checks import check_inside
-from .saved_settings import check_settings
+from .saved_settings import check_is_object, check_settings
 from .saving import note_requirement
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class StoredModule(Module):
     @classmethod
     def _settings(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Any]:
         """What the module's configuration says, which is nothing but its settings."""
+        check_is_object(cls, model_name_or_path, where)
         settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
         file = "/".join(filter(None, (model_name_or_path, where["subfolder"], cls.config_file_name)))
         check_settings(settings, cls.config_keys, cls.__name__, file)

@@ -23,6 +23,7 @@ from st_reba.compare.precision import AGREED, agreement, cosines, pairwise_cosin
 from st_reba.data.demo import demo_sentences
 from st_reba.encoding import Encoder
 from st_reba.files import is_full
+from st_reba.hub.saved_files import check_saved
 from st_reba.lm.precision import fastest_on_cpu
 from st_reba.lm.stand_in import stand_in
 from st_reba.modules import CausalModule
@@ -70,11 +71,13 @@ def usable(model: str, device: str | None = None) -> Iterator[None]:
     """Check model and devices; if the model then does not come from the Hub, say so by its name.
 
     Raises:
-        ValueError: As :func:`check_model` and :func:`check_devices`; or if the model's weights cannot be read.
+        ValueError: As :func:`check_model`, :func:`check_devices` and :func:`st_reba.hub.saved_files.check_saved`; or if
+            the model's weights cannot be read.
         OSError: If the Hub does not give the model.
     """
     check_devices(device)
     check_model(model)
+    check_saved(Path(model))
     try:
         yield
     except OSError as error:

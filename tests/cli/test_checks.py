@@ -133,7 +133,8 @@ def test_damaged_weights(commands, backbone_path, tmp_path):
     pipeline(CausalTransformer(backbone_path())).save_pretrained(str(model))
     (own(model) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     for command in ("compare", "encode", "build"):
-        assert f"The model {model}: its weights are damaged or cut short (" in run(*commands(model)[command])
+        said = run(*commands(model)[command])
+        assert f"{own(model) / 'model.safetensors'}: these weights are damaged or cut short (" in said
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -142,6 +143,75 @@ def test_what_is_no_model_is_refused_before_any_call(how, message, directory, hu
     spoiled(directory, how)
     assert message in run(directory, "org/name", expect=1)
     assert "create_repo" not in hub
+
+
+class TestLinks:
+    """Whatever the user may read could be named by one, and would be uploaded."""
+
+    @pytest.fixture
+    def secret(self, tmp_path):
+        (tmp_path / "elsewhere").mkdir()
+        path = tmp_path / "elsewhere" / "id_rsa"
+        path.write_text("secret")
+        return path
+
+    @pytest.mark.parametrize("name", ["LICENSE", "assets/notes.txt", "modules.json", f"{OWN}/tokenizer.json"])
+    def test_to_a_file_outside(self, name, secret, directory, hub):
+        (directory / "assets").mkdir()
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to(secret)
+        said = run(directory, "org/name", expect=1)
+        assert f"{name} is a link to {secret}, outside the model: put the file itself there" in said
+        assert "create_repo" not in hub
+
+    def test_by_way_of_another_link(self, secret, directory, hub):
+        (directory / "a").symlink_to("b")
+        (directory / "b").symlink_to(secret)
+        assert "is a link to" in run(directory, "org/name", expect=1)
+
+    @pytest.mark.parametrize("name", ["assets", "1_Pooling"])
+    def test_to_a_directory_outside(self, name, secret, directory, hub):
+        shutil.rmtree(directory / name, ignore_errors=True)
+        (directory / name).symlink_to(secret.parent)
+        assert f"{name} is a link to {secret.parent}, outside the model" in run(directory, "org/name", expect=1)
+        assert "create_repo" not in hub
+
+    def test_to_a_directory_inside(self, directory, hub):
+        (directory / "again").symlink_to("1_Pooling")
+        assert "again is a link to a directory, whose files would not be sent" in run(directory, "org/name", expect=1)
+
+    def test_to_nothing(self, directory, hub):
+        (directory / "LICENSE").symlink_to("nowhere")
+        assert "LICENSE is a link to" in run(directory, "org/name", expect=1)
+
+    def test_inside(self, directory, hub):
+        (directory / "LICENSE").symlink_to("README.md")
+        (directory / ".hidden").symlink_to("/etc")
+        run(directory, "org/name")
+        assert "LICENSE" in sent(hub)
+
+    def test_of_the_hubs_cache(self, directory, hub, tmp_path):
+        """A model there is a directory of links to blobs beside it."""
+        cache = tmp_path / "models--org--name"
+        snapshot = cache / "snapshots" / ("0" * 40)
+        (cache / "blobs").mkdir(parents=True)
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        for number, path in enumerate(files):
+            link = snapshot / path.relative_to(directory)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(cache / "blobs" / str(number))
+            link.symlink_to(os.path.relpath(cache / "blobs" / str(number), link.parent))
+        run(snapshot, "org/name")
+        assert set(sent(hub)) == {path.relative_to(directory).as_posix() for path in files}
+
+    def test_of_what_looks_like_the_hubs_cache(self, secret, directory, hub, tmp_path):
+        cache = tmp_path / "models--org--name"
+        shutil.copytree(directory, cache / "snapshots" / ("0" * 40))
+        (cache / "blobs").mkdir()
+        (cache / "blobs" / "1").symlink_to(secret)
+        (cache / "snapshots" / ("0" * 40) / "LICENSE").symlink_to("../../blobs/1")
+        assert "outside the model" in run(cache / "snapshots" / ("0" * 40), "org/name", expect=1)
+        assert "create_repo" not in hub
 
 
 def test_a_shard_that_is_missing(directory, hub):

@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba import CausalTransformer, EmbeddingFilter, LayerwiseAutoencoder, ReBAModule, TwinTower
+from st_reba.hub.saved_files import quoted
 from st_reba.modules.lm_head import head_blocks
 
 from ..backbones import TEXTS, own
@@ -236,8 +237,16 @@ def test_any_other_argument(kind, key, originals, tmp_path):
     """What nobody has thought of is refused, too."""
     shutil.copy(own(originals(ReBAModule)) / SETTINGS, tmp_path / SETTINGS)
     change(tmp_path / SETTINGS, **{kind: {key: 1}})
-    with pytest.raises(ValueError, match=re.escape(f"sets {key} in {kind} to 1")):
+    with pytest.raises(ValueError, match=re.escape(f"sets {quoted(key)} in {kind} to 1")):
         ReBAModule.load_config(str(tmp_path))
+
+
+def test_names_that_would_move_the_terminals_cursor(model_of):
+    """They are shown in quotes, escaped."""
+    model = model_of()
+    change(own(model) / SETTINGS, **{"\x1b[2Jx": 1})
+    with pytest.raises(ValueError, match=re.escape(r"sets '\x1b[2Jx', which is no setting")):
+        ReBAModule.load(str(model))
 
 
 @pytest.mark.parametrize("value", [None, [], "weights_only", 3])

@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.lm.decoder import PositionWise, inspect, shortened
+from st_reba.lm.decoder import _PER_LAYER, PositionWise, inspect, shortened
 from st_reba.lm.hooks import Hook, hooked, listen
 
 from ..backbones import TELLING, TEXTS, third
@@ -48,6 +50,50 @@ def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path)
     assert short.model.config.num_hidden_layers == 1
     assert {id(weight) for weight in short.model.parameters()} < {id(weight) for weight in whole.model.parameters()}
     assert relative_error(torch.tensor(pipeline(whole).encode(TEXTS)), torch.tensor(before)) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_lists_that_are_as_long_as_the_model_is_deep(name, eager):
+    """Those that say something of each layer are cut with the layers; the ids of end tokens are not."""
+    model = copy.deepcopy(eager(name))
+    model.config.eos_token_id = [5, 6, 7]
+    model.config.suppress_tokens = [1, 2, 3]
+    short = shortened(model, 2).config
+    assert short.eos_token_id == [5, 6, 7]
+    assert short.suppress_tokens == [1, 2, 3]
+    if name == "gemma3":
+        assert short.layer_types == model.config.layer_types[:2]
+        assert len(model.config.layer_types) == 3
+
+
+# More than one way to say it; an older transformers has fewer.
+NAMES_OF_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attention_layers")
+
+
+def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
+    """A new architecture's list that is not known would be saved too long for its model."""
+    unknown = {}
+    for kind in decoders_of_transformers():
+        lists = [lists_of(kind, depth) for depth in (7, 11)]
+        if None in lists:
+            continue
+        grown = {name for name, length in lists[0].items() if (length, lists[1].get(name)) == (7, 11)}
+        unknown |= dict.fromkeys(grown - _PER_LAYER, kind.__name__)
+    assert unknown == {}
+    assert set(NAMES_OF_LISTS) <= _PER_LAYER
+
+
+def decoders_of_transformers():
+    return {CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING}
+
+
+def lists_of(kind, depth):
+    """The lengths of the lists that a configuration of so many layers comes to; None if it can have none so deep."""
+    try:
+        config = kind(num_hidden_layers=depth)
+    except Exception:  # whatever its own checks raise
+        return None
+    return {name: len(value) for name, value in vars(config).items() if isinstance(value, list)}
 
 
 @pytest.mark.parametrize("name", TELLING)

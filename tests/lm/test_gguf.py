@@ -6,6 +6,7 @@ import errno
 import importlib
 import json
 import os
+import resource
 import sys
 import time
 from collections import namedtuple
@@ -345,6 +346,33 @@ class TestRefused:
         file = ggufs.write(tmp_path / "tiny-00001-of-00002.gguf", leave_out="blk.1.attn_q.weight")
         with pytest.raises(ValueError, match=r"lacks 1 weights, such as model\.layers\.1.* one part of several"):
             ReBAModule(str(file))
+
+    @pytest.mark.parametrize(
+        ("says", "message"),
+        [
+            (
+                {"num_hidden_layers": 5000},
+                r"asks for 5000 \(llama\.block_count\), and has 21 tensors: at most 21 can be",
+            ),
+            ({"num_hidden_layers": 10**6}, r"asks for 1000000 \(llama\.block_count\)"),
+            ({"num_hidden_layers": 20}, r"describes a larger model than its checkpoint holds"),
+            (
+                {"intermediate_size": 10**7},
+                r"describes a larger model than its checkpoint holds: .* shape \(10000000, 32\)",
+            ),
+            ({"hidden_size": 10**6}, r"describes a larger model than its checkpoint holds"),
+            ({"vocab_size": 10**7}, r"describes a larger model than its checkpoint holds"),
+        ],
+    )
+    def test_a_header_that_asks_for_more_than_the_file_holds(self, says, message, cache, tmp_path):
+        """Before memory is taken for it."""
+        file = ggufs.write(tmp_path / "tiny.gguf", says=says)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(ValueError, match=rf"tiny\.gguf {message}"):
+            ReBAModule(str(file))
+        # In kilobytes, with what the conversion itself takes.
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+        assert [path for path in cache.glob("*/*") if path.is_dir()] == []
 
     def test_a_tokenizer_that_changes_when_saved(self, files, cache, monkeypatch):
         loaded = gguf.AutoTokenizer.from_pretrained

@@ -11,15 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, ZambaConfig
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
 from st_reba.hub import compat
+from st_reba.lm.sizes import SizeError, check_size
+from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
+SHARD = "model-00002-of-00002.safetensors"
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -55,6 +58,73 @@ def head_alone(weights: dict) -> dict:
 
 def without(*parts: str):
     return lambda weights: {name: weight for name, weight in weights.items() if not any(part in name for part in parts)}
+
+
+class TestShardsOutside:
+    """Weights come from the model's own directory, whatever its index says."""
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        """Sharded, with its second shard beside the model's directory."""
+        language_model(tmp_path / "lm")
+        rewrite(tmp_path / "lm", lambda weights: weights, sharded=True)
+        shutil.move(tmp_path / "lm" / SHARD, tmp_path / SHARD)
+        return tmp_path / "lm"
+
+    def renamed(self, index: Path, name: str) -> None:
+        said = json.loads(index.read_text())
+        said["weight_map"] = {key: name if file == SHARD else file for key, file in said["weight_map"].items()}
+        index.write_text(json.dumps(said))
+
+    @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
+    @pytest.mark.parametrize("name", ["../{}", "a/../../{}", "{root}/{}", "..\\{}", "C:{}", ""])
+    def test_by_name(self, name, load, model):
+        self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
+        with pytest.raises(ValueError, match=r"index.json has the path .*: a file lies inside its model, so give a"):
+            load(str(model))
+
+    @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
+    def test_by_a_link(self, load, model):
+        (model / SHARD).symlink_to(model.parent / SHARD)
+        with pytest.raises(ValueError, match=rf"{SHARD} is a link to .*, outside the model: put the file itself there"):
+            load(str(model))
+
+    def test_pickled(self, model):
+        names = {}
+        for path in (model / "model-00001-of-00002.safetensors", model.parent / SHARD):
+            torch.save(load_file(path), path.with_suffix(".bin"))
+            names |= dict.fromkeys(load_file(path), path.with_suffix(".bin").name)
+            path.unlink()
+        (model / "model.safetensors.index.json").unlink()
+        names = {key: f"../{file}" if file.startswith("model-00002") else file for key, file in names.items()}
+        index = model / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        with pytest.raises(ValueError, match=r"pytorch_model.bin.index.json has the path '../model-00002.*': a file"):
+            CausalTransformer(str(model))
+
+    def test_of_a_saved_model(self, backbone_path, tmp_path):
+        pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path / "saved"))
+        own = tmp_path / "saved" / "0_ReBAModule"
+        rewrite(own, lambda weights: weights, sharded=True)
+        shutil.move(own / SHARD, tmp_path / "saved" / SHARD)
+        self.renamed(own / "model.safetensors.index.json", f"../{SHARD}")
+        with pytest.raises(ValueError, match=r"index.json has the path '../model-00002"):
+            SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+
+    def test_missing(self, model):
+        with pytest.raises(FileNotFoundError, match=rf"names '{SHARD}', which is not there: get the whole checkpoint"):
+            CausalTransformer(str(model))
+
+    def test_of_the_hubs_cache(self, model):
+        shutil.move(model.parent / SHARD, model / SHARD)
+        expected = pipeline(CausalTransformer(str(model))).encode(TEXTS)
+        snapshot, blobs = (model.parent / "models--a--b" / name for name in ("snapshots/0", "blobs"))
+        for place in (snapshot, blobs):
+            place.mkdir(parents=True)
+        for number, path in enumerate(model.iterdir()):
+            shutil.move(path, blobs / str(number))
+            (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+        assert relative_error(pipeline(CausalTransformer(str(snapshot))).encode(TEXTS), expected) == 0
 
 
 class TestTied:
@@ -179,6 +249,20 @@ class TestAdapters:
         rewrite(tmp_path / "lm", head_alone)
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) < 1e-6
 
+    @pytest.mark.parametrize("key", ["r", "rank_pattern"])
+    def test_a_rank_that_its_weights_have_not(self, key, adapter):
+        path = adapter[0] / "adapter_config.json"
+        rank = 10**6 if key == "r" else {"q_proj": 10**6}
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: rank}))
+        with pytest.raises(ValueError, match=r"adapter_config.json asks for a rank of 1000000, and no weight"):
+            SentenceTransformer(str(adapter[0]), device="cpu")
+
+    @pytest.mark.parametrize("said", ["[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'])
+    def test_nonsense(self, said, adapter):
+        (adapter[0] / "adapter_config.json").write_text(said)
+        with pytest.raises(ValueError, match=r"adapter_config.json (is|sets) "):
+            SentenceTransformer(str(adapter[0]), device="cpu")
+
     @pytest.mark.skipif(not compat.ADAPTERS_ARE_REPORTED, reason="this version of transformers does not report on them")
     def test_the_adapter(self, adapter):
         path, _ = adapter
@@ -213,6 +297,35 @@ class TestTwinTower:
         path, expected = saved
         rewrite(path / tower, without("pooler"))
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) == 0
+
+
+class TestSizes:
+    """A checkpoint that has what its configuration says loads, however its weights are shared."""
+
+    @pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+    def test_embeddings_that_are_most_of_a_model(self, name, tmp_path):
+        config = backbones.config(name)
+        config.tie_word_embeddings, config.vocab_size = True, 50_000
+        backbones.save(AutoModelForCausalLM.from_config(config).eval(), tmp_path)
+        stored = sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())
+        for kind in (AutoModel, AutoModelForCausalLM):
+            check_size(AutoConfig.from_pretrained(tmp_path), stored, "config.json", kind)
+        CausalTransformer(str(tmp_path))
+
+    def test_layers_that_share_their_weights(self):
+        """Each is built with weights of its own, which are then tied."""
+        config = ZambaConfig(
+            vocab_size=64, hidden_size=32, attention_hidden_size=64, intermediate_size=64, num_attention_heads=2,
+            num_key_value_heads=2, num_hidden_layers=7, attention_head_dim=32, mamba_dt_rank=4, n_mamba_heads=1,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "hybrid", "hybrid", "hybrid"],
+            use_mamba_kernels=False,
+        )  # fmt: skip
+        model = AutoModel.from_config(config)
+        check_size(config, sum(weight.numel() for weight in model.parameters()), "config.json")
+
+    def test_what_is_too_large_is_not_built_to_its_end(self):
+        with pytest.raises(SizeError, match=r"config.json describes a larger model .* where the checkpoint has 1,000"):
+            check_size(LlamaConfig(num_hidden_layers=1000), 1000, "config.json")
 
 
 def test_a_shared_backbone_is_its_owners(tmp_path):

@@ -20,10 +20,11 @@ from transformers import (
 
 from ...hub import card, compat
 from ...lm.gguf_names import is_gguf
+from ..checkpoint import check_sizes
 from ..checks import check_inside, check_length
 from ..language_model import initialise
 from ..loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
-from ..saved_settings import check_model
+from ..saved_settings import check_model, check_tokenizer
 from ..saving import backbone_of, note_requirement
 from . import encoders
 
@@ -248,6 +249,7 @@ class _Place:
             )
         options = self._options("config_kwargs")
         check_model(self.name, self._options("model_kwargs"), options)
+        check_sizes(self.name, self._options("model_kwargs"), options)
         config = AutoConfig.from_pretrained(self.name, **options)
         encoders.check_family(config, self.name)
         return config
@@ -259,7 +261,9 @@ class _Place:
         return cast(PreTrainedModel, model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(self.name, **self._options("processor_kwargs"))
+        options = self._options("processor_kwargs")
+        check_tokenizer(self.name, options)
+        return AutoTokenizer.from_pretrained(self.name, **options)
 
     def _options(self, kind: str) -> dict[str, Any]:
         options = dict(self.given.get(kind) or {})

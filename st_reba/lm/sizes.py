@@ -1,0 +1,85 @@
+"""Whether a configuration describes a model of the size that its checkpoint has, before memory is taken for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModel, PreTrainedConfig
+
+#: How many times what a checkpoint holds its model may have: a head that is tied is counted twice.
+_TIMES = 2
+#: The same while it is built, when layers that share their weights still have weights of their own.
+_TIMES_BUILDING = 16
+#: Numbers that need no checkpoint: tables of positions, masks.
+_BUFFERS = 2**28
+
+
+class SizeError(ValueError):
+    """A configuration asks for another model than its checkpoint holds: told in a sentence."""
+
+
+def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: Any = AutoModel) -> None:
+    """Refuse a configuration that describes more weights than a checkpoint can fill.
+
+    The model is built without memory for its weights, and not to its end where they are far too many.
+
+    Args:
+        config: The configuration.
+        stored: How many numbers the checkpoint holds, at most.
+        file: What the configuration was read from.
+        auto_class: What builds the model.
+
+    Raises:
+        SizeError: If it does, with the shape of the largest weight.
+        ValueError: If no model can be built of it.
+        ImportError: If the model needs a package that is not there.
+    """
+    thread = threading.get_ident()
+    seen: dict[int, Tensor] = {}
+    built = 0
+
+    def watch(module: nn.Module, name: str, weight: Tensor | None) -> None:
+        # The hook is torch's for all modules, those that other threads make included.
+        nonlocal built
+        if weight is None or threading.get_ident() != thread or id(weight) in seen:
+            return
+        seen[id(weight)] = weight
+        built += weight.numel()
+        if built > _TIMES_BUILDING * stored:
+            check("weights", seen.values(), _TIMES_BUILDING * stored)
+
+    def check(kind: str, tensors: Collection[Tensor], most: int) -> None:
+        numbers = sum(tensor.numel() for tensor in tensors)
+        if numbers > most:
+            largest = tuple(max(tensors, key=torch.numel).shape)
+            raise SizeError(
+                f"{file} describes a larger model than its checkpoint holds: {numbers:,} numbers of {kind} or more, "
+                f"the largest of shape {largest}, where the checkpoint has {stored:,}. They are of two models: get "
+                "both from one place."
+            )
+
+    hook = register_module_parameter_registration_hook(watch)
+    try:
+        with torch.device("meta"):
+            # Attention has no weights; any other implementation might be fetched.
+            model = auto_class.from_config(config, attn_implementation="eager")
+    except (ImportError, MemoryError, SizeError):
+        raise
+    # A configuration that fits no model ends in whatever its numbers do to the model's code.
+    except Exception as error:
+        raise ValueError(f"{file} describes no model that can be built ({in_a_line(error)}). Get it anew.") from error
+    finally:
+        hook.remove()
+    check("weights", list(model.parameters()), _TIMES * stored)
+    check("buffers", list(model.buffers()), _TIMES * stored + _BUFFERS)
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error of a library in one line: its type, and what it says."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__
