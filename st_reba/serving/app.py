@@ -125,11 +125,15 @@ class Server:
         return self._shown(name)
 
     async def check_key(self, request: Request) -> None:
-        """Refuse who has none of the keys, in the same time whichever it is.
+        """Refuse who has none of the keys, in the same time whichever it is; and who came on a connection too many.
 
         Raises:
             RefusedError: So.
         """
+        if getattr(request.state, "too_many", False):
+            raise RefusedError(
+                503, "The server has as many connections as it takes, all of them at work: try again.", retry_after=1
+            )
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         if self._keys and not (kind.lower() == "bearer" and any(found)):

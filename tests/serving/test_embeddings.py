@@ -133,7 +133,7 @@ def test_of_a_long_text_no_more_is_tokenised_than_is_read(client_of, model, monk
     ran = []
     run = embedder.ways[""]
     monkeypatch.setitem(embedder.ways, "", lambda texts: (ran.extend(texts), run(texts))[1])
-    text = " ".join(f"{TEXTS[2]} {number}" for number in range(20_000))
+    text = " ".join(f"{TEXTS[2]} {number}" for number in range(4_000))
     ids = token_ids(text)
     given = text if kind == "text" else ids
     answer = client.post("/v1/embeddings", json={"model": "m", "input": ["a", given] if kind == "text" else given})
@@ -146,10 +146,8 @@ def test_of_a_long_text_no_more_is_tokenised_than_is_read(client_of, model, monk
         "/v1/embeddings", json={"model": "m", "input": given}
     )
     assert refused.status_code == 400
-    said = (
-        "has more than " if kind == "text" else f"has {len(ids)} tokens, and the model reads {read}: send it in parts"
-    )
-    assert said in refused.json()["error"]["message"]
+    said = refused.json()["error"]["message"]
+    assert said == f"'input'[0] has {len(ids)} tokens, and the model reads {read}: send it in parts."
 
 
 def test_values_that_are_no_numbers_are_an_error(client_of, model, monkeypatch):

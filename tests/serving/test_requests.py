@@ -8,8 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.testclient import TestClient
 
-from st_reba.serving.app import Server
+from st_reba.serving.app import Server, make_app
 from st_reba.serving.limits import Limits
 from st_reba.serving.models import Embedder, Reranker
 
@@ -161,6 +162,19 @@ def test_keys(client_of, model):
     for key in ("one", "two"):
         assert client.post("/v1/embeddings", json=GOOD, headers={"authorization": f"Bearer {key}"}).status_code == 200
     assert client.get("/health").status_code == 200
+
+
+def test_a_connection_too_many(model):
+    app = make_app(Server(Embedder("my-model", model)))
+
+    async def too_many(scope, receive, send):
+        await app({**scope, "state": {**scope.get("state", {}), "too_many": True}}, receive, send)
+
+    client = TestClient(too_many)
+    answer = client.post("/v1/embeddings", json=GOOD)
+    assert "has as many connections as it takes, all of them at work: try again" in error(answer, 503)["message"]
+    assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+    assert client.get("/health").json() == {"status": "stopped"}
 
 
 def test_metrics(client_of, model, token_ids):
