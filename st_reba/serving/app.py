@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
 from .batches import Batches, ClosedError, FullError
-from .forms import EmbeddingsForm, RerankForm, read
+from .forms import EmbeddingsForm, FormT, RerankForm, read
 from .limits import Limits
 from .metrics import Metrics
 from .models import DOCUMENT, QUERY, Embedder, Measured, NotFiniteError, Reranker, Served
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 #: So many times the limit is read of a body that is too large, so that its sender reads the answer.
 _DROPPED = 8
+#: Bytes of a body, and characters of a request's texts, that are read at a time: some 0.1 s at most.
+_AT_A_TIME = 2**16
 _CLIENT_LEFT = 499
 
 
@@ -43,7 +45,7 @@ class Server:
         keys: One of which requests have to bring; none: they need none.
 
     Raises:
-        ValueError: If there is neither model, or both have one name.
+        ValueError: If there is neither model, or both have one name, or a key cannot be sent.
     """
 
     def __init__(
@@ -63,6 +65,11 @@ class Server:
             raise ValueError(f"Two models are called {served[0].name}: give one of them another --name.")
         self.metrics = Metrics()
         self.batches = Batches(self.limits, self.metrics)
+        if not all(key.isascii() and key.isprintable() for key in keys):
+            raise ValueError(
+                "An API key has other characters than printable ASCII, and clients send those in different ways: give "
+                "a key of letters, digits and marks."
+            )
         self._keys = [key.encode() for key in keys]
         self._since = int(time.time())
 
@@ -70,20 +77,19 @@ class Server:
 
     async def embeddings(self, request: Request) -> Response:
         """``/v1/embeddings``."""
-        form = read(EmbeddingsForm, await self._body(request))
+        form = await _form(EmbeddingsForm, await self._body(request))
         embedder, way = self._model(form.model, Embedder, "gives vectors")
         way = embedder.way(way, form.input_type)
         items = form.items
         self._check_count(len(items), "input")
         if form.dimensions is not None:
             embedder.check_dimensions(form.dimensions)
-        texts = await asyncio.to_thread(_as_texts, embedder, items)
-        vectors, measured = await self._run(request, embedder, way, texts)
+        vectors, measured = await self._run(request, embedder, way, items)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, measured)
 
     async def rerank(self, request: Request) -> Response:
         """``/rerank``."""
-        form = read(RerankForm, await self._body(request))
+        form = await _form(RerankForm, await self._body(request))
         texts = form.texts
         self._check_count(len(texts), "documents")
         if self.reranker is not None:
@@ -119,11 +125,15 @@ class Server:
         return self._shown(name)
 
     async def check_key(self, request: Request) -> None:
-        """Refuse who has none of the keys, in the same time whichever it is.
+        """Refuse who has none of the keys, in the same time whichever it is; and who came on a connection too many.
 
         Raises:
             RefusedError: So.
         """
+        if getattr(request.state, "too_many", False):
+            raise RefusedError(
+                503, "The server has as many connections as it takes, all of them at work: try again.", retry_after=1
+            )
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         if self._keys and not (kind.lower() == "bearer" and any(found)):
@@ -188,9 +198,8 @@ class Server:
         self, request: Request, served: Served, way: str, items: Sequence[Any]
     ) -> tuple[list[Any], Measured]:
         """Have items run, unless their client goes away."""
-        measured = await asyncio.to_thread(served.measure, way, items)
         try:
-            result = self.batches.submit(served.ways[way], items, measured.cost)
+            found, measured = await _unless_gone(request, self._results(served, way, items))
         except FullError as error:
             raise RefusedError(
                 429,
@@ -200,29 +209,41 @@ class Server:
             ) from None
         except ClosedError:
             raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5) from None
-        try:
-            found = await _unless_gone(request, asyncio.wrap_future(result))
         except _GoneError:
             self.metrics.left.inc()
             raise
+        self.metrics.tokens.inc(sum(measured.read))
+        return found, measured
+
+    async def _results(self, served: Served, way: str, items: Sequence[Any]) -> tuple[list[Any], Measured]:
+        """Tokenise items a few at a time, so that requests take turns, and have them run."""
+        measured = Measured([], [], [])
+        with self.batches.reserved(served.guess(way, items)):
+            for part in _parts(items):
+                own = await asyncio.to_thread(served.measure, way, part, len(measured.items))
+                measured.items.extend(own.items)
+                measured.read.extend(own.read)
+                measured.cost.extend(own.cost)
+        result = self.batches.submit(served.ways[way], measured.items, measured.cost)
+        try:
+            return await asyncio.wrap_future(result), measured
         except NotFiniteError as error:
             raise RefusedError(500, str(error)) from None
         except Exception as error:
             raise RefusedError(500, f"The model could not run this ({type(error).__name__}).") from error
-        self.metrics.tokens.inc(sum(measured.read))
-        return found, measured
 
 
 class _GoneError(Exception):
     """The client is gone."""
 
 
-async def _unless_gone(request: Request, result: asyncio.Future[T]) -> T:
-    """A result, which is cancelled when the client goes away.
+async def _unless_gone(request: Request, results: Coroutine[Any, Any, T]) -> T:
+    """What comes of a coroutine, which is cancelled when the client goes away.
 
     Raises:
         _GoneError: If it does.
     """
+    result = asyncio.ensure_future(results)
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -249,23 +270,21 @@ async def _together(*tasks: Awaitable[T]) -> list[T]:
             task.cancel()
 
 
-def _as_texts(embedder: Embedder, items: Sequence[str | list[int]]) -> list[str]:
-    """Texts, those that came as tokens included."""
-    texts = []
+async def _form(form: type[FormT], body: bytes) -> FormT:
+    """What a body says. A large one is read in a thread: the server's own answers everyone."""
+    return read(form, body) if len(body) <= _AT_A_TIME else await asyncio.to_thread(read, form, body)
+
+
+def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Texts, token ids or pairs, a few at a time by how long they are."""
+    first = size = 0
     for index, item in enumerate(items):
-        if isinstance(item, str):
-            texts.append(item)
-            continue
-        try:
-            texts.append(embedder.tokens.text(item))
-        except ValueError as error:
-            raise RefusedError(
-                400,
-                f"'input'[{index}]: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
-                "those of OpenAI's models: tell them not to).",
-                param="input",
-            ) from None
-    return texts
+        size += 1 + sum(map(len, item)) if isinstance(item, tuple) else 1 + len(item)
+        if size >= _AT_A_TIME:
+            yield items[first : index + 1]
+            first, size = index + 1, 0
+    if first < len(items):
+        yield items[first:]
 
 
 def _embeddings_answer(
@@ -316,14 +335,26 @@ class _Measuring:
             return
         path = scope["path"] if scope["path"] in self._paths else "other"
         begun = time.perf_counter()
+        started = False
+
+        def note(status: int) -> None:
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
 
         async def noted(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(path, str(message["status"])).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+                started = True
+                note(message["status"])
             await send(message)
 
-        await self._app(scope, receive, noted)
+        try:
+            await self._app(scope, receive, noted)
+        except BaseException:
+            # Starlette answers 500 outside of all middleware.
+            if not started:
+                note(500)
+            raise
 
 
 def make_app(server: Server) -> FastAPI:

@@ -7,9 +7,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .limits import Limits
@@ -86,10 +86,13 @@ class Waiting:
             with suppress(InvalidStateError):
                 self.result.set_result(self._found)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """There is no result: what has not run need not."""
         self._left.clear()
         self.tokens = 0
+        if not isinstance(error, Exception):
+            # SystemExit would end whoever waits for the result.
+            error = RuntimeError(f"{type(error).__name__}: {error}")
         with suppress(InvalidStateError):
             self.result.set_exception(error)
 
@@ -110,9 +113,10 @@ class Batches:
         self._waiting: deque[Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._reserved = 0
         self._tokens_per_second: float | None = None
         self._thread = threading.Thread(target=self._work, name="st_reba-model", daemon=True)
-        metrics.watch(lambda: sum(map(len, self._listed())), lambda: sum(own.tokens for own in self._listed()))
+        metrics.watch(lambda: sum(map(len, self._listed())), self._waiting_tokens)
 
     def start(self) -> None:
         """Begin to run what waits."""
@@ -142,9 +146,7 @@ class Batches:
         with self._changed:
             if self._closed:
                 raise ClosedError
-            waiting = sum(other.tokens for other in self._waiting)
-            if waiting and waiting + own.tokens > self._limits.queue_tokens:
-                raise FullError(self._seconds(waiting))
+            self._check_room(own.tokens)
             if not own:
                 own.result.set_result([])
                 return own.result
@@ -152,6 +154,39 @@ class Batches:
             self._changed.notify()
         own.result.add_done_callback(lambda result: self._withdraw(own) if result.cancelled() else None)
         return own.result
+
+    @contextmanager
+    def reserved(self, tokens: int) -> Iterator[None]:
+        """Keep room in the queue for a request whose texts are being tokenised.
+
+        Args:
+            tokens: About how many it will have.
+
+        Raises:
+            FullError: If there is no room.
+        """
+        with self._changed:
+            self._check_room(tokens)
+            self._reserved += tokens
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._reserved -= tokens
+
+    def _check_room(self, tokens: int) -> None:
+        """Refuse what is too much, unless nothing waits.
+
+        Raises:
+            FullError: So.
+        """
+        waiting = self._waiting_tokens()
+        if waiting and waiting + tokens > self._limits.queue_tokens:
+            raise FullError(self._seconds(waiting))
+
+    def _waiting_tokens(self) -> int:
+        with self._changed:
+            return self._reserved + sum(own.tokens for own in self._waiting)
 
     def close(self) -> None:
         """Take nothing more, and wait until all that was taken has run."""
@@ -220,8 +255,11 @@ class Batches:
     def _run(self, batch: list[tuple[Waiting, int]]) -> None:
         """Run a batch; if that fails, its halves, so that one item's failure is its own request's alone."""
         try:
-            found = batch[0][0].run([own.item(index) for own, index in batch])
-        except Exception as error:
+            found = list(batch[0][0].run([own.item(index) for own, index in batch]))
+            if len(found) != len(batch):
+                raise ValueError(f"The model gave {len(found)} results for {len(batch)} texts.")
+        # A panic in tokenizers is no Exception. Whatever it is, the thread goes on: everyone else waits for it.
+        except BaseException as error:
             if len(batch) == 1:
                 _log.exception("A text could not be run")
                 batch[0][0].fail(error)

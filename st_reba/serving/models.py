@@ -18,6 +18,7 @@ from sentence_transformers.util import load_file_path
 
 # A model may name our modules.
 from ..encoding import Encoder
+from ..lm.backbone import positions
 from ..modules import CausalModule
 from .refusals import RefusedError, shortened
 from .tokens import Tokens
@@ -37,10 +38,12 @@ class Measured:
     """Texts that are about to be run.
 
     Attributes:
+        items: They, without most of what the model would not read.
         read: Tokens of each that the model reads, without what it puts around them.
         cost: Tokens that run for each.
     """
 
+    items: list[Any]
     read: list[int]
     cost: list[int]
 
@@ -70,25 +73,44 @@ class Served(ABC):
         return [self.name, *(f"{self.name}:{way}" for way in self.ways if way)]
 
     @abstractmethod
-    def measure(self, way: str, items: Sequence[Any]) -> Measured:
+    def guess(self, way: str, items: Sequence[Any]) -> int:
+        """About how many tokens run for items that are not tokenised yet: four characters each."""
+
+    @abstractmethod
+    def measure(self, way: str, items: Sequence[Any], first: int = 0) -> Measured:
         """How many tokens items have.
 
+        Args:
+            way: The way.
+            items: A part of a request's.
+            first: Where in the request they begin.
+
         Raises:
-            RefusedError: If one is longer than the model reads, and is not to be cut.
+            RefusedError: If one is longer than the model reads, and is not to be cut; or is longer than can be read.
         """
 
-    def _cut(self, lengths: list[int], limit: int | None, param: str) -> list[int]:
-        if limit is None:
-            return lengths
-        for index, length in enumerate(lengths):
-            if length > limit and not self._truncate:
-                raise RefusedError(
-                    400,
-                    f"'{param}'[{index}] has {length} tokens, and the model reads {limit}: send it in parts.",
-                    param=param,
-                    code="context_length_exceeded",
-                )
-        return [min(length, limit) for length in lengths]
+    def _part(self, text: str, limit: int | None, param: str, index: int) -> tuple[str, int]:
+        """What of a text is run, and how many tokens that has."""
+        try:
+            return self.tokens.cut(text, limit, count_all=not self._truncate)
+        except ValueError as error:
+            raise RefusedError(
+                400, f"'{param}'[{index}] {error}.", param=param, code="context_length_exceeded"
+            ) from None
+
+    def _read(self, length: int, whole: bool, limit: int | None, param: str, index: int) -> int:
+        """How many tokens the model reads of a text that has so many, or, if that is not the whole, more."""
+        if limit is None or length <= limit:
+            return length
+        if not self._truncate:
+            raise RefusedError(
+                400,
+                f"'{param}'[{index}] has {'' if whole else 'more than '}{length} tokens, and the model reads {limit}: "
+                "send it in parts.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return limit
 
 
 class Embedder(Served):
@@ -144,9 +166,36 @@ class Embedder(Served):
             )
         return way
 
-    def measure(self, way: str, items: Sequence[Any]) -> Measured:
-        read = self._cut([len(ids) for ids in self.tokens.ids(items)], self._limits[way], "input")
-        return Measured(read, [self._around[way] + self._copies * length for length in read])
+    def guess(self, way: str, items: Sequence[str | list[int]]) -> int:
+        limit = self._limits[way]
+        lengths = (len(item) // 4 if isinstance(item, str) else len(item) for item in items)
+        read = sum(lengths if limit is None else (min(length, limit) for length in lengths))
+        return self._around[way] * len(items) + self._copies * read
+
+    def measure(self, way: str, items: Sequence[str | list[int]], first: int = 0) -> Measured:
+        limit = self._limits[way]
+        texts, read = [], []
+        for index, item in enumerate(items, first):
+            text = item if isinstance(item, str) else self._text(item, limit, index)
+            part, length = self._part(text, limit, "input", index)
+            if isinstance(item, str):
+                length = self._read(length, len(part) == len(text), limit, "input", index)
+            else:
+                length = self._read(len(item), True, limit, "input", index)
+            texts.append(part)
+            read.append(length)
+        return Measured(texts, read, [self._around[way] + self._copies * length for length in read])
+
+    def _text(self, ids: list[int], limit: int | None, index: int) -> str:
+        try:
+            return self.tokens.text(ids, limit)
+        except ValueError as error:
+            raise RefusedError(
+                400,
+                f"'input'[{index}]: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
+                "those of OpenAI's models: tell them not to).",
+                param="input",
+            ) from None
 
     def check_dimensions(self, dimensions: int) -> None:
         """Refuse more values than a vector has.
@@ -207,14 +256,30 @@ class Reranker(Served):
         self.ways[""] = self._run
         self._around = _cells(model.preprocess([("a", "a")]))
         limit = model.max_seq_length
-        self._limit = None if limit is None or limit > 10**9 else max(0, int(limit) - max(0, self._around - 2))
+        self._document_limit = None if limit is None or limit > 10**9 else int(limit)
+        self._limit = None if self._document_limit is None else max(0, self._document_limit - max(0, self._around - 2))
+        first = next(iter(model.children()), None)
+        # A recipe's limit is that of documents; a query that does not fit is no text to be cut.
+        self._query_limit = positions(first.model) if isinstance(first, CausalModule) else self._document_limit
         self._run([("a", "a")])
 
-    def measure(self, way: str, items: Sequence[Any]) -> Measured:
-        query = len(self.tokens.ids([items[0][0]])[0])
-        lengths = [query + len(ids) for ids in self.tokens.ids([document for _, document in items])]
-        read = self._cut(lengths, self._limit, "documents")
-        return Measured(read, [self._around + length for length in read])
+    def guess(self, way: str, items: Sequence[tuple[str, str]]) -> int:
+        lengths = ((len(query) + len(document)) // 4 for query, document in items)
+        return sum(self._around + (length if self._limit is None else min(length, self._limit)) for length in lengths)
+
+    def measure(self, way: str, items: Sequence[tuple[str, str]], first: int = 0) -> Measured:
+        whole_query = items[0][0]
+        try:
+            query, asked = self.tokens.cut(whole_query, self._query_limit)
+        except ValueError as error:
+            raise RefusedError(400, f"'query' {error}.", param="query", code="context_length_exceeded") from None
+        pairs, read = [], []
+        for index, (_, document) in enumerate(items, first):
+            part, length = self._part(document, self._document_limit, "documents", index)
+            whole = len(query) + len(part) == len(whole_query) + len(document)
+            pairs.append((query, part))
+            read.append(self._read(asked + length, whole, self._limit, "documents", index))
+        return Measured(pairs, read, [self._around + length for length in read])
 
     def _run(self, pairs: list[tuple[str, str]]) -> Sequence[float]:
         scores = np.asarray(self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False), dtype=np.float32)

@@ -42,9 +42,13 @@ class RefusedError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those that say when to try again, or how to log in."""
+        """Those that say when to try again, how to log in, or to try it on another connection."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 503:
+            headers["Connection"] = "close"
+        return headers
 
 
 def shortened(given: object, length: int = 60) -> str:

@@ -10,11 +10,7 @@ from typing import Any
 import uvicorn
 
 from .app import Server, make_app
-
-#: Connections beyond that are told at once that the server is busy.
-CONNECTIONS = 1024
-#: Seconds for which a connection without a request is kept.
-KEPT = 30
+from .connections import HEAD_SECONDS, Connection, raise_file_limit
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -54,13 +50,14 @@ def serve(server: Server, own: socket.socket, started: Callable[[], None]) -> No
         own: From :func:`bound`.
         started: Is called when requests are heard.
     """
+    raise_file_limit()
     config = uvicorn.Config(
         make_app(server),
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=KEPT,
+        http=Connection,
+        timeout_keep_alive=HEAD_SECONDS,
         lifespan="on",
         ws="none",
     )

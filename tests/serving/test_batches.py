@@ -19,6 +19,7 @@ class Model:
 
     def __init__(self):
         self.batches = []
+        self.error: BaseException = ValueError("negative")
         self.free = threading.Event()
         self.free.set()
         self.begun = threading.Event()
@@ -28,7 +29,9 @@ class Model:
         assert self.free.wait(30)
         self.batches.append(list(items))
         if any(item < 0 for item in items):
-            raise ValueError("negative")
+            raise self.error
+        if 1000 in items:
+            return [2 * item for item in items][1:]
         return [2 * item for item in items]
 
 
@@ -146,6 +149,42 @@ def test_what_fails_fails_alone(made):
     with pytest.raises(ValueError, match="negative"):
         results[1].result(30)
     assert batches.running
+
+
+def test_too_few_results_fail_that_request_alone(made):
+    batches, model = made()
+    held(batches, model)
+    results = [batches.submit(model.way, items, [1] * len(items)) for items in ([1, 2], [3, 1000, 4], [5])]
+    model.free.set()
+    assert (results[0].result(5), results[2].result(5)) == ([2, 4], [10])
+    with pytest.raises(ValueError, match="The model gave 0 results for 1 texts"):
+        results[1].result(5)
+    assert batches.submit(model.way, [6], [1]).result(5) == [12]
+    assert batches.running
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit("a panic in tokenizers is no Exception either")])
+def test_whatever_a_model_raises_the_thread_goes_on(made, error):
+    batches, model = made()
+    model.error = error
+    with pytest.raises(RuntimeError, match=type(error).__name__):
+        batches.submit(model.way, [-1], [1]).result(5)
+    assert batches.submit(model.way, [6], [1]).result(5) == [12]
+
+
+def test_what_is_tokenised_has_its_place_in_the_queue(made):
+    batches, model = made(queue_tokens=10)
+    with batches.reserved(100):  # Nothing waits.
+        with pytest.raises(FullError), batches.reserved(1):
+            pass
+        with pytest.raises(FullError):
+            batches.submit(model.way, [1], [1])
+    with batches.reserved(4):
+        assert batches.submit(model.way, [1], [1]).result(30) == [2]
+    with pytest.raises(KeyError), batches.reserved(100):
+        raise KeyError
+    with batches.reserved(11):
+        pass
 
 
 def test_the_end_finishes_what_there_is(made):

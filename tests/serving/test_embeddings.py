@@ -102,22 +102,52 @@ def test_an_empty_text(embed):
     assert not vectors(embed(["", "a"]))[0].any()
 
 
-def test_a_text_that_cannot_be_run_is_an_error(client_of, model, monkeypatch):
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [("a memory error", "RuntimeError"), ("too few", "ValueError"), ("an exit", "RuntimeError")],
+)
+def test_a_text_that_cannot_be_run_is_an_error(client_of, model, monkeypatch, bad, error):
     embedder = Embedder("m", model)
     client = client_of(embedder)
     run = embedder.ways[""]
 
     def fails(texts):
-        if "bad" in texts:
+        if "a memory error" in texts:
             raise RuntimeError("no memory")
-        return run(texts)
+        if "an exit" in texts:
+            raise SystemExit
+        return run(texts)[1:] if "too few" in texts else run(texts)
 
     monkeypatch.setitem(embedder.ways, "", fails)
-    bad = client.post("/v1/embeddings", json={"model": "m", "input": ["a", "bad"]})
-    assert (bad.status_code, bad.json()["error"]["type"]) == (500, "server_error")
-    assert bad.json()["error"]["message"] == "The model could not run this (RuntimeError)."
+    answer = client.post("/v1/embeddings", json={"model": "m", "input": ["a", bad]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert answer.json()["error"]["message"] == f"The model could not run this ({error})."
     good = client.post("/v1/embeddings", json={"model": "m", "input": ["a"]})
     assert np.array_equal(vectors(good), model.encode(["a"]))
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_of_a_long_text_no_more_is_tokenised_than_is_read(client_of, model, monkeypatch, token_ids, kind):
+    embedder = Embedder("m", model)
+    client = client_of(embedder)
+    ran = []
+    run = embedder.ways[""]
+    monkeypatch.setitem(embedder.ways, "", lambda texts: (ran.extend(texts), run(texts))[1])
+    text = " ".join(f"{TEXTS[2]} {number}" for number in range(4_000))
+    ids = token_ids(text)
+    given = text if kind == "text" else ids
+    answer = client.post("/v1/embeddings", json={"model": "m", "input": ["a", given] if kind == "text" else given})
+    read = model[0].max_seq_length
+    assert len(ids) > 100 * read
+    assert len(ran[-1]) < 10 * (read + 256)
+    assert np.array_equal(vectors(answer)[-1:], model.encode([text]))
+    assert answer.json()["usage"]["prompt_tokens"] == read + (len(token_ids("a")) if kind == "text" else 0)
+    refused = client_of(Embedder("m", model, truncate=False)).post(
+        "/v1/embeddings", json={"model": "m", "input": given}
+    )
+    assert refused.status_code == 400
+    said = refused.json()["error"]["message"]
+    assert said == f"'input'[0] has {len(ids)} tokens, and the model reads {read}: send it in parts."
 
 
 def test_values_that_are_no_numbers_are_an_error(client_of, model, monkeypatch):

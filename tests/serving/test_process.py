@@ -31,6 +31,11 @@ def paced(*arguments, **settings):
 
 ReBAModule.forward = paced
 {PROGRAM}"""
+#: The same with few connections.
+FEW = f"""
+from st_reba.serving import connections
+connections.CONNECTIONS = 20
+{PACED}"""
 
 
 class Running:
@@ -85,7 +90,9 @@ def embed(server, texts, **more):
 
 
 def test_many_clients_and_the_end(running, model):
-    server = running("--batch-size", "8", program=PACED)
+    server = running("--batch-size", "8", program=FEW)
+    # They send nothing, and stay.
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
     assert server.ask("/health") == (200, {"status": "ok"})
     texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
     expected = model.encode(texts)
@@ -107,6 +114,8 @@ def test_many_clients_and_the_end(running, model):
     assert "Stopped; every request was answered." in server.said
     with pytest.raises(ConnectionRefusedError):
         server.ask("/health")
+    for client in silent:
+        client.close()
 
 
 def test_who_leaves_is_not_waited_for(running):

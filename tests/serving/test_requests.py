@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.testclient import TestClient
 
-from st_reba.serving.app import Server
+from st_reba.serving.app import Server, make_app
 from st_reba.serving.limits import Limits
 from st_reba.serving.models import Embedder, Reranker
 
@@ -160,6 +164,19 @@ def test_keys(client_of, model):
     assert client.get("/health").status_code == 200
 
 
+def test_a_connection_too_many(model):
+    app = make_app(Server(Embedder("my-model", model)))
+
+    async def too_many(scope, receive, send):
+        await app({**scope, "state": {**scope.get("state", {}), "too_many": True}}, receive, send)
+
+    client = TestClient(too_many)
+    answer = client.post("/v1/embeddings", json=GOOD)
+    assert "has as many connections as it takes, all of them at work: try again" in error(answer, 503)["message"]
+    assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+    assert client.get("/health").json() == {"status": "stopped"}
+
+
 def test_metrics(client_of, model, token_ids):
     client = client_of(Embedder("my-model", model))
     client.post("/v1/embeddings", json={**GOOD, "input": ["aa", "a"]})
@@ -178,6 +195,39 @@ def test_metrics(client_of, model, token_ids):
         assert line in lines
 
 
+def test_a_failure_of_the_server_is_counted(client_of, model, monkeypatch):
+    client = client_of(Embedder("my-model", model))
+    monkeypatch.setattr("st_reba.serving.app._embeddings_answer", lambda *given: 1 / 0)
+    assert "its log says how" in error(client.post("/v1/embeddings", json=GOOD), 500)["message"]
+    lines = client.get("/metrics").text.splitlines()
+    assert 'st_reba_requests_total{path="/v1/embeddings",status="500"} 1.0' in lines
+    assert 'st_reba_request_seconds_count{path="/v1/embeddings"} 1.0' in lines
+
+
+def test_what_waits_to_be_tokenised_counts(client_of, model, monkeypatch):
+    embedder = Embedder("my-model", model)
+    client = client_of(embedder, limits=Limits(queue_tokens=100))
+    begun, free = threading.Event(), threading.Event()
+    measure = embedder.measure
+
+    def held(*given):
+        begun.set()
+        assert free.wait(30)
+        return measure(*given)
+
+    monkeypatch.setattr(embedder, "measure", held)
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(client.post, "/v1/embeddings", json={**GOOD, "input": ["a text"] * 50})
+        assert begun.wait(30)
+        assert float(re.search(r"^st_reba_waiting_tokens (\S+)$", client.get("/metrics").text, re.MULTILINE)[1]) > 50
+        monkeypatch.setattr(embedder, "measure", measure)
+        told = error(client.post("/v1/embeddings", json={**GOOD, "input": ["a text"] * 50}), 429)
+        assert told["code"] == "rate_limit_exceeded"
+        free.set()
+        assert first.result(30).status_code == 200
+    assert client.post("/v1/embeddings", json=GOOD).status_code == 200
+
+
 def test_the_page_of_the_paths(client):
     paths = client.get("/openapi.json").json()["paths"]
     schema = paths["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -190,5 +240,8 @@ def test_what_cannot_be_a_server(model, reranker):
         Server()
     with pytest.raises(ValueError, match="Two models are called m: give one of them another --name"):
         Server(Embedder("m", model), Reranker("m", reranker))
+    for key in ("Schlüssel", "密钥", "two\nlines", "a\0"):
+        with pytest.raises(ValueError, match="An API key has other characters than printable ASCII"):
+            Server(Embedder("m", model), keys=["good", key])
     with pytest.raises(ValueError, match="batch_tokens=0: give a whole number from 1"):
         Limits(batch_tokens=0)
