@@ -82,7 +82,7 @@ def compare(
     Args:
         recipes: On one model.
         data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
-        words: Word-sense questions, if any are to be asked.
+        words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
@@ -104,7 +104,7 @@ def compare(
             columns = task_columns(embedded, task_of(data), tf_idf)
         else:
             columns = geometry_columns(embedded, EmbeddingGeometryEvaluator(data))
-        if words is not None:
+        if words is not None and embedded.words:
             # After what decides, before what only adds to it.
             columns.insert(1, word_sense_column(embedded, words))
         return columns

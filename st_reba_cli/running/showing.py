@@ -71,7 +71,9 @@ def typed(
     command = shlex.join(["st-reba", *sys.argv[1:]])
     build = ""
     if found.use and not (fitted_on_data and find(found.choice().spec).fitted):
-        build = build_command(found.choice(), model, fit_texts, max_seq_length, found.prompts)
+        build = build_command(
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", "")
+        )
     return replace(found, model=shown_model(model), data=data, command=command, build=build)
 
 
