@@ -237,7 +237,7 @@ def _table(found: Comparison) -> Table:
     beside = {result.name for result in random.values()}
     shown = [result for result in found.results if result.name not in beside]
     shown.sort(key=lambda result: (result.control, rank(result, found.tasks[0])))
-    for result, following in zip(shown, [*shown[1:], None], strict=True):
+    for result, following in zip(shown, [*shown, None][1:], strict=True):
         control = random.get(result.name)
         cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
