@@ -272,7 +272,9 @@ def _legend(found: Comparison) -> list[str]:
         notes.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
     random = "Random: the same on random weights, for the best alone. " if found.on_random_weights else ""
     timed = any(result.cost is not None for result in found.results)
-    cost = " Cost: time beside Classical under the same pooling." if timed else ""
+    cost = (
+        " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s." if timed else ""
+    )
     return [
         *notes,
         f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best. {random}".rstrip()
