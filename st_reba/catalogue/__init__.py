@@ -18,6 +18,7 @@ from sentence_transformers.base.modules import Module
 from .. import modules
 from ..data.demo import demo_sentences
 from ..modules import CausalModule, registry
+from ..text.templates import PromptLanguage
 from . import rows
 from .recipe import POOLINGS as POOLINGS
 from .recipe import RANDOM as RANDOM
@@ -124,6 +125,27 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
     return list({recipe.key: recipe for recipe in recipes}.values())
 
 
+def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
+    """The same recipes, each once, with their prompts in a language where they are there in it.
+
+    What asks in Chinese by its key stays as it is.
+
+    Args:
+        recipes: As they are asked for.
+        language: That :func:`st_reba.text.templates.language_of` finds the texts in, or that someone asks for.
+    """
+    found = [replace(recipe, row=row_in_language(recipe.row, language)) for recipe in recipes]
+    return list({recipe.key: recipe for recipe in found}.values())
+
+
+def row_in_language(row: Row, language: PromptLanguage) -> Row:
+    """A row with its prompt in a language, or as it is where it has none in that."""
+    if language == "en" or not row.chinese:
+        return row
+    plain = row.unchanged or row.key
+    return _by_key()[f"{plain}-zh{row.key.removeprefix(plain)}"]
+
+
 def find(name: str) -> Recipe:
     """A recipe under its usual pooling, to be fitted on no texts.
 
@@ -148,19 +170,30 @@ def find(name: str) -> Recipe:
     if name == TF_IDF or (name.startswith(of_control := f"{RANDOM}, ") and name.removeprefix(of_control) in by_name):
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     keys = [row.key for row in [*every_row(), rows.BAG]]
-    near = get_close_matches(name.lower(), keys, n=3, cutoff=0.4)
+    near = [
+        f"{close}{f'@{layer}' if layer.isdecimal() else ''}{f'+{own}' if own else ''}"
+        for close in get_close_matches(key.lower(), keys, n=1 if part else 3, cutoff=0.4)
+        for own in (get_close_matches(part.lower(), [own for own in parts if own], n=1, cutoff=0.4) or [""])
+    ]
     raise ValueError(
         f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
         f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
         f"{', '.join('+' + key for key in parts if key)}; that of what a search tries, before that with one of "
-        f"{', '.join('-' + name for name in rows.CHANGES)}."
+        f"{', '.join('-' + name for name in rows.CHANGES)}; that of a prompt, with -zh for its Chinese words."
     )
 
 
 @cache
 def _by_key() -> dict[str, Row]:
-    every = every_row(_MOST_COPIES)
-    return {row.key: row for row in [*every, *chain(*(changed(row) for row in every if row.searched)), rows.BAG]}
+    listed = {row.key: row for row in every_row(_MOST_COPIES)}
+    plain = [row.in_chinese() for row in listed.values() if row.chinese and not row.unchanged]
+    every = [*listed.values(), *(row for row in plain if row.key not in listed)]
+    under_changes = list(chain(*(changed(row) for row in every if row.searched)))
+    for row in listed.values():
+        if row.chinese and row.unchanged:
+            change = rows.CHANGES[row.key.removeprefix(f"{row.unchanged}-")]
+            under_changes.append(change.row(listed[row.unchanged].in_chinese()))
+    return {row.key: row for row in [*every, *under_changes, rows.BAG]}
 
 
 @cache

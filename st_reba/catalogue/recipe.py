@@ -18,6 +18,7 @@ from ..modules import CausalModule
 from ..modules.after_pooling.choices import HEAD_FILTER, IDF, Filter, Weighting
 from ..modules.training_free.causal import CausalTransformer
 from ..modules.training_free.echo import EchoModule
+from ..text.templates import PromptLanguage
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
@@ -76,6 +77,7 @@ class Row:
         own_template: Arguments that hold where the user gives a template's text of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
+        chinese: The module's arguments that ask in Chinese; none: there is no such prompt, or it is Chinese as it is.
     """
 
     key: str
@@ -100,6 +102,7 @@ class Row:
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: str = ""
     unchanged: str = ""
+    chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.method:
@@ -120,6 +123,27 @@ class Row:
             ValueError: If this backbone cannot run it.
         """
         return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
+
+    def in_chinese(self) -> Row:
+        """The same recipe with its Chinese prompt: nobody runs it who does not ask for it, or has Chinese texts."""
+        return replace(
+            self,
+            key=f"{self.key}-zh",
+            name=f"{self.name}, Chinese",
+            says=f"{self.says}; in Chinese words",
+            settings={**self.settings, **self.chinese},
+            compared="never",
+            tried=(),
+            beside=(),
+            chinese={},
+        )
+
+    @property
+    def prompt_languages(self) -> tuple[PromptLanguage, ...]:
+        """Those that it can ask in: none where it has no prompt, or one in English that has no counterpart."""
+        if self.chinese:
+            return ("en", "zh")
+        return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
 
     @property
     def own_poolings(self) -> tuple[str, ...]:

@@ -210,6 +210,7 @@ _OTHERS = (
         CausalTransformer,
         "the last token of a prompt that asks what the text means in one word",
         settings={"template": "prompteol"},
+        chinese={"template": "prompteol-zh"},
         tried=("last",),
         searched=True,
         paper=_PROMPTEOL,
@@ -231,6 +232,7 @@ _OTHERS = (
         CausalTransformer,
         "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
         settings={"template": "pretended-cot"},
+        chinese={"template": "pretended-cot-zh"},
         searched=True,
         paper=_ZHANG,
         **_AT_ITS_END,
@@ -241,6 +243,7 @@ _OTHERS = (
         CausalTransformer,
         "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
         settings={"template": "knowledge"},
+        chinese={"template": "knowledge-zh"},
         searched=True,
         paper=_ZHANG,
         **_AT_ITS_END,
@@ -251,6 +254,7 @@ _OTHERS = (
         CausalTransformer,
         "the last token of a prompt that asks for the one word by which to find the text",
         settings={"template": "promptreps"},
+        chinese={"template": "promptreps-zh"},
         paper=PromptRepsModule.citation,
         poolings=("last",),
         page="promptreps",
@@ -272,6 +276,7 @@ _OTHERS = (
         page="meta-eol",
         cost="2 prompts",
         settings={"templates": "ck"},
+        chinese={"templates": "ck-zh"},
         poolings=("mean",),
         paper=_ZHANG,
     ),
@@ -282,6 +287,7 @@ _OTHERS = (
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
         page="kv-rerouting",
+        chinese={"template": "compress-zh"},
     ),
     Row(
         "attention-pooling",
@@ -321,6 +327,7 @@ _OTHERS = (
         cost="less than 1",
         poolings=("last",),
         tried=("last",),
+        chinese={"template": "prompteol-zh"},
         own_template=_AS_A_PROMPT,
     ),
     Row(
@@ -343,6 +350,7 @@ _OTHERS = (
         poolings=("mean",),
         tried=("mean",),
         around=PARTS[PARTWISE],
+        chinese={"template": "prompteol-zh"},
         own_template={"normalize_text": True},
     ),
     Row(

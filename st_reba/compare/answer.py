@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..catalogue import find
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
-from .ranking import best_of, difference, has_number, rank
+from .ranking import as_high, best_of, difference, has_number, rank
 from .results import Result, Task
 
 #: What one has without any recipe: the names of these results, and what they are.
@@ -46,8 +46,9 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     """What to use, by the task that decides.
 
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
-    control equals, or that cannot be told from what one has without a recipe, is not advised. Of several that cannot be
-    told from the best the cheapest is, if it stands all of this as well.
+    control equals in the figures that are shown, or that cannot be told from what one has without a recipe, is not
+    advised: then the best is that stands all of this, if there is one. Of several that cannot be told from the best the
+    cheapest is, if it stands all of this as well.
 
     The best was picked by these scores, unless it was chosen before; the verdict tells what that means.
 
@@ -68,7 +69,10 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
         )
     held = _Held(results, task, statistic)
     lead = next((result for result in results if result.name == chosen and has_number(result, task)), best)
-    return held.against_controls(lead) or held.against_nothing(lead) or held.use(lead, choose=not chosen)
+    refused = held.against_controls(lead) or held.against_nothing(lead)
+    if refused is None:
+        return held.use(lead, choose=not chosen)
+    return (None if chosen else held.another(best)) or refused
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,14 @@ class _Held:
 
     def against_controls(self, lead: Result) -> Answer | None:
         """Refused where a control scores as high."""
-        control = best_of(self.results, self.task, control=True)
-        if control is None or rank(control, self.task) > rank(lead, self.task):
+        control, best = best_of(self.results, self.task, control=True), best_of(self.results, self.task)
+        if control is None or best is None or not as_high(control, lead, self.task):
             return None
+        if not as_high(control, best, self.task):
+            return Answer(
+                f"None: {self._leading(lead)} has {self._value(lead)} and does not beat {control.in_words} "
+                f"({self._value(control)}). {self._more(control, lead)}"
+            )
         return Answer(
             f"None: no recipe beats {control.in_words} ({self._value(control)}); {self._leading(lead)} has "
             f"{self._value(lead)}. {self._more(control, lead)}"
@@ -95,21 +104,53 @@ class _Held:
         if plain is None:
             return None
         have = f"what you have, {WITHOUT[plain.name]} ({self._value(plain)})"
-        if lead is plain:
+        best = best_of(self.results, self.task)
+        if lead is plain and lead is best:
             others = [result for result in self.results if result.name not in WITHOUT]
             second = best_of(others, self.task)
             more = "" if second is None else f" {self._more(plain, second)}"
             return Answer(f"None: no recipe is ahead of {have}.{more}")
-        if rank(plain, self.task) <= rank(lead, self.task):
+        if lead is plain:
+            return Answer(f"None: {self._leading(lead)} is {have}.")
+        if as_high(plain, lead, self.task):
+            level = self._value(lead) == self._value(plain)
+            place = "level with" if level else "behind"
             return Answer(
-                f"None: {self._leading(lead)} has {self._value(lead)}, behind {have}. {self._more(plain, lead)}"
+                f"None: {self._leading(lead)} has {self._value(lead)}, {place} {have}. {self._more(plain, lead)}"
             )
         if self._ahead(lead, plain).tied:
             return Answer(
-                f"None: no recipe can be told from {have}; {self._leading(lead)} has {self._value(lead)}. "
+                f"None: {self._leading(lead)} has {self._value(lead)}, and cannot be told from {have}. "
                 f"{self._more(lead, plain)}"
             )
         return None
+
+    def another(self, best: Result) -> Answer | None:
+        """Advised in place of the best, which is refused: the next that every control is behind, and that is told from
+        what one has without a recipe."""
+        control, plain = best_of(self.results, self.task, control=True), self._plain
+        fit = [
+            result
+            for result in self.results
+            if plain is not None
+            and not result.control
+            and result.name not in WITHOUT
+            and self._stands(result, control, plain)
+        ]
+        advised = best_of(fit, self.task)
+        if advised is None or plain is None:
+            return None
+        use = self.use(advised, choose=False)
+        more = f"{self._leading(best)} has {self._value(best)}, and cannot be told from what you have."
+        return replace(use, says=f"{use.says} {more[0].upper()}{more[1:]}")
+
+    def _stands(self, result: Result, control: Result | None, plain: Result | None) -> bool:
+        """Whether neither a control nor what one has without a recipe keeps it from being advised."""
+        return (
+            has_number(result, self.task)
+            and (control is None or not as_high(control, result, self.task))
+            and (plain is None or (self._told_ahead(result, plain) and not as_high(plain, result, self.task)))
+        )
 
     def use(self, lead: Result, choose: bool) -> Answer:
         """Advised, or a cheaper one that cannot be told from it."""
@@ -164,8 +205,7 @@ class _Held:
             if peer.cost is not None
             and lead.cost is not None
             and peer.cost <= _CHEAPER * lead.cost
-            and (control is None or rank(peer, self.task) < rank(control, self.task))
-            and (self._plain is None or self._told_ahead(peer, self._plain))
+            and self._stands(peer, control, self._plain)
         ]
         return min(fit, key=lambda peer: (peer.cost, rank(peer, self.task)), default=lead)
 
@@ -220,6 +260,7 @@ def build_command(
     fit_texts: str | None = None,
     max_seq_length: int | None = None,
     prompts: Mapping[str, str] | None = None,
+    precision: str = "",
 ) -> str:
     """What to type to have a recipe as a model of its own.
 
@@ -229,6 +270,7 @@ def build_command(
         fit_texts: What a filter was fitted on; None: what ``st-reba build`` takes by itself.
         max_seq_length: Tokens of one copy of a text, at most; None: the model's own.
         prompts: What stood before a query and before a document.
+        precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
     """
     recipe = find(result.spec)
     words = ["st-reba", "build", "--model", model, "--recipe", result.spec]
@@ -236,8 +278,13 @@ def build_command(
         words += ["--pooling", result.pooling]
     if fit_texts is not None and recipe.fitted:
         words += ["--fit-texts", fit_texts]
+        if recipe.row.chinese:
+            # Otherwise their script would choose.
+            words += ["--prompt-language", "en"]
     if max_seq_length is not None:
         words += ["--max-seq-length", str(max_seq_length)]
+    if precision:
+        words += ["--dtype", precision]
     for role, prompt in (prompts or {}).items():
         words += [f"--{role}-prompt", prompt]
     return shlex.join([*words, "--out", "my-model"])

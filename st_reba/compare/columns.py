@@ -167,12 +167,15 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
     columns = []
     for scores in found:
         samples = {key: score.samples for key, score in scores.scores.items()}
-        estimates = mteb_estimates(scores, controls=_controls(recipes))
+        controls = [key for key in _controls(recipes) if key in scores.scores]
+        estimates = mteb_estimates(scores, controls=controls)
         columns.append(Column(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
     if len(columns) > 1:
+        # A control whose data did not load for one of the tasks has no mean.
         values = {
-            recipe.key: [column.estimates[recipe.key].value for column in columns if recipe.key in column.estimates]
+            recipe.key: [column.estimates[recipe.key].value for column in columns]
             for recipe in recipes
+            if all(recipe.key in column.estimates for column in columns)
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
         columns.insert(

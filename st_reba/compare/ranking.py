@@ -26,6 +26,14 @@ def rank(result: Result, task: Task) -> float:
     return -value if task.greater_is_better else value
 
 
+def as_high(first: Result, second: Result, task: Task) -> bool:
+    """Whether the first is at least as good as the second, by the figures that are shown: equals there are equal."""
+    if not (has_number(first, task) and has_number(second, task)):
+        return has_number(first, task)
+    shown = [task.show(result.scores[task.name].value) for result in (first, second)]
+    return rank(first, task) <= rank(second, task) or shown[0] == shown[1]
+
+
 def best_of(results: Iterable[Result], task: Task, *, control: bool = False) -> Result | None:
     """The best recipe, or the best control, on a task; the earliest of equals, None if none has a number there."""
     scored = [result for result in results if result.control is control and has_number(result, task)]

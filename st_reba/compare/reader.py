@@ -26,7 +26,8 @@ from .workload import Pass
 #: Called with what was done, and to how many tokens.
 OnTokens = Callable[[str, float], None]
 
-# Texts that filters are fitted on are embedded so many at a time, sorted by length.
+# Texts that filters are fitted on are embedded so many at a time, in their order: as `embedding_moments` does, so that
+# what is fitted here and what is fitted there are equal to the bit where the embeddings are.
 _CHUNK = 1024
 
 
@@ -212,10 +213,9 @@ class RecipeReader:
 
     def _moments(self, texts: Sequence[str], recipes: Sequence[Recipe]) -> dict[_Reading, Moments | ValueError]:
         """Mean and covariance of what these recipes give these texts before their filters; or why there are none."""
-        ordered = sorted(texts, key=len, reverse=True)
         found: dict[_Reading, Moments | ValueError] = {}
-        for start in range(0, len(ordered), _CHUNK):
-            for reading, vectors in self._pooled(ordered[start : start + _CHUNK], recipes, None, "Fitting").items():
+        for start in range(0, len(texts), _CHUNK):
+            for reading, vectors in self._pooled(texts[start : start + _CHUNK], recipes, None, "Fitting").items():
                 moments = found.setdefault(reading, Moments(vectors.shape[1]))
                 try:
                     if isinstance(moments, Moments):

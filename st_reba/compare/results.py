@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..catalogue import Control
 from ..evaluation import bootstrap
@@ -39,6 +41,29 @@ def measured(value: float) -> str:
     return f"{rounded:,.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
 
 
+def _nan_for_null(value: object) -> object:
+    """What :meth:`Comparison.save` has written null for."""
+    return math.nan if value is None else value
+
+
+def _nan_in(score: object) -> object:
+    """The same for the numbers of a score."""
+    return {name: _nan_for_null(value) for name, value in score.items()} if isinstance(score, dict) else score
+
+
+def _of_the_same_items(items: Items | None) -> Items | None:
+    """Refuses items of which no score can be made."""
+    if items is not None:
+        counts = {len(values) for values in items.values.values()}
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError("every result needs as many values, one or more")
+        if items.kind == "mean" and items.labels:
+            raise ValueError("a mean has no labels")
+        if items.kind != "mean" and {len(items.labels)} != counts:
+            raise ValueError("there must be as many labels as values of a result")
+    return items
+
+
 @dataclass(frozen=True)
 class Task:
     """One thing that recipes are scored on: a column of the table.
@@ -56,7 +81,7 @@ class Task:
 
     name: str
     metric: str
-    scale: float = 100.0
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     greater_is_better: bool = True
     chance: float | None = None
     proxy: bool = False
@@ -87,7 +112,8 @@ class Result:
         pooling: How token vectors became one, such as ``"mean"``.
         control: Whether it is there to be beaten.
         scores: Estimates by task name; a task that does not apply to the recipe is missing.
-        sentences_per_second: How many of the timed texts it embeds a second, run alone; None if it was not timed.
+        sentences_per_second: How many of the timed texts it embeds a second, run alone: of the processor's time on a
+            CPU, as the cost is, else by the clock; None if it was not timed.
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
         same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
             theirs, too.
@@ -100,7 +126,7 @@ class Result:
     recipe: str
     pooling: str
     control: bool
-    scores: dict[str, Estimate]
+    scores: dict[str, Annotated[Estimate, BeforeValidator(_nan_in)]]
     sentences_per_second: float | None = None
     cost: float | None = None
     same_as: tuple[str, ...] = ()
@@ -141,10 +167,10 @@ class Items:
         labels: (N,); empty where there are none.
     """
 
-    kind: str
+    kind: bootstrap.Kind
     data: str
-    values: dict[str, list[float]]
-    labels: list[float] = field(default_factory=list)
+    values: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
+    labels: list[Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=list)
 
     @classmethod
     def of(cls, statistic: Statistic | None, data: str) -> Items | None:
@@ -191,9 +217,12 @@ class Comparison:
         prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
     """
 
+    #: For :meth:`load`, which takes nothing for something else: it reads what others may have written.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
     model: str
     data: str
-    tasks: list[Task]
+    tasks: Annotated[list[Task], Field(min_length=1)]
     results: list[Result]
     verdict: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -206,7 +235,7 @@ class Comparison:
     answer: str = ""
     use: str = ""
     build: str = ""
-    items: Items | None = None
+    items: Annotated[Items | None, AfterValidator(_of_the_same_items)] = None
     prompts: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -228,27 +257,12 @@ class Comparison:
             OSError: If it cannot be read.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            results = [
-                Result(
-                    **{
-                        **result,
-                        "scores": _estimates(result["scores"]),
-                        "same_as": tuple(result["same_as"]),
-                        "controls": tuple(Control(**control) for control in result["controls"]),
-                    }
-                )
-                for result in found["results"]
-            ]
-            skipped = [(recipe, reason) for recipe, reason in found["skipped"]]
-            tasks = [Task(**task) for task in found["tasks"]]
-            items = found.get("items") and Items(**{**found["items"], "values": _numbers(found["items"]["values"])})
-            return cls(**{**found, "tasks": tasks, "results": results, "skipped": skipped, "items": items})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return _schema().validate_json(path.read_bytes())
+        except ValidationError as error:
             raise ValueError(
-                f"{path} is no comparison that st_reba {__version__} reads ({type(error).__name__}: {error}): give the "
+                f"{path} is no comparison that st_reba {__version__} reads ({_first_fault(error)}): give the "
                 "comparison.json of a report, written by this version, or run the comparison again."
-            ) from error
+            ) from None
 
     def choice(self) -> Result:
         """The recipe to use: what was chosen on other data, or what the answer names, or else the best here.
@@ -299,13 +313,17 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _numbers(values: dict[str, list[float | None]]) -> dict[str, list[float]]:
-    return {name: [math.nan if value is None else value for value in own] for name, own in values.items()}
+@cache
+def _schema() -> TypeAdapter[Comparison]:
+    """What a saved comparison looks like: its fields and their types."""
+    return TypeAdapter(Comparison)
 
 
-def _estimates(scores: dict[str, dict[str, Any]]) -> dict[str, Estimate]:
-    numbers: dict[str, dict[str, Any]] = {
-        task: {name: math.nan if value is None else value for name, value in score.items()}
-        for task, score in scores.items()
-    }
-    return {task: Estimate(**score) for task, score in numbers.items()}
+def _first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong in a file, after the key where it is."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    what = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "unexpected_keyword_argument":
+        what = "this version knows no such field"
+    return f"{where}: {what[0].lower()}{what[1:]}" if where else what

@@ -42,7 +42,6 @@ from .mteb import TaskScores, resolve_tasks, run_tasks
 from .results import Comparison, Items, Result
 from .runner import FINALISTS, Recipes, unit_of_cost, work
 from .tf_idf import TfIdf
-from .timing import Spent
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def compare(
     Args:
         recipes: On one model.
         data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
-        words: Word-sense questions, if any are to be asked.
+        words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
@@ -104,7 +103,7 @@ def compare(
             columns = task_columns(embedded, task_of(data), tf_idf)
         else:
             columns = geometry_columns(embedded, EmbeddingGeometryEvaluator(data))
-        if words is not None:
+        if words is not None and embedded.words:
             # After what decides, before what only adds to it.
             columns.insert(1, word_sense_column(embedded, words))
         return columns
@@ -211,9 +210,9 @@ def compare_tasks(
             names = {scores.task.name for scores in found}
             beside = run(untrained, [task for task in resolved if task.metadata.name in names])
             everything = everything + untrained.all
-        found = [
-            replace(scores, scores=scores.scores | others.scores) for scores, others in zip(found, beside, strict=True)
-        ]
+        # A task whose data do not load once more has no controls on random weights.
+        controls = {others.task.name: others.scores for others in beside}
+        found = [replace(scores, scores=scores.scores | controls.get(scores.task.name, {})) for scores in found]
         columns = mteb_columns(everything, found)
     return assemble(recipes, everything, columns, seconds, skipped)
 
@@ -226,7 +225,7 @@ def assemble(
     recipes: Recipes,
     everything: Sequence[Recipe],
     columns: Sequence[Column],
-    seconds: Mapping[str, Spent],
+    seconds: Mapping[str, float],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
     data: str = "",
@@ -251,8 +250,8 @@ def assemble(
                 pooling=recipe.pooling,
                 control=recipe.control,
                 scores=_scores(columns, recipe.key),
-                sentences_per_second=None if spent is None else 1 / spent.seconds,
-                cost=None if spent is None else spent.work / seconds[unit_of_cost(recipe.pooling).key].work,
+                sentences_per_second=None if spent is None else 1 / spent,
+                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
                 same_as=recipe.same_as,
                 spec=recipe.spec,
                 says=recipe.says,

@@ -20,7 +20,7 @@ from ..modules import CausalModule, CausalTransformer
 from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
-from .timing import TIMED_ROUNDS, Spent, costs, timed_batches
+from .timing import TIMED_ROUNDS, costs, timed_batches
 from .workload import Pass
 
 #: How many recipes are run on random weights at most: it takes as long as with the trained ones.
@@ -155,7 +155,7 @@ class Recipes:
             found[recipe.key] = fingerprint_of(*settings)
         return found
 
-    def costs(self, texts: Sequence[str]) -> dict[str, Spent]:
+    def costs(self, texts: Sequence[str]) -> dict[str, float]:
         """What each recipe takes for a text like these, run alone, by key: see :func:`.timing.costs`.
 
         The classical embedding is timed under every pooling that there is, compared or not: it is the unit.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from sentence_transformers import SentenceTransformer
 
@@ -17,27 +16,16 @@ TIMED_ROUNDS = 2
 TIMED_SECONDS = 5.0
 
 
-class Spent(NamedTuple):
-    """What a model takes for a text.
-
-    Attributes:
-        seconds: By the clock.
-        work: Seconds to hold against those of other models: on a CPU those of the processor, which hardly depend on
-            what else runs there; elsewhere the same.
-    """
-
-    seconds: float
-    work: float
-
-
 def costs(
     models: Mapping[str, SentenceTransformer],
     batches: Sequence[list[str]],
     on_model: Callable[[str], None] = lambda name: None,
     *,
     on_cpu: bool = True,
-) -> dict[str, Spent]:
-    """What each model takes for a text, on average over batches.
+) -> dict[str, float]:
+    """Seconds that each model takes for a text, on average over batches.
+
+    On a CPU they are those of the processor, which hardly depend on what else runs there; elsewhere those of the clock.
 
     In rounds in which all take turns, in one if that takes long; of each batch the fastest counts.
 
@@ -47,20 +35,19 @@ def costs(
         on_model: Called with a model's name after each of its rounds; one that is not run counts as done.
         on_cpu: Whether the models run there.
     """
-    clocks = (time.perf_counter, time.process_time if on_cpu else time.perf_counter)
-    fastest = {key: [Spent(float("inf"), float("inf"))] * len(batches) for key in models}
+    clock = time.process_time if on_cpu else time.perf_counter
+    fastest = {key: [float("inf")] * len(batches) for key in models}
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):
         enough = done and time.perf_counter() - begun > TIMED_SECONDS
         for key, model in models.items():
             for index, batch in enumerate(() if enough else batches):
-                starts = [clock() for clock in clocks]
+                start = clock()
                 model.encode(batch, batch_size=len(batch), show_progress_bar=False)
-                spent = [clock() - start for clock, start in zip(clocks, starts, strict=True)]
-                fastest[key][index] = Spent(*map(min, fastest[key][index], spent))
+                fastest[key][index] = min(fastest[key][index], clock() - start)
             on_model(key)
     texts = sum(map(len, batches))
-    return {key: Spent(*(sum(each) / texts for each in zip(*spent, strict=True))) for key, spent in fastest.items()}
+    return {key: sum(spent) / texts for key, spent in fastest.items()}
 
 
 def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..catalogue import TF_IDF, Kind
 from ..evaluation.bootstrap import Statistic
-from .ranking import best_of, difference, has_number, rank
+from .ranking import as_high, best_of, difference, has_number
 from .results import Result, Task, listed
 
 _BAG_IN_WORDS = "the bag of input embeddings"
@@ -86,9 +86,10 @@ def _tied(own: Sequence[Result], best: Result, task: Task) -> str:
     tied = sum(result.scores[task.name].tied for result in others)
     if not tied:
         return "Every other recipe is told apart from it on this data." if others else ""
+    which = "the other recipe" if len(others) == 1 else f"{tied} of the {len(others)} other recipes"
     return (
-        f"On this data, {tied} of the {len(others)} other recipes cannot be told from it: the 95% interval of their "
-        "paired difference holds 0. More labelled texts would tell more."
+        f"On this data, {which} cannot be told from it: the 95% interval of the paired difference holds 0. More "
+        "labelled texts would tell more."
     )
 
 
@@ -110,11 +111,13 @@ def _against_the_strongest(lead: Result, control: Result, task: Task, statistic:
 def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
     found = difference(best, control, task, statistic)
     shown = f"{task.show(found.value)} {task.show_interval(found)}".rstrip()
-    if rank(control, task) <= rank(best, task):
+    if as_high(control, best, task):
         return f"It does not beat {what} ({_shown(control, task)}): the difference is {shown}."
     if not found.tied:
         return f"It beats {what} ({_shown(control, task)}) by {shown}."
-    return f"It is ahead of {what} ({_shown(control, task)}), but the difference, {shown}, cannot be told from 0 here."
+    return (
+        f"It is not surely ahead of {what} ({_shown(control, task)}): the difference, {shown}, cannot be told from 0."
+    )
 
 
 def _control(result: Result, scored: dict[str, Result], *kinds: Kind) -> Result | None:
@@ -133,7 +136,7 @@ def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> lis
     says = []
     for controls, what in ((tf_idf, TF_IDF), (bag, of_bag), (random, "themselves on random weights")):
         with_control = [(result, control) for result in own if (control := controls[result.name]) is not None]
-        below = [result.name for result, control in with_control if rank(control, task) <= rank(result, task)]
+        below = [result.name for result, control in with_control if as_high(control, result, task)]
         some = "No recipe"
         if controls is random and len(with_control) < len(own):
             names = "; ".join(result.name for result, _ in with_control)

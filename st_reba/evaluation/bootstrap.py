@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +58,10 @@ class Estimate:
     tied: bool = False
 
 
+#: What a score is of values that can be written down: a function of this module.
+Kind = Literal["mean", "spearman", "average_precision"]
+
+
 @dataclass(frozen=True)
 class MadeFrom:
     """What a score is made from, as it can be written down and paired with another's.
@@ -67,7 +72,7 @@ class MadeFrom:
         labels: (N,); None where there are none.
     """
 
-    kind: str
+    kind: Kind
     rows: Array
     labels: Array | None = None
 

@@ -25,6 +25,11 @@ _ENDS = ".?\"'。？”’"
 _QUOTES = str.maketrans('"“”', "'‘’")
 _QUESTIONS = {"?": ".", "？": "。"}
 
+#: Languages that prompts are written in.
+PromptLanguage = Literal["en", "zh"]
+# So many texts, evenly drawn, and so many characters of each tell which language they are in.
+_LOOKED_AT = 256
+
 #: Which tokens of a layout are handed on: see :class:`st_reba.modules.CausalModule`.
 PoolOver = Literal["text", "all", "whole"]
 #: Whether all of these, or the last alone.
@@ -206,10 +211,12 @@ META_TASKS = (
 #: Prompts that are read together, their mean being the embedding, by name.
 #:
 #: - ``meta-tasks``: :data:`META_TASKS`.
-#: - ``ck``: Pretended CoT and Knowledge (Zhang et al.), whose mean the authors of contrastive prompting call CK.
+#: - ``ck``: Pretended CoT and Knowledge (Zhang et al.), whose mean the authors of contrastive prompting call CK;
+#:   ``ck-zh``: their Chinese counterparts.
 PRESET_SETS = {
     "meta-tasks": tuple(map(_read_at_its_end, META_TASKS)),
     "ck": (PRESETS["pretended-cot"], PRESETS["knowledge"]),
+    "ck-zh": (PRESETS["pretended-cot-zh"], PRESETS["knowledge-zh"]),
 }
 
 
@@ -251,6 +258,17 @@ def _is_chinese(character: str) -> bool:
     if unicodedata.category(character)[0] == "P":
         return unicodedata.east_asian_width(character) in "WF"
     return unicodedata.name(character, "").startswith("CJK ")
+
+
+def language_of(texts: Sequence[str]) -> PromptLanguage:
+    """The language in which to ask about texts, by their script: ``"zh"`` where most letters are Chinese characters.
+
+    Japanese texts, most of whose letters are kana, are no Chinese ones: for these, as for all others, it is ``"en"``.
+    """
+    sample = texts[:: max(1, len(texts) // _LOOKED_AT)]
+    letters = [letter for text in sample for letter in text[:_LOOKED_AT] if letter.isalpha()]
+    chinese = sum(unicodedata.name(letter, "").startswith("CJK UNIFIED") for letter in letters)
+    return "zh" if chinese > len(letters) / 2 else "en"
 
 
 def in_context(sentence: str, condition: str) -> dict[str, str]:

@@ -12,22 +12,22 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from torch import nn
 
 from st_reba.catalogue import POOLINGS, Recipe, Row, every_row, find, matching
-from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import read_texts
+from st_reba.data.demo import texts_to_fit
 from st_reba.files import whole_directory
 from st_reba.hub import compat
 from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.late_interaction import multi_vector_encoder
 from st_reba.modules.training_free.reranking import cross_encoder
-from st_reba.text.templates import PRESETS, preset
+from st_reba.text.templates import PRESETS, language_of, preset
 
 from ..build import SavedDtype, layers_of
-from ..common import Dtype, PoolingMode
+from ..common import Dtype, Language, PoolingMode
 from ..data import prompts_of
 from ..methods import DEFAULT, METHODS
 from ..printing import console
 from .models import load
+from .prompts import in_asked_language
 
 #: The recipe whose prompt is read where nothing else is asked for with ``--sparse``.
 SPARSE = "promptreps"
@@ -47,6 +47,7 @@ def run(
     chunk_length: int | None,
     template: str | None,
     fit_texts: str | None,
+    prompt_language: Language | None,
     sparse: bool,
     expansion: int | None,
     top_k: int | None,
@@ -69,7 +70,9 @@ def run(
         )
         return
     if sparse:
-        settings = _sparse_settings(recipe, method, template, expansion=expansion, top_k=top_k)
+        chosen = find(recipe or (METHODS[method] if method else SPARSE))
+        (chosen,) = in_asked_language([chosen], prompt_language, "en")
+        settings = _sparse_settings(chosen, template, expansion=expansion, top_k=top_k)
         prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(settings)
         _write(
             out,
@@ -81,6 +84,7 @@ def run(
         )
         return
     chosen = find(recipe) if recipe else _of_method(method or DEFAULT)
+    (chosen,) = in_asked_language([chosen], prompt_language, "en")
     mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
     settings = _settings(
         chosen, repetitions=repetitions, layers=layers_of(layers), chunk_length=chunk_length, template=template
@@ -92,6 +96,8 @@ def run(
         _check_pooling(chosen, mode)
     fitted = f"the projection to {dimensions} dimensions" if dimensions else ""
     texts = tuple(_fit_texts(chosen, fit_texts, fitted or (f"what is {chosen.filtered}" if chosen.fitted else "")))
+    if prompt_language is None and template is None and fit_texts is not None:
+        (chosen,) = in_asked_language([chosen], None, language_of(texts))
     chosen = replace(chosen, fit_texts=texts)
     with whole_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
@@ -148,13 +154,12 @@ def _loaded(
     return loaded
 
 
-def _sparse_settings(recipe: str | None, method: str | None, template: str | None, **given: Any) -> dict[str, Any]:
+def _sparse_settings(chosen: Recipe, template: str | None, **given: Any) -> dict[str, Any]:
     """What a recipe says of its prompt, and what the user says besides.
 
     Raises:
         ValueError: If the recipe is not read at the end of a prompt, as it is.
     """
-    chosen = find(recipe or (METHODS[method] if method else SPARSE))
     row = chosen.row
     if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.around or chosen.layer is not None:
         raise ValueError(
@@ -234,7 +239,7 @@ def _fit_texts(chosen: Recipe, path: str | None, fitted: str) -> list[str]:
                 f"{chosen.row.key}+whitened; {chosen.name} is not."
             )
         return []
-    texts = demo_sentences() if path is None else read_texts(path)
+    texts = texts_to_fit(path)
     hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
     console.print(f"Fitting {fitted} on {len(texts)} texts{hint}.", soft_wrap=True)
     return texts

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from st_reba.catalogue import Recipe, asked_for
-from st_reba.compare.mteb import resolve_tasks
+from st_reba.compare.mteb import language_of_tasks, resolve_tasks
 from st_reba.compare.results import Comparison
 from st_reba.compare.run import compare, compare_tasks, texts_of, work
 from st_reba.compare.workload import Forecast, memory, speed
-from st_reba.data.demo import demo_questions, demo_sentences
-from st_reba.data.tables import Data, Labelled, read_texts
+from st_reba.data.demo import demo_questions, texts_to_fit
+from st_reba.data.tables import Data, Labelled
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.text.templates import language_of
 
 from ..common import Dtype, Language
 from ..data import Demo, Given
@@ -21,6 +22,7 @@ from ..printing import console, notes
 from . import search as searching
 from .given import described, read
 from .models import check_devices, load_fastest
+from .prompts import in_asked_language
 from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write
 
 # With --recipes all.
@@ -36,8 +38,9 @@ def run(
     mteb_results: Path | None,
     recipes: list[str] | None,
     search: bool,
-    seed: int,
+    seed: int | None,
     fit_texts: str | None,
+    prompt_language: Language | None,
     repetitions: int | None,
     controls: bool,
     random: bool,
@@ -54,8 +57,8 @@ def run(
     """Compare, show what was found, and write it."""
     if search:
         searching.run(
-            model=model, given=given, seed=seed, random=random, out=out, best=best, batch_size=batch_size,
-            max_seq_length=max_seq_length, dtype=dtype, device=device,
+            model=model, given=given, seed=seed or 0, random=random, prompt_language=prompt_language, out=out,
+            best=best, batch_size=batch_size, max_seq_length=max_seq_length, dtype=dtype, device=device,
         )  # fmt: skip
         return
     old = None if against is None else Comparison.load(against)
@@ -74,12 +77,24 @@ def run(
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
     shipped = None if tasks or given.own else given.demo_language
     questions = None if tasks else _questions(words, None if given.demo is Demo.retrieval else shipped)
-    fit_on = None if fit_texts is None else read_texts(fit_texts)
-    plain = demo_sentences(None if shipped is None else shipped.value) if fit_on is None else fit_on
-    asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, plain)
+    fit_on = texts_to_fit(fit_texts)
+    asked = asked_for(recipes or ["few"], repetitions or _REPETITIONS, fit_on)
+    language = language_of_tasks(tasks) if tasks else language_of(texts_of(texts))
+    asked = in_asked_language(asked, prompt_language, language)
+    counted = controls and isinstance(texts, Labelled)
+    if fit_texts is not None and not counted and not any(recipe.fitted for recipe in asked):
+        raise ValueError(
+            "--fit-texts is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels: "
+            "there is neither here; leave it out."
+        )
+    if words is not None and not controls and not any(recipe.words for recipe in asked):
+        raise ValueError(
+            "--words asks for the embeddings of words, and none of the recipes has them: leave it out, or name one "
+            "that has, such as echo-2."
+        )
     random = random and controls
     backbone = load_fastest(
-        CausalTransformer, model, max_seq_length, dtype, device, plain if tasks else texts_of(texts)
+        CausalTransformer, model, max_seq_length, dtype, device, fit_on if tasks else texts_of(texts)
     )
     total = None
     if not tasks:
@@ -93,7 +108,7 @@ def run(
         if tasks:
             found = compare_tasks(compared, tasks, model=shown_model(model), output=mteb_results, random=random)
         else:
-            found = compare(compared, texts, questions, fit_texts=fit_on, random=random)
+            found = compare(compared, texts, questions, fit_texts=fit_on if fit_texts else None, random=random)
     hints = [] if recipes else ["--recipes all compares every recipe."]
     found = typed(found, model, measured_on, fit_texts=fit_texts, max_seq_length=max_seq_length)
     show(found, hints)

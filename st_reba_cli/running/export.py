@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import read_texts
+from st_reba.data.demo import texts_to_fit
 from st_reba.encoding import Encoder
 from st_reba.export import save_plain, static_model
 from st_reba.files import whole_directory
@@ -45,7 +44,7 @@ def _static(
     dtype: Dtype,
 ) -> None:
     """A table of the vocabulary's vectors."""
-    texts = demo_sentences() if fit_texts is None else read_texts(fit_texts)
+    texts = texts_to_fit(fit_texts)
     hint = ", sentences inside the package: give --fit-texts with some hundreds like your own"
     console.print(
         f"Fitting weights and whitening on {len(texts)} texts{hint if fit_texts is None else ''}.", soft_wrap=True

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from st_reba.catalogue import Recipe, Row
 from st_reba.compare.run import compare, texts_of, work
-from st_reba.compare.search import Found, with_selection
+from st_reba.compare.search import Found, candidates, searched, with_selection
 from st_reba.compare.search import search as run_search
 from st_reba.data.tables import Labelled
+from st_reba.lm.backbone import depth
 from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.text.templates import language_of
 
-from ..common import Dtype
+from ..common import Dtype, Language
 from ..data import Given
 from ..printing import Shown
 from .given import described, read
 from .models import check_devices, load_fastest
+from .prompts import in_asked_language
 from .showing import has_page, kept, running, show, typed, write
 
 
@@ -24,6 +29,7 @@ def run(
     given: Given,
     seed: int,
     random: bool,
+    prompt_language: Language | None,
     out: Path | None,
     best: Path | None,
     batch_size: int,
@@ -37,8 +43,9 @@ def run(
     labelled = read(given)
     if not isinstance(labelled, Labelled):
         raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
+    rows = _rows(prompt_language, labelled)
     backbone = load_fastest(CausalTransformer, model, max_seq_length, dtype, device, texts_of(labelled))
-    chosen = _searched(backbone, labelled, seed, batch_size)
+    chosen = _searched(backbone, labelled, rows, seed, batch_size)
     asked = chosen.recipes()
     total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
     with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
@@ -49,13 +56,20 @@ def run(
     write(found, recipes, out, with_page, best)
 
 
-def _searched(backbone: CausalModule, data: Labelled, seed: int, batch_size: int) -> Found:
+def _rows(prompt_language: Language | None, data: Labelled) -> list[Row]:
+    """What is tried, with prompts in the language that is asked for, or in that of the texts."""
+    recipes = [Recipe(row, row.poolings[0]) for row in searched()]
+    return [recipe.row for recipe in in_asked_language(recipes, prompt_language, language_of(texts_of(data)))]
+
+
+def _searched(backbone: CausalModule, data: Labelled, rows: Sequence[Row], seed: int, batch_size: int) -> Found:
     """The search, with a progress bar while it runs."""
     with Shown() as progress:
         bar = progress.add_task("Searching", total=None, unit="texts")
         return run_search(
             backbone,
             data,
+            every=candidates(depth(backbone.model), rows),
             seed=seed,
             batch_size=batch_size,
             on_progress=lambda what, texts: progress.update(bar, advance=texts, description=f"Searching: {what}"),

@@ -70,7 +70,9 @@ def typed(
     command = shlex.join(["st-reba", *sys.argv[1:]])
     build = ""
     if found.use and not (fitted_on_data and find(found.choice().spec).fitted):
-        build = build_command(found.choice(), model, fit_texts, max_seq_length, found.prompts)
+        build = build_command(
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", "")
+        )
     return replace(found, model=shown_model(model), data=data, command=command, build=build)
 
 
@@ -226,7 +228,7 @@ def _table(found: Comparison) -> Table:
     beside = {result.name for result in random.values()}
     shown = [result for result in found.results if result.name not in beside]
     shown.sort(key=lambda result: (result.control, rank(result, found.tasks[0])))
-    for result, following in zip(shown, [*shown[1:], None], strict=True):
+    for result, following in zip(shown, [*shown, None][1:], strict=True):
         control = random.get(result.name)
         cells: list[str | Text] = [result.label, result.pooling]
         for number, task in enumerate(tasks):
@@ -261,7 +263,9 @@ def _legend(found: Comparison) -> list[str]:
         notes.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
     random = "Random: the same on random weights, for the best alone. " if found.on_random_weights else ""
     timed = any(result.cost is not None for result in found.results)
-    cost = " Cost: time beside Classical under the same pooling." if timed else ""
+    cost = (
+        " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s." if timed else ""
+    )
     return [
         *notes,
         f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best. {random}".rstrip()

@@ -20,7 +20,7 @@ from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, _
 from st_reba.catalogue import asked_for
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
-from st_reba.data.demo import demo_pairs, demo_sentences
+from st_reba.data.demo import demo_pairs, demo_questions, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.hub import compat
@@ -30,6 +30,7 @@ from st_reba_cli.running import compare, models, search
 
 from ..backbones import TEXTS
 from ..compare.mteb.demo import DemoSTSInOneSplit
+from ..compare.report import samples
 from ..conftest import long, pipeline
 
 runner = CliRunner()
@@ -181,8 +182,9 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("options", "repetitions", "fitted_on"),
         [
-            ((), 3, demo_sentences("en")),
-            (("--language", "zh", "--repetitions", 5), 5, demo_sentences("zh")),
+            # The same as build fits on, whatever the data.
+            ((), 3, demo_sentences()),
+            (("--language", "zh", "--repetitions", 5), 5, demo_sentences()),
             (("--data", "pairs.tsv"), 3, demo_sentences()),
             (("--data", "pairs.tsv", "--fit-texts", "texts.txt"), 3, TEXTS),
         ],
@@ -263,7 +265,7 @@ class TestCompare:
         """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
         every = [candidate for candidate in candidates(3) if candidate.row.name == "Classical"]
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
-        monkeypatch.setattr("st_reba.compare.search.halving.candidates", lambda layers: every)
+        monkeypatch.setattr(search, "candidates", lambda layers, rows: every)
         rows = [row.split("\t") for row in demo_pairs("en").read_text(encoding="utf-8").splitlines()[:64]]
         few = "".join(
             f"{n} {first[:16]}\t{n} {second[:16]}\t{score}\n" for n, (first, second, score) in enumerate(rows)
@@ -413,7 +415,20 @@ class TestCompare:
             (("--data", __file__, "--columns", "a,b"), "--columns a,b: give sentence1=...,sentence2=...,score=..."),
             (("--query-prompt", "find: "), "--query-prompt and --document-prompt are for retrieval"),
             (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
-            (("--search", "--recipes", "all"), "among combinations of its own, and fits on those texts: leave --mteb"),
+            (
+                ("--search", "--recipes", "all"),
+                "--recipes: a search chooses by labelled pairs among combinations of its",
+            ),
+            (("--search", "--no-controls", "--against", "x"), "--no-controls, --against: a search chooses by labelled"),
+            (("--seed", 5), "--seed says how st-reba search halves its data, and compare draws nothing: leave it out."),
+            (
+                ("--fit-texts", "fit.txt", "--recipes", "reba-2", "--no-controls"),
+                "--fit-texts is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels",
+            ),
+            (
+                ("--words", "words.csv", "--recipes", "early-late", "--no-controls"),
+                "--words asks for the embeddings of words, and none of the recipes has them",
+            ),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
             (("--recipes", "reba-2", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
@@ -421,8 +436,50 @@ class TestCompare:
             (("--recipes", "tf-idf"), "'tf-idf' is a control, to be compared with: it is no model to be built."),
         ],
     )
-    def test_refusals(self, options, message):
+    def test_refusals(self, options, message, tmp_path, monkeypatch):
+        if {"fit.txt", "words.csv"} & {*options}:
+            monkeypatch.chdir(tmp_path)
+            Path("fit.txt").write_text("a\nb\nc\n", encoding="utf-8")
+            Path("words.csv").write_bytes(demo_questions("en").read_bytes())
         assert message in run("compare", *options, expect=1)
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            (
+                ("--out", "new", "--save-best", "best", "--model", "nowhere"),
+                "--model, --out, --save-best: --saved shows what was found before, beside --against if that is given; "
+                "leave them out.",
+            ),
+            (("--dtype", "float32"), "--dtype: --saved shows what was found before"),
+            (("--data", "x.tsv", "--columns", "a"), "--data, --columns: --saved"),
+            (("--demo", "pairs", "--language", "zh"), "--demo, --language: --saved"),
+            (
+                ("--batch-size", 8, "--max-seq-length", 9, "--device", "cpu"),
+                "--batch-size, --max-seq-length, --device:",
+            ),
+            (("--recipes", "all", "--repetitions", 2), "--recipes, --repetitions: --saved"),
+            (("--no-controls", "--no-random", "--dry-run"), "--no-random, --no-controls, --dry-run: --saved"),
+            (("--mteb", "STSB", "--mteb-results", "r"), "--mteb, --mteb-results: --saved"),
+            (("--words", "w", "--fit-texts", "t"), "--words, --fit-texts: --saved"),
+            (("--prompt-language", "zh"), "--prompt-language: --saved"),
+            (("--search", "--seed", 0), "--search, --seed: --saved"),
+        ],
+    )
+    def test_what_was_saved_is_shown_and_nothing_else_done(self, options, named, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        samples.real().save(tmp_path / "c.json")
+        assert named in run("compare", "--saved", "c.json", *options, expect=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+        assert samples.real().answer in run("compare", "--saved", "c.json")
+
+    def test_repetitions_are_for_all_however_it_is_named(self, backbone_path, monkeypatch):
+        def stop(names, repetitions, fit_texts):
+            raise ValueError(f"{names} {repetitions}")
+
+        monkeypatch.setattr(compare, "asked_for", stop)
+        options = ("--recipes", "all,reba-2", "--repetitions", 2)
+        assert "['all,reba-2'] 2" in run("compare", "--model", backbone_path(), *options, expect=1)
 
     def test_search_was_an_option_once(self, monkeypatch):
         asked = {}
@@ -576,6 +633,9 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
+            (("--rerank", "--no-normalize"), "--no-normalize: --rerank reads a query and a document together"),
+            (("--sparse", "--no-normalize"), "--no-normalize: --sparse reads the end of a prompt"),
+            (("--recipe", "reba-2+whiten"), "Near it: reba-2+whitened. "),
             (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
             (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
             (("--layers", "9"), "9 is out of range"),

@@ -88,7 +88,9 @@ def test_what_only_the_command_line_knows(tmp_path):
     results = [dataclasses.replace(result, spec=spec.get(result.recipe, "")) for result in found.results]
     found = dataclasses.replace(found, results=results)
     made = typed(found, "org/model", "pairs", max_seq_length=64)
-    expected = "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --out my-model"
+    expected = (
+        "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --dtype bfloat16 --out my-model"
+    )
     assert (made.model, made.data, made.build) == ("org/model", "pairs", expected)
     assert made.command.split()[0] == "st-reba"
     assert typed(dataclasses.replace(found, use=""), "m", "pairs").build == ""

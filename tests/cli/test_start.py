@@ -45,7 +45,7 @@ LINES = [
     (["compare", "--nonsense"], "No such option"),
     (["layers", "--batch-size", "0"], "Invalid value"),
     (["compare", "--mteb", "STSB", "--data", "x.tsv"], "--mteb brings its own texts"),
-    (["compare", "--search", "--recipes", "all"], "A search chooses by labelled pairs"),
+    (["compare", "--search", "--recipes", "all"], "a search chooses by labelled pairs"),
     (["compare", "--words", "no.csv"], "there is no such file"),
     (["compare", "--data", "no.tsv"], "no.tsv: there is no such file"),
     (["layers", "--data", "no/*.tsv"], "no file has such a name"),

@@ -18,12 +18,12 @@ CALLED = {BAG: "the bag of input embeddings", RANDOM: "PromptEOL, last on random
 MEAN, LAST, PROMPT, ECHO = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean"
 
 
-def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None):
+def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None, drawn=None):
     """The answer on recipes with such shares of 200 items right: the first ones, or drawn ones."""
     draw = np.random.default_rng(seed)
     scores = {name: (np.arange(200) < share * 200).astype(float) for name, share in right.items()}
     if seed is not None:
-        scores = {name: draw.permutation(own) for name, own in scores.items()}
+        scores |= {name: draw.permutation(scores[name]) for name in drawn or scores}
     statistic = bootstrap.mean(scores)
     controls = [name for name in (BAG, RANDOM) if name in right]
     estimates = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
@@ -99,8 +99,8 @@ def test_a_control_that_cannot_be_told_from_it_is_named():
 def test_none_where_what_one_has_is_as_good():
     close = found({MEAN: 0.5, LAST: 0.4, PROMPT: 0.505})
     assert close.says.startswith(
-        "None: no recipe can be told from what you have, the mean of the last hidden states (50.0); the best, "
-        "PromptEOL, last token, has 50.5. A bigger model, or more labelled pairs (by the interval about "
+        "None: the best, PromptEOL, last token, has 50.5, and cannot be told from what you have, the mean of the last "
+        "hidden states (50.0). A bigger model, or more labelled pairs (by the interval about "
     )
     assert close.use == ""
     behind = says({BAG: 0.1, MEAN: 0.6, LAST: 0.4, PROMPT: 0.5})
@@ -109,6 +109,65 @@ def test_none_where_what_one_has_is_as_good():
         "will hardly change that; a bigger model may."
     )
     assert says({MEAN: 0.6}) == "None: no recipe is ahead of what you have, the mean of the last hidden states (60.0)."
+
+
+def close(scores, chosen=""):
+    """The answer on scores of which nothing is resampled."""
+    results = [
+        Result(*name.rsplit(", ", 1), name in CALLED, {"STS": Estimate(score, nan, nan)}, called=CALLED.get(name, ""))
+        for name, score in scores.items()
+    ]
+    return answer(results, TASK, None, chosen)
+
+
+@pytest.mark.parametrize("control", CALLED)
+def test_what_shows_the_same_figure_as_a_control_is_not_advised(control):
+    """Nobody sees what a 60.2 is ahead of a 60.2 by."""
+    level = close({control: 0.60196, PROMPT: 0.60204})
+    assert level.says.startswith(
+        f"None: no recipe beats {CALLED[control]} (60.2); the best, PromptEOL, last token, has 60.2"
+    )
+    assert level.use == ""
+    assert close({control: 0.6014, PROMPT: 0.60204}).use == PROMPT
+
+
+def test_what_shows_the_same_figure_as_what_one_has_is_not_advised():
+    level = close({MEAN: 0.60196, PROMPT: 0.60204})
+    assert level.says.startswith(
+        "None: the best, PromptEOL, last token, has 60.2, level with what you have, the mean of the last hidden states "
+        "(60.2). "
+    )
+
+
+def test_a_choice_that_a_control_beats_is_no_word_on_the_others():
+    text = says({BAG: 0.425, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, chosen=PROMPT)
+    assert text.startswith(
+        "None: PromptEOL, last token, which was chosen, has 42.0 and does not beat the bag of input embeddings (42.5)."
+    )
+    assert says({BAG: 0.9, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, chosen=PROMPT).startswith("None: no recipe beats")
+
+
+def test_a_choice_without_a_recipe_is_no_word_on_the_others():
+    assert says({MEAN: 0.4, PROMPT: 0.6}, chosen=MEAN) == (
+        "None: Classical, mean, which was chosen, is what you have, the mean of the last hidden states (40.0)."
+    )
+
+
+def test_another_is_advised_where_the_best_cannot_be_told():
+    """The best is ahead of what one has by chance as it seems; another one by less, on the same items, and surely."""
+    right = {BAG: 0.1, MEAN: 0.5, ECHO: 0.54, PROMPT: 0.555}
+    text = says(right, seed=2, drawn=[PROMPT])
+    assert re.fullmatch(
+        r"Use Echo-2, mean: 54\.0 \[.*\], 4\.0 above what you have \(the mean of the last hidden states\), ahead of "
+        r"every control\. The best, PromptEOL, last token, has 56\.0, and cannot be told from what you have\.",
+        text,
+    )
+    assert found(right, seed=2, drawn=[PROMPT]).use == ECHO
+    # Not where a control is ahead of that.
+    assert says({**right, BAG: 0.545}, seed=2, drawn=[PROMPT]).startswith("None: the best, PromptEOL, last token,")
+    # What was chosen before stays chosen.
+    chosen = says(right, seed=2, drawn=[PROMPT], chosen=PROMPT)
+    assert chosen.startswith("None: the best, PromptEOL, last token, has 56.0, and cannot be told from what you have")
 
 
 class TestTies:
@@ -156,8 +215,10 @@ def test_where_less_is_better_less_is_ahead():
 
 def test_nothing_that_can_be_resampled_is_not_sure():
     text = says({MEAN: 0.4, PROMPT: 0.6}, resampled=False)
-    assert text.startswith("None: no recipe can be told from what you have")
-    assert text.endswith("has 60.0. A bigger model, or more labelled pairs, will say more.")
+    assert text == (
+        "None: the best, PromptEOL, last token, has 60.0, and cannot be told from what you have, the mean of the last "
+        "hidden states (40.0). A bigger model, or more labelled pairs, will say more."
+    )
 
 
 def test_proxies_are_no_answer():
@@ -177,7 +238,13 @@ def test_no_number_is_no_answer():
         ("reba-2", "mean", "--recipe reba-2 --out my-model"),
         ("reba-2", "last", "--recipe reba-2 --pooling last --out my-model"),
         ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-model"),
-        ("early-late", "mean", "--recipe early-late --fit-texts 'my texts.txt' --out my-model"),
+        # The texts to fit on would choose the language of the prompt.
+        (
+            "early-late",
+            "mean",
+            "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-model",
+        ),
+        ("early-late-zh", "mean", "--recipe early-late-zh --fit-texts 'my texts.txt' --out my-model"),
     ],
 )
 def test_what_to_type(spec, pooling, expected):

@@ -1,24 +1,31 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from st_reba.compare.against import side_by_side
 from st_reba.compare.results import Comparison, Items, Result, Task, listed, measured
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba_cli.running.showing import show
 
 from .report import samples
 
 
 @pytest.fixture
 def comparison():
-    first, *others = samples.demo().results
+    # One with a control of its own.
+    *others, first = samples.demo().results
     first = dataclasses.replace(first, same_as=("ReBA-1", "Bidirectional"), cost=None)
     return dataclasses.replace(
         samples.demo(),
@@ -54,6 +61,107 @@ def test_what_is_no_comparison(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match="other.json is no comparison that st_reba .* reads"):
+        Comparison.load(path)
+
+
+def places(value, path=()):
+    """Every key of a file and the first of every list, with what stands there."""
+    yield path, value
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from places(each, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def changed(whole, path, value):
+    found = json.loads(json.dumps(whole))
+    parent = found
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    return found
+
+
+WRONG: list[object] = [None, -1, 0.5, "x", True, [], {}, [None], [[]], {"x": None}]
+#: Where there need not be a number or an object.
+NULL = {"value", "low", "high", "chance", "sentences_per_second", "cost", "items"}
+
+
+def kind(value):
+    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+
+
+def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, tmp_path):
+    """Each key takes a value of each wrong kind: one sentence, or a comparison that can be shown and held against."""
+    path, console = tmp_path / "comparison.json", Console(file=io.StringIO(), width=120)
+    comparison.save(path)
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    tried = 0
+    for place, old in list(places(whole)):
+        for value in WRONG if place else ():
+            text = json.dumps(changed(whole, place, value))
+            path.write_text(text, encoding="utf-8")
+            tried += 1
+            named = ".".join(map(str, place))
+            try:
+                found = Comparison.load(path)
+            except ValueError as error:
+                said = str(error)
+                assert said.startswith(f"{path} is no comparison that st_reba"), said
+                # What does not go together has no key of its own.
+                assert f"({named}" in said or (place[0] == "items" and "(items: " in said), said
+                assert said.endswith("or run the comparison again.")
+                assert "\n" not in said
+                continue
+            null = place[-1] in NULL or place[:2] == ("items", "values")
+            assert kind(value) == ("number" if old is None else kind(old)) or (value is None and null)
+            show(found, to=console)
+            with contextlib.suppress(ValueError):
+                side_by_side(found, comparison)
+    assert tried > 500
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "recursion limit exceeded"),
+        ('{"a":' * 100_000, "recursion limit exceeded"),
+        ('{"model": "\\ud800"}', "unexpected end of hex escape"),
+        (b"\xff\xfe", "expected value"),
+        ("-1", "Input should be an object"),
+        ("", "EOF while parsing"),
+    ],
+)
+def test_what_is_no_json(text, message, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=rf"other.json is no comparison that st_reba [^ ]+ reads \(.*{message}"):
+        Comparison.load(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("settings",), -1, "settings: input should be "),
+        (("tasks", 0, "scale"), [], "tasks.0.scale: input should be a valid number"),
+        (("tasks", 0, "scale"), 0, "tasks.0.scale: input should be greater than 0"),
+        (("tasks",), [], "tasks: list should have at least 1 item"),
+        (("results", 0, "scores", "STS"), {}, "results.0.scores.STS.value: field required"),
+        (("results", 0, "controls", 0, "kind"), "x", "results.0.controls.0.kind: input should be 'tf-idf', 'bag'"),
+        (("items", "kind"), "difference", "items.kind: input should be 'mean', 'spearman' or 'average_precision'"),
+        (("items", "labels"), [1.0], "items: there must be as many labels as values of a result"),
+        (("items", "values"), {"a": [1], "b": [1, 2]}, "items: every result needs as many values, one or more"),
+        (("items", "kind"), "mean", "items: a mean has no labels"),
+        (("temperature",), 1, "temperature: this version knows no such field"),
+    ],
+)
+def test_the_key_is_named(place, value, message, comparison, tmp_path):
+    path = tmp_path / "comparison.json"
+    comparison.save(path)
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(changed(whole, place, value)), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"reads ({message}")):
         Comparison.load(path)
 
 

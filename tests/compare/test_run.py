@@ -11,7 +11,6 @@ from st_reba.catalogue import asked_for, bags_of_input_embeddings, controls_of, 
 from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, texts_of, work
-from st_reba.compare.timing import Spent
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
@@ -162,12 +161,12 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, 
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, "Bag of input embeddings, mean": 0.1, "ReBA-2, last": 10}
     timed = []
     costs = Recipes.costs
-    spent = {key: Spent(each, 10 * each) for key, each in seconds.items()}
-    monkeypatch.setattr(Recipes, "costs", lambda self, texts: timed.append(costs(self, texts)) or spent)
+    monkeypatch.setattr(Recipes, "costs", lambda self, texts: timed.append(costs(self, texts)) or seconds)
     found = compare(Recipes(CausalTransformer(shallow_path), asked), PAIRS)
     assert set(timed[0]) == set(seconds)
     by_name = {result.name: result for result in found.results}
     assert by_name["ReBA-2, last"].cost == 2.5
+    # The same seconds as the cost: what else ran on the machine is in neither.
     assert by_name["ReBA-2, last"].sentences_per_second == 0.1
     assert by_name["Bag of input embeddings, mean"].cost == 0.05
 
@@ -273,6 +272,31 @@ def test_tasks_of_mteb(shallow_path, tmp_path):
         # mteb keeps six decimals.
         assert score.value == pytest.approx(found.results[0].scores[task].value, abs=1e-6)
     assert not math.isnan(known.results[0].cost)
+
+
+def test_a_task_whose_data_do_not_load_once_more(shallow_path, monkeypatch):
+    """For the controls on random weights: it stands there without them."""
+
+    class Once(DemoPairs):
+        def load_data(self, **kwargs):
+            if self.loads:
+                raise OSError("the Hub cannot be reached")
+            super().load_data(**kwargs)
+
+    monkeypatch.setattr(Once, "loads", 0)
+    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1])
+    found = compare_tasks(recipes, [DemoSTSInOneSplit(), Once()], model="tiny")
+    untrained = [result for result in found.results if result.recipe.startswith("Random weights")]
+    assert untrained
+    columns = {"DemoSTSInOneSplit", "DemoSTSInOneSplit, cosine_pearson"}
+    assert [{*result.scores} for result in untrained] == [columns] * len(untrained)
+    trained = next(result for result in found.results if result.name == "Classical, mean")
+    assert trained.scores.keys() > {"Mean of tasks", "DemoSTSInOneSplit", "DemoPairs"}
+    assert "the Hub cannot be reached" in dict(found.skipped)["DemoPairs"]
+    alone = compare_tasks(
+        Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1]), [DemoSTSInOneSplit()], model="tiny"
+    )
+    assert [result.name for result in alone.results] == [result.name for result in found.results]
 
 
 def fitted(path, texts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import re
 import tempfile
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,13 +278,23 @@ class _Run:
         return True
 
     def _drop_unreadable(self, task: AbsTask) -> None:
-        """Remove results that were being written when the disk was full or the process killed: they are made again."""
+        """Remove results that were being written when the disk was full or the process killed: they are made again.
+
+        Raises:
+            ValueError: If one is whole, and mteb does not read it all the same: a newer one has written it.
+        """
         for model in self.models.values():
             meta = model.mteb_model_meta
             try:
                 self.cache.load_task_result(task.metadata.name, meta)
-            except ValueError:
-                self.cache.get_task_result_path(task.metadata.name, meta).unlink()
+            except (ValueError, KeyError) as error:
+                path = self.cache.get_task_result_path(task.metadata.name, meta)
+                if _is_json(path):
+                    raise ValueError(
+                        f"{path} is no result that mteb {version('mteb')} reads, and another version may have written "
+                        "it: use that one, or keep the results of this one elsewhere."
+                    ) from error
+                path.unlink()
 
     def _evaluate(self, task: AbsTask, variant: str) -> TaskResult:
         import mteb
@@ -310,6 +322,14 @@ class _Run:
     def _samples_path(self, task: AbsTask, variant: str) -> Path:
         meta = self.models[variant].mteb_model_meta
         return self.folder / "samples" / meta.model_name_as_path() / str(meta.revision) / f"{task.metadata.name}.json"
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
 
 
 def _load(task: AbsTask) -> None:

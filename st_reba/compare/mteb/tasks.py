@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...optional import require_mteb
+from ...text.templates import PromptLanguage
 
 if TYPE_CHECKING:
     from mteb import AbsTask
@@ -23,6 +24,8 @@ PAPER_METRICS = {
 }
 
 _C_MTEB = "MTEB(cmn, v1)"
+#: Chinese, as mteb calls it.
+_CHINESE = {"cmn", "zho"}
 
 
 def resolve_tasks(names: Sequence[str | AbsTask]) -> list[AbsTask]:
@@ -71,6 +74,12 @@ def _close(name: str) -> str:
     if matches := difflib.get_close_matches(name.lower(), by_lower, n=3):
         return f" Did you mean {', or '.join(by_lower[match] for match in matches)}?"
     return " mteb.get_tasks() lists those there are; C-MTEB stands for its 31 Chinese tasks."
+
+
+def language_of_tasks(tasks: Sequence[AbsTask]) -> PromptLanguage:
+    """The language in which to ask about the texts of tasks: ``"zh"`` where all of them are Chinese alone."""
+    languages = {language for task in tasks for language in task.metadata.languages}
+    return "zh" if languages and languages <= _CHINESE else "en"
 
 
 @functools.cache

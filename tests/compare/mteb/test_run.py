@@ -173,6 +173,18 @@ def test_a_result_that_was_cut_short_is_made_again(embed, tmp_path):
     assert again.scores["Echo-2, mean"].value == first.scores["Echo-2, mean"].value
 
 
+def test_a_result_that_a_newer_mteb_has_written_is_kept(embed, tmp_path):
+    run_tasks([demo.DemoPairs()], list(VARIANTS), embed, output=tmp_path, **SETTINGS)
+    path = next((tmp_path / "results").rglob("DemoPairs.json"))
+    newer = json.dumps({**json.loads(path.read_text(encoding="utf-8")), "mteb_version": "9.0.0", "scores": [1]})
+    path.write_text(newer, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=rf"DemoPairs.json is no result that mteb {mteb.__version__} reads, and another"
+    ):
+        run_tasks([demo.DemoPairs()], list(VARIANTS), embed, output=tmp_path, **SETTINGS)
+    assert path.read_text(encoding="utf-8") == newer
+
+
 def test_a_full_disk(embed, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from st_reba.compare.mteb.tasks import PAPER_METRICS, resolve_tasks
+from st_reba.compare.mteb.tasks import PAPER_METRICS, language_of_tasks, resolve_tasks
 
 mteb = pytest.importorskip("mteb")
 
@@ -44,3 +44,9 @@ def test_without_mteb(monkeypatch):
     monkeypatch.setitem(sys.modules, "mteb", None)
     with pytest.raises(ImportError, match=r'Benchmark needs mteb: pip install "st-reba\[mteb\]"'):
         resolve_tasks(["STSB"])
+
+
+def test_the_language_of_tasks():
+    chinese, english = (mteb.get_task(name) for name in ("LCQMC", "STS12"))
+    assert language_of_tasks([chinese]) == "zh"
+    assert language_of_tasks([chinese, english]) == language_of_tasks([english]) == "en"
