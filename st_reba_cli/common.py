@@ -141,7 +141,8 @@ LanguageOption = Annotated[
 PromptLanguageOption = Annotated[
     Language | None,
     typer.Option(
-        help="Of the prompts of recipes that have one in either: English or Chinese. Default: that of the texts.",
+        help="Of the prompt, where a recipe has it in English and in Chinese. Default: that of the texts; of build: "
+        "that of --fit-texts, or English.",
         show_default=False,
     ),
 ]

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..catalogue import find
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
 from .ranking import as_high, best_of, difference, has_number, rank
@@ -61,7 +63,7 @@ def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, c
     """
     best = best_of(results, task)
     if best is None:
-        return Answer(f"There is no answer: no recipe has a number on {task.name}.")
+        return Answer(f"There is no answer: no recipe has a number on {task.name}.{_why_none(task, statistic)}")
     if task.proxy:
         return Answer(
             "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
@@ -248,6 +250,21 @@ class _Held:
 
     def _value(self, result: Result) -> str:
         return self.task.show(result.scores[self.task.name].value)
+
+
+def _why_none(task: Task, statistic: Statistic | None) -> str:
+    """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
+    made = None if statistic is None else statistic.made_from
+    if made is None:
+        return ""
+    if made.labels is not None and np.ptp(made.labels) == 0:
+        return f" All labels are alike: give {task.unit} whose labels differ."
+    proper = made.rows[~np.isnan(made.rows).any(axis=1)]
+    if not len(proper):
+        return " All similarities are not a number: in float16 large activations overflow, so take another --dtype."
+    if not np.ptp(proper, axis=1).any():
+        return f" All {task.unit} look the same to every recipe, as where all texts are alike: give texts that differ."
+    return ""
 
 
 def _number(count: int) -> str:

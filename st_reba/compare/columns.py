@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import ConstantInputWarning
 from torch import Tensor
 
 from ..catalogue import TF_IDF_RESULT, Recipe
@@ -95,7 +97,12 @@ def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf | None) -
     """
     keys = [recipe.key for recipe in embedded.recipes]
     evaluator = task.evaluator()
-    of_st: dict[str, Any] = {key: evaluator(stand_in(embedded.stores[key], key, prompts=task.prompts)) for key in keys}
+    with warnings.catch_warnings():
+        # What is all alike has no correlation: the answer says so.
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        of_st: dict[str, Any] = {
+            key: evaluator(stand_in(embedded.stores[key], key, prompts=task.prompts)) for key in keys
+        }
     measured = {key: task.measure(embedded.similarity(key, task)) for key in keys}
     overlap = None if tf_idf is None else task.measure(tf_idf)
     columns = []

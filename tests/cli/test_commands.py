@@ -156,6 +156,24 @@ class TestCompare:
         assert (out / "comparison.json").exists()
         assert not partial.exists()
 
+    def test_where_no_recipe_can_be_scored_what_was_found_is_kept(self, backbone_path, tmp_path, recwarn):
+        data, out = tmp_path / "alike.tsv", tmp_path / "out"
+        data.write_text("a\ta\t1\na\ta\t2\na\ta\t3\na\ta\t4\n", encoding="utf-8")
+        options = ("--model", backbone_path(), "--data", data, "--device", "cpu", *TWO, "--out", out)
+        output = run("compare", *options)
+        told = "no recipe has a number on STS. All labelled pairs look the same to every recipe, as where all texts are"
+        assert output.count(f"There is no answer: {told} alike: give texts that differ.") == 1
+        assert {"report.html", "results.csv", "comparison.json"} <= {path.name for path in out.iterdir()}
+        assert told in (out / "report.html").read_text(encoding="utf-8")
+        assert not (tmp_path / "out.partial").exists()
+        assert not [warning for warning in recwarn if "constant" in str(warning.message)]
+        assert told in run("compare", "--saved", out / "comparison.json")
+        # What is the best of none is not saved, and the report is kept all the same.
+        again = (*options[:-1], tmp_path / "again", "--save-best", tmp_path / "best")
+        assert "No recipe has a number for 'STS'" in run("compare", *again, expect=1)
+        assert (tmp_path / "again" / "report.html").exists()
+        assert not (tmp_path / "best").exists()
+
     def test_against_an_older_one(self, backbone_path, tmp_path):
         data = self.pairs(tmp_path)
         options = ("--model", backbone_path(), "--data", data, "--device", "cpu", "--no-random", *TWO)

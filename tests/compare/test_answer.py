@@ -232,6 +232,21 @@ def test_no_number_is_no_answer():
 
 
 @pytest.mark.parametrize(
+    ("values", "labels", "why"),
+    [
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "All labelled pairs look the same to every recipe, as where all texts are"),
+        ([0.1, 0.2, 0.3], [2.0, 2.0, 2.0], "All labels are alike: give labelled pairs whose labels differ."),
+        ([nan, nan, nan], [1.0, 2.0, 3.0], "All similarities are not a number: in float16 large activations overflow"),
+    ],
+)
+def test_why_there_is_no_number(values, labels, why):
+    statistic = bootstrap.spearman({"Classical, mean": values}, labels)
+    results = [Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})]
+    said = answer(results, TASK, statistic).says
+    assert said.startswith(f"There is no answer: no recipe has a number on STS. {why}")
+
+
+@pytest.mark.parametrize(
     ("spec", "pooling", "expected"),
     [
         ("prompteol", "last", "--recipe prompteol --out my-model"),

@@ -95,6 +95,7 @@ def kind(value):
 def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, tmp_path):
     """Each key takes a value of each wrong kind: one sentence, or a comparison that can be shown and held against."""
     path, console = tmp_path / "comparison.json", Console(file=io.StringIO(), width=120)
+    comparison = dataclasses.replace(comparison, results=comparison.results[:3])
     comparison.save(path)
     whole = json.loads(path.read_text(encoding="utf-8"))
     tried = 0

@@ -93,11 +93,12 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
 
     Raises:
         ImportError: If Jinja2 or matplotlib is missing.
-        ValueError: If something lies in the directory already, or no recipe has a number on the first task.
+        ValueError: If something lies in the directory already, or there is no task.
         OSError: If it cannot be written.
     """
     require_report()
-    comparison.best()
+    if not comparison.tasks:
+        raise ValueError("A comparison without tasks has nothing to show: give it at least one task.")
     with whole_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
         comparison.save(scratch / "comparison.json")
@@ -210,7 +211,8 @@ def _rows(comparison: Comparison) -> list[Row]:
     task = comparison.tasks[0]
     ordered = sorted(_beside_random(comparison), key=lambda result: rank(result, task))
     columns = [_column(comparison, task, ordered) for task in comparison.tasks]
-    choice = comparison.choice()
+    # Where no recipe has a number, none is to be used.
+    choice = None if best_of(comparison.results, task) is None else comparison.choice()
     return [
         Row(result, result is choice, [column[index] for column in columns]) for index, result in enumerate(ordered)
     ]
@@ -245,11 +247,12 @@ def _column(comparison: Comparison, task: Task, results: list[Result]) -> list[C
 
 
 def _cost_drawing(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
-    task, choice = comparison.tasks[0], comparison.choice()
+    task = comparison.tasks[0]
     if not any(
         result.cost is not None and has_number(result, task) for result in comparison.results if not result.control
     ):
         return
+    choice = comparison.choice()
     at = "" if choice.cost is None else f" at {measured(choice.cost)} times the cost of the classical embedding"
     alt = (
         f"Scatter plot of cost against {task.name} for every recipe, with the controls as lines. "
@@ -262,6 +265,8 @@ def _scores_drawings(comparison: Comparison, directory: Path) -> Iterator[Drawin
     rows = [row.result for row in _rows(comparison)]
     ordered = [result for result in rows if not result.control] + [result for result in rows if result.control]
     for index, task in enumerate(comparison.tasks, start=1):
+        if not any(has_number(result, task) for result in ordered):
+            continue
         best = best_of(comparison.results, task)
         leads = (
             "" if best is None else f" The best recipe is {best.name} with {task.show(best.scores[task.name].value)}."

@@ -117,6 +117,11 @@ def search(
             # All labels alike.
             continue
         scores = scorer.scores(alive, part)
+        if not scores and scorer.ran:
+            raise ValueError(
+                f"No combination has a score on the {data.noun} to choose on: all look the same to it, or all labels "
+                f"are alike. Give {data.noun} that differ."
+            )
         if not scores:
             raise ValueError(f"{type(backbone.model).__name__} can run none of the recipes that are to be searched.")
         rungs.append(Rung(len(scores), size))
@@ -135,6 +140,8 @@ class _Scorer:
     backbone: CausalModule
     batch_size: int
     on_progress: Callable[[str, int], None]
+    #: Whether the model could run any combination.
+    ran: bool = False
 
     @cached_property
     def _head(self) -> EmbeddingFilter:
@@ -156,6 +163,7 @@ class _Scorer:
                 read = _reader(self.backbone, group)
             except ValueError:
                 continue
+            self.ran = True
             batches = []
             for prompt, same in groupby(inputs, key=lambda each: each[0]):
                 texts = [text for _, text in same]

@@ -63,6 +63,12 @@ def found(backbone, pairs):
     return search(backbone, pairs, every=few())
 
 
+def test_what_is_all_alike_is_said(backbone):
+    alike = Pairs([f"a {number}" for number in range(64)], [f"b {number}" for number in range(64)], [1.0] * 64)
+    with pytest.raises(ValueError, match="No combination has a score on the pairs to choose on: all look the same to"):
+        search(backbone, alike, every=few()[:2])
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=2 * LEAST_PAIRS, max_size=200),
     st.integers(0, 5),
