@@ -37,10 +37,8 @@ BAG = rows.BAG.name
 #: The result of the control without a model.
 TF_IDF_RESULT = f"{TF_IDF}, mean"
 
-#: What a modules.json may name: the two bases of other people's modules are public, too, and no model has them.
-PUBLIC_MODULES: tuple[type[Any], ...] = tuple(
-    getattr(modules, name) for name in modules.__all__ if name not in ("CausalModule", "EmbeddingTransform")
-)
+#: What a modules.json may name.
+PUBLIC_MODULES: tuple[type[Any], ...] = tuple(getattr(modules, name) for name in modules.__all__)
 
 #: Copies of a text, at most, and layers, at most, of what can be had by its name.
 _MOST_COPIES = 64

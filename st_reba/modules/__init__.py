@@ -9,9 +9,9 @@ from .after_pooling.embedding_filter import EmbeddingFilter
 from .after_pooling.idf_weights import IdfWeights
 from .after_pooling.partwise_whitening import PartwiseWhitening
 from .after_pooling.standardization import Centering, Standardization
-from .after_pooling.transform import EmbeddingTransform
+from .after_pooling.transform import EmbeddingTransform as EmbeddingTransform
 from .after_pooling.whitening import WhiteningTransform
-from .base import CausalModule
+from .base import CausalModule as CausalModule
 from .late_interaction.token_projection import TokenProjection
 from .trained.layer_states import LayerStates
 from .trained.layerwise_autoencoder import LayerwiseAutoencoder
@@ -33,11 +33,11 @@ from .training_free.reranking import RerankModule
 from .training_free.token_prepending import TokenPrependingModule
 from .training_free.value_aggregation import ValueAggregationModule
 
+#: What a saved model may name. The two bases of other people's modules are public, too, and no model has them.
 __all__ = [
     "AllButTheTop",
     "AttentionPoolingModule",
     "BidirectionalLastLayer",
-    "CausalModule",
     "CausalTransformer",
     "Centering",
     "ContrastivePromptingModule",
@@ -45,7 +45,6 @@ __all__ = [
     "EchoLayersModule",
     "EchoModule",
     "EmbeddingFilter",
-    "EmbeddingTransform",
     "HierarchicalTokenPrependingModule",
     "IdfWeights",
     "InputEmbeddings",

@@ -103,7 +103,7 @@ class TestLength:
             assert passes == [(1, k * min(tokens, 256 // k)) for k in copies]
         passes.clear()
         backbone.max_seq_length = 20
-        sweep.encode(LONG)
+        RecipeSweep(backbone, 3).encode(LONG)
         hook.remove()
         assert passes == [(len(LONG), 60)]
 
