@@ -105,11 +105,16 @@ def parquet_file(file: File) -> Any:
     """
     arrow, parquet = require_pyarrow("Parquet")
     try:
-        return parquet.ParquetFile(file.path)
-    except FileNotFoundError:
-        raise
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{file.name} is not a Parquet file, or is damaged ({error}).") from None
+        found = parquet.ParquetFile(file.path)
+        _ = found.schema_arrow.names  # Decoded only now.
+        return found
+    except arrow.ArrowException as error:
+        raise ValueError(f"{file.name} is not a Parquet file ({error}).") from None
+    except (OSError, UnicodeDecodeError) as error:
+        # The system's own errors name the file; those of Arrow have no number.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{file.name} is a damaged Parquet file ({error}).") from None
 
 
 def _parquet_rows(file: File, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -122,7 +127,7 @@ def _parquet_rows(file: File, columns: Sequence[str] | None) -> Iterator[tuple[i
                 if any(isinstance(value, str) and len(value) > LONGEST for value in row.values()):
                     raise ValueError(f"{file.name}, row {number}: a text that is {TOO_LONG}.")
                 yield number, row
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file.name} cannot be read to its end ({error}).") from None
 
 

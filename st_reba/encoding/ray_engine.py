@@ -75,7 +75,11 @@ class RayEngine:
 
         def poll() -> None:
             while not over.wait(_POLL_S):
-                for stage, texts in self._ray.get(tally.taken.remote()).items():
+                try:
+                    told = self._ray.get(tally.taken.remote())
+                except self._ray.exceptions.RayError:
+                    return  # Its node is gone: chunks alone are told of from now on.
+                for stage, texts in told.items():
                     on_texts(stage, texts)
 
         thread = threading.Thread(target=poll, daemon=True)
