@@ -127,9 +127,8 @@ def _made(kind: type[S], given: Mapping[str, Any]) -> S:
         raise ValueError(f"the key {unknown[0]!r} is unknown. {kind.instead_of(str(unknown[0]), _known(kind))}")
     needed = [name for name, found in known.items() if found.default is MISSING and found.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
-        raise ValueError(
-            f"the key {missing[0]!r} is missing. Add a line {missing[0]}: VALUE; it is {described(hints[missing[0]], {})}."
-        )
+        value = described(hints[missing[0]], {})
+        raise ValueError(f"the key {missing[0]!r} is missing. Add a line {missing[0]}: VALUE; it is {value}.")
     return kind(**{key: converted(value, hints[key]) for key, value in given.items()})
 
 
