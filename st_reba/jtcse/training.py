@@ -83,13 +83,14 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
     # A pooler that a checkpoint lacks is drawn at random.
     set_seed(settings.random_seed)
-    towers = TwinTower(
-        settings.model,
-        settings.second_model,
-        cross_every=settings.cross_every,
-        max_seq_length=settings.max_seq_length,
-        model_kwargs=settings.loading(),
-    )
+    with settings.names_are_checked():
+        towers = TwinTower(
+            settings.model,
+            settings.second_model,
+            cross_every=settings.cross_every,
+            max_seq_length=settings.max_seq_length,
+            model_kwargs=settings.loading(),
+        )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
     loss = JTCSELoss(
         model,

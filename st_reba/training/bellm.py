@@ -191,7 +191,8 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
-    loaded = CheckedTransformer(name, **arguments)
+    with settings.names_are_checked():
+        loaded = CheckedTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )

@@ -265,7 +265,8 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
 
 
 def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
-    module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
+    with settings.names_are_checked():
+        module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
     if settings.max_seq_length is not None:
         module.max_seq_length = settings.max_seq_length
     return module.to(get_device_name())

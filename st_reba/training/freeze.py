@@ -225,9 +225,10 @@ def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
 
 def _states(settings: FreezeTraining) -> LayerStates:
     """The frozen model, where it shall run."""
-    states = LayerStates(
-        settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
-    )
+    with settings.names_are_checked():
+        states = LayerStates(
+            settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
+        )
     if settings.max_seq_length is not None:
         states.max_seq_length = settings.max_seq_length
     return states.requires_grad_(False).to(get_device_name()).eval()

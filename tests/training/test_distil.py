@@ -146,6 +146,16 @@ def test_a_dimension_that_hardly_varies_says_nothing():
     assert found.weight.abs().max() < 1
 
 
+def test_directions_in_which_few_texts_do_not_vary_say_nothing():
+    """Fewer texts than dimensions: in the others there is rounding alone, and a token that no text has lies there."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 59, generator=generator) @ torch.eye(59, 256)
+    inputs += 2e-6 * torch.randn(60, 256, generator=generator)
+    found = teacher.linear_map(inputs, normalize(torch.randn(60, 8, generator=generator), dim=-1))
+    assert not found.weight[:, 59:].any()
+    assert found.weight[:, :59].any()
+
+
 def test_a_linear_map_is_found_where_there_is_one():
     torch.manual_seed(0)
     inputs = torch.randn(300, 6) * torch.tensor([1e-3, 1, 1, 50, 1, 0]) + torch.tensor([0, 0, 900, 0, 0, 7.0])
