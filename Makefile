@@ -95,7 +95,8 @@ real: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cost.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The version that the command says is that of the installation.
+$(INSTALLED): pyproject.toml constraints.txt st_reba/version.py
 	@echo "Installing into $(VENV), from PyPI: some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint,docs]"

@@ -160,7 +160,7 @@ def test_model_kwargs(read):
     ],
 )  # fmt: skip
 def test_quantisation_in_words(quantization, error, message, read, monkeypatch):
-    for package in ("bitsandbytes", "torchao.quantization"):
+    for package in ("bitsandbytes", "torchao"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(error, match=message):
         read(f"model_kwargs: {{quantization_config: {quantization}}}\n").loading()
