@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -50,8 +49,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], C
         def checked_and_run(*args: Options.args, **options: Options.kwargs) -> None:
             with clear_errors():
                 check(*args, **options)
-            warnings.showwarning = _noted
-            with clear_errors(ran=True):
+            with clear_errors(ran=True), import_module(f"{__package__}.running.quiet").quiet():
                 import_module(f"{__package__}.running.{name}").run(*args, **options)
 
         app.command(name, **settings)(_by_single_options(checked_and_run))
@@ -210,12 +208,6 @@ def refuse(why: str, options: Mapping[str, object]) -> None:
     """
     if given := [name for name, value in options.items() if value is not None]:
         raise ValueError(f"{', '.join(given)}: {why}; leave {'it' if len(given) == 1 else 'them'} out.")
-
-
-def _noted(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """A warning in a line, without the place in the code that gave it; those that are for programmers are left out."""
-    if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning)):
-        notes.print(Text.assemble(("Note:", "yellow"), f" {message}"), soft_wrap=True)
 
 
 @contextmanager

@@ -303,7 +303,7 @@ def test_a_static_model(stub, paths, tmp_path):
     assert "another model" in causes(stub(lambda texts: static.encode([text[::-1] for text in texts])), static)[0]
     ends = CliRunner().invoke(app, ["verify", stub(static.encode), "--model", path, "--device", "cpu"])
     assert ends.exit_code == 0, ends.output
-    assert ends.output.startswith("Equal: http://127.0.0.1:")
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
 
 
 def test_answers_and_keys_that_cannot_be_read(stub, reba):
@@ -352,7 +352,7 @@ def test_the_command(stub, last, tmp_path):
     last.save_pretrained(path, create_model_card=False)
     ends = CliRunner().invoke(app, ["verify", stub(last.encode), "--model", path, "--device", "cpu"])
     assert ends.exit_code == 0, ends.output
-    assert ends.output.startswith("Equal: http://127.0.0.1:")
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
     fault = stub(lambda texts: last.encode(texts, prompt=""))
     ends = CliRunner().invoke(app, ["verify", fault, "--model", path, "--device", "cpu"])
     assert ends.exit_code == 1
