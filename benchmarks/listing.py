@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pivot import Store, Table
-from st_reba.catalogue import Row, every_row
+from st_reba.recipes import Row, every_row
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
 from st_reba.compare.timing import timed_batches
 from st_reba.data.demo import Language, demo_sentences
+from st_reba.recipes import default_recipes
 
 UNIT = "Classical, mean"
 ROUNDS = 3

@@ -29,10 +29,10 @@ from pivot import Store
 from real.cosines import pair_cosines
 from real.models import MODELS
 from real.texts import Sets
-from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap
 from st_reba.export import static_model, token_vectors, usual_layer
 from st_reba.modules import CausalTransformer
+from st_reba.recipes import find
 
 #: The best recipe of this model on the development part.
 RECIPE = "early-late"

@@ -22,7 +22,7 @@ from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
-from st_reba.catalogue import PARTS, changed, every_row, rows
+from st_reba.recipes import PARTS, changed, every_row, rows
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.checks import NAMES
 from targets import Targets

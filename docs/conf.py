@@ -10,8 +10,8 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
 from st_reba import __version__
-from st_reba.catalogue import PUBLIC_MODULES, every_row, rows
 from st_reba.modules.stored import FixedWeights
+from st_reba.recipes import PUBLIC_MODULES, every_row, rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

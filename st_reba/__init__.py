@@ -3,7 +3,6 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-from .catalogue import PUBLIC_MODULES, Row, register
 from .lm.attention import function
 from .modules import (
     AllButTheTop,
@@ -38,8 +37,9 @@ from .modules import (
     WhiteningTransform,
     registry,
 )
-from .readers.chunks import DocumentChunks, encode_chunks
-from .readers.words import encode_words
+from .reading.chunks import DocumentChunks, encode_chunks
+from .reading.words import encode_words
+from .recipes import PUBLIC_MODULES, Row, register
 from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from st_reba.catalogue import every_row
 from st_reba.modules import CausalModule
+from st_reba.recipes import every_row
 
 Case = tuple[type[CausalModule], dict[str, Any]]
 

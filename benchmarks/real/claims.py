@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba.catalogue import find
 from st_reba.compare.mteb import score_statistic
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Statistic
 from st_reba.modules.after_pooling.choices import PARTWISE
+from st_reba.recipes import find
 
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings

@@ -15,7 +15,6 @@ from scipy.sparse import csr_matrix, vstack
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba.catalogue import POOLINGS, Row, find
 from st_reba.data.demo import Language, demo_sentences
 from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
@@ -23,6 +22,7 @@ from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.after_pooling.choices import PARTWISE, Filter
 from st_reba.modules.after_pooling.moments import Moments
 from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
+from st_reba.recipes import POOLINGS, Row, find
 from st_reba.text.templates import preset
 
 Array = NDArray[np.float32]

@@ -12,14 +12,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..catalogue import POOLINGS, Recipe, Row
+from ..compare.sweep import RecipeSweep
 from ..lm.backbone import depth
 from ..modules import CausalModule
 from ..modules.after_pooling.choices import HEAD_FILTER, Weighting
 from ..modules.after_pooling.moments import Moments
 from ..modules.fingerprint import fingerprint
-from ..readers.sweep import RecipeSweep
-from ..readers.words import encode_words, find_words, pool_words
+from ..reading.words import encode_words, find_words, pool_words
+from ..recipes import POOLINGS, Recipe, Row
 from .kept import Kept
 from .workload import Pass
 

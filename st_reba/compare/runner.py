@@ -13,11 +13,11 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from ..catalogue import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from ..lm.backbone import depth
 from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
 from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
+from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
 from .timing import TIMED_ROUNDS, costs, timed_batches
@@ -35,7 +35,7 @@ class Recipes:
 
     Args:
         backbone: The loaded model; every recipe shares its weights.
-        recipes: What to compare; :func:`st_reba.catalogue.default_recipes` if None.
+        recipes: What to compare; :func:`st_reba.recipes.default_recipes` if None.
         batch_size: Texts at a time.
         controls: Whether the bags are among them.
         on_progress: Called when something has been done, with what it was and how many tokens.

@@ -11,7 +11,6 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
-from st_reba.catalogue import POOLINGS, Recipe, Row, every_row, find, matching
 from st_reba.data.demo import texts_to_fit
 from st_reba.files import whole_directory
 from st_reba.hub import compat
@@ -19,6 +18,7 @@ from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.late_interaction import multi_vector_encoder
 from st_reba.modules.training_free.reranking import cross_encoder
+from st_reba.recipes import POOLINGS, Recipe, Row, every_row, find, matching
 from st_reba.text.templates import PRESETS, language_of, preset
 
 from ..build import SavedDtype, layers_of

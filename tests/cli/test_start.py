@@ -16,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba_cli as cli
 from st_reba import ReBAModule
-from st_reba.catalogue import PUBLIC_MODULES, every_row
 from st_reba.modules import CausalModule
+from st_reba.recipes import PUBLIC_MODULES, every_row
 from st_reba_cli import common
 from st_reba_cli.methods import DEFAULT, METHODS
 

@@ -15,15 +15,15 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.catalogue import asked_for, default_recipes, random_weights
 from st_reba.compare import reader, timing
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
 from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
 from st_reba.data.demo import demo_sentences
+from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.dry_run import TOKENS
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
-from st_reba.readers.store import EmbeddingStore
+from st_reba.recipes import asked_for, default_recipes, random_weights
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS

@@ -31,11 +31,11 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import PUBLIC_MODULES, find
 from st_reba.hub import card
 from st_reba.modules import CausalModule, registry
 from st_reba.modules.changes import Reroute, Steer
 from st_reba.modules.headed import HeadedModule
+from st_reba.recipes import PUBLIC_MODULES, find
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline

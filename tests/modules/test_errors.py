@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.modules import CausalModule
+from st_reba.recipes import PUBLIC_MODULES
 
 from .. import backbones
 from ..conftest import paired, pipeline

@@ -14,8 +14,8 @@ import sentence_transformers
 from safetensors.numpy import load_file
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.hub.checks import model_class
+from st_reba.recipes import PUBLIC_MODULES
 
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE

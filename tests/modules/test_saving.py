@@ -30,8 +30,8 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.modules import CausalModule, registry
+from st_reba.recipes import PUBLIC_MODULES
 from st_reba.version import REQUIREMENT, __version__
 
 from .. import processes

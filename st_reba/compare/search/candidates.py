@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...catalogue import PARTS, Recipe, Row, changed, every_row, find
 from ...modules.after_pooling.choices import FILTERS
-from ...readers.layers import reads_one_layer
+from ...reading.layers import reads_one_layer
+from ...recipes import PARTS, Recipe, Row, changed, every_row, find
 from ...text.templates import preset
 
 

@@ -18,14 +18,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ...catalogue import POOLINGS, Recipe
 from ...data.tables import Labelled
 from ...evaluation.tasks import Role, Task, Vectors, task_of
 from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.after_pooling.choices import HEAD_FILTER, fitted
 from ...modules.after_pooling.moments import Moments
-from ...readers.layers import LayerReader
+from ...reading.layers import LayerReader
+from ...recipes import POOLINGS, Recipe
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split
 

@@ -12,7 +12,7 @@ from st_reba.text.templates import normalized
 from ... import backbones, oracles
 from ...backbones import TEXTS, own, third
 from ...conftest import long, paired, pipeline, relative_error
-from ...readers.test_layers import final_norm
+from ...reading.test_layers import final_norm
 
 TOLERANCE = 1e-5
 

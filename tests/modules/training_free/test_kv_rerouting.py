@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from st_reba import CausalTransformer, KVReroutingModule
 from st_reba.modules.changes.reroute import middle_third
-from st_reba.readers.layers import LayerReader
+from st_reba.reading.layers import LayerReader
 
 from ... import oracles
 from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third

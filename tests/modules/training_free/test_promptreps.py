@@ -12,7 +12,7 @@ from sentence_transformers.sparse_encoder.evaluation import SparseInformationRet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba import CausalTransformer, PromptRepsModule
-from st_reba.catalogue import find
+from st_reba.recipes import find
 from st_reba.text.templates import TEMPLATES, preset
 from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 

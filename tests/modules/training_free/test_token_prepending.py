@@ -15,7 +15,7 @@ from st_reba.modules.changes.prepend import Slots
 from ... import oracles
 from ...backbones import TEXTS, own, third
 from ...conftest import paired, pipeline, relative_error
-from ...readers.test_layers import final_norm
+from ...reading.test_layers import final_norm
 
 TOLERANCE = 1e-5
 
