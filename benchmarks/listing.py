@@ -1,4 +1,4 @@
-"""Tables of recipes, from the catalogue: what they are called, what they read, what they cost, how they scored."""
+"""Tables of recipes, from their rows: what they are called, what they read, what they cost, how they scored."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def measured(path: str, dtype: str, language: str, batch_size: int, repetitions:
     backbone = CausalTransformer(path, model_kwargs={"dtype": dtype})
     models = {}
     for recipe in default_recipes(repetitions):
-        if recipe.around is not None and recipe.around != recipe.row.around:
+        if recipe.part != recipe.row.around:
             continue
         try:
             models[f"{recipe.method}, {recipe.pooling}"] = recipe.pooled(backbone)

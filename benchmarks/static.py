@@ -101,7 +101,7 @@ def main() -> None:
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))
     where = {
         "model": chosen.name, "set": "STS-B en test", "recipe": recipe.method, "pooling": recipe.pooling,
-        "filter": recipe.filtered, "layer": None, "weights": "trained", "precision": options.precision,
+        "filter": recipe.part.name, "layer": None, "weights": "trained", "precision": options.precision,
     }  # fmt: skip
     known = Store().find("scores", where)
     if known is None:

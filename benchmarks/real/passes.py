@@ -133,7 +133,7 @@ def recipe(
     translated: bool = False,
     languages: tuple[str, ...] = ("en", "zh"),
 ) -> Pass:
-    """A row of the catalogue.
+    """A row of the recipes.
 
     Args:
         key: Its key.

@@ -13,6 +13,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from ..data.demo import demo_sentences
 from ..lm.backbone import depth
 from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
@@ -59,7 +60,10 @@ class Recipes:
         on_progress: OnTokens = lambda what, tokens: None,
         kept: Kept | None = None,
     ) -> None:
-        asked = default_recipes() if recipes is None else recipes
+        asked = [
+            replace(recipe, fit_texts=tuple(demo_sentences())) if recipe.fitted and not recipe.fit_texts else recipe
+            for recipe in (default_recipes() if recipes is None else recipes)
+        ]
         self.on_progress = on_progress
         self.with_controls = controls
         self._kept = kept
@@ -147,11 +151,9 @@ class Recipes:
         for recipe in self.all:
             module = self._reader.module(recipe)
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
-            if recipe.filter is not None:
-                fitted_on = recipe.filter.texts or fingerprint_of_head(self.backbone)
-                settings += [recipe.filter.name, recipe.filter.settings(module), fitted_on]
-            if recipe.weighting is not None:
-                settings += [recipe.filtered, recipe.weighting.texts]
+            if (part := recipe.part) is not None:
+                fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_head(self.backbone)
+                settings += [part.name, part.settings(module.SHARES), fitted_on]
             found[recipe.key] = fingerprint_of(*settings)
         return found
 

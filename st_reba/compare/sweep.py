@@ -55,7 +55,7 @@ class RecipeSweep:
             cheaper.
 
     Attributes:
-        recipes: The names, by number of copies, as the catalogue has them: "Classical", "ReBA-1", "Echo-2", ...
+        recipes: The names, by number of copies, as their rows have them: "Classical", "ReBA-1", "Echo-2", ...
         poolings: The poolings.
 
     Raises:

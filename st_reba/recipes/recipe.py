@@ -1,9 +1,8 @@
-"""What a recipe is: a row of the catalogue, and that row under one pooling, ready to be run."""
+"""What a recipe is: a row, and that row under one pooling, ready to be run."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -14,39 +13,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ..modules import CausalModule
-from ..modules.after_pooling.choices import HEAD_FILTER, IDF, Filter, Weighting
-from ..modules.training_free.causal import CausalTransformer
-from ..modules.training_free.echo import EchoModule
+from ..modules import CausalModule, CausalTransformer, EchoModule, IdfWeights, InputEmbeddings
 from ..text.templates import PromptLanguage
+from .parts import POOLINGS, Part
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
 #: What stands before a recipe's name where it is run on random weights.
 RANDOM = "Random weights"
-
-#: Poolings as the papers call them, and as ST does.
-POOLINGS = {"mean": "mean", "last": "lasttoken"}
-
-
-@dataclass(frozen=True)
-class Part:
-    """What can stand around the pooling of any recipe: a filter behind it, or weights of tokens before it.
-
-    Attributes:
-        name: As tables show it, and as :mod:`st_reba.modules.after_pooling.choices` knows it.
-        says: What it does, without a full stop.
-        poolings: Those that it can stand around.
-    """
-
-    name: str
-    says: str
-    poolings: tuple[str, ...] = tuple(POOLINGS)
-
-    @property
-    def key(self) -> str:
-        """As people type it behind a recipe's key: ``classical+all-but-the-top``."""
-        return self.name.replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -67,13 +41,10 @@ class Row:
         tried: The poolings under which it is among the few that ``compare`` runs by default.
         searched: Whether a search tries it.
         around: The part that it is never without.
-        beside: Parts with which ``--recipes all`` shows it, too.
         copies: How many copies of the text :class:`st_reba.compare.sweep.RecipeSweep` needs to give it, under this
             name; None if it has to be run on its own.
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
-        bag: Whether it is a control, which looks at no context, and no recipe to choose.
-        method: Deprecated, and read by nothing: ``st-reba build --recipe`` takes the key.
         own_template: Arguments that hold where the user gives a template's text of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
@@ -93,23 +64,13 @@ class Row:
     tried: tuple[str, ...] = ()
     searched: bool = False
     around: Part | None = None
-    beside: tuple[Part, ...] = ()
     copies: int | None = None
     words: bool = False
     same_if_last: str = ""
-    bag: bool = False
-    method: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: str = ""
     unchanged: str = ""
     chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if self.method:
-            told = (
-                f"method={self.method!r} names nothing any more: st-reba build --recipe {self.key} takes the row's key."
-            )
-            warnings.warn(told, DeprecationWarning, stacklevel=3)
 
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
         """The module's arguments under a pooling, read after a layer, or at its own end if None."""
@@ -134,7 +95,6 @@ class Row:
             settings={**self.settings, **self.chinese},
             compared="never",
             tried=(),
-            beside=(),
             chinese={},
         )
 
@@ -157,7 +117,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Changed:
+class Variant:
     """What makes another row of a row: a change of how the model reads, see :mod:`st_reba.modules.changes`.
 
     Attributes:
@@ -195,7 +155,6 @@ class Changed:
             compared="never",
             tried=(),
             searched=False,
-            beside=(),
             copies=None,
             same_if_last=same,
             paper=" ".join(filter(None, (row.citation, self.paper))),
@@ -223,13 +182,13 @@ class Control:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row of the catalogue under one pooling.
+    """A row under one pooling.
 
     Attributes:
         row: Which.
         pooling: A key of :data:`POOLINGS`.
         fit_texts: Plain texts that what stands around the pooling is fitted on.
-        around: What stands around the pooling, if anything does.
+        part: What stands around the pooling, if anything does.
         layer: After which layer it is read; None for its own end.
         random: Whether this is the control on random weights.
         same_as: Other recipes whose vectors have the same direction as its own, by definition.
@@ -238,7 +197,7 @@ class Recipe:
     row: Row
     pooling: str
     fit_texts: tuple[str, ...] = ()
-    around: Part | None = None
+    part: Part | None = None
     layer: int | None = None
     random: bool = False
     same_as: tuple[str, ...] = ()
@@ -249,14 +208,10 @@ class Recipe:
         return self.row.name if self.layer is None else f"{self.row.name}, layer {self.layer}"
 
     @property
-    def filtered(self) -> str:
-        """What stands around the pooling, such as ``"whitened"``; empty if nothing does."""
-        return "" if self.around is None else self.around.name
-
-    @property
     def name(self) -> str:
         """As tables show it."""
-        return ", ".join(part for part in (RANDOM if self.random else "", self.method, self.filtered) if part)
+        words = (RANDOM if self.random else "", self.method, "" if self.part is None else self.part.name)
+        return ", ".join(filter(None, words))
 
     @property
     def key(self) -> str:
@@ -267,7 +222,7 @@ class Recipe:
     def spec(self) -> str:
         """As people type it: ``"reba-2"``, read after a layer ``"reba-2@12"``, filtered ``"classical+whitened"``."""
         layer = "" if self.layer is None else f"@{self.layer}"
-        part = "" if self.around is None or self.around == self.row.around else f"+{self.around.key}"
+        part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
         return f"{self.row.key}{layer}{part}"
 
     @property
@@ -278,21 +233,20 @@ class Recipe:
             clauses.insert(0, "the same architecture and tokenizer with weights that were never trained")
         if self.layer is not None:
             clauses.append(f"read after layer {self.layer}, where the model stops")
-        if self.around is not None:
-            clauses.append(self.around.says)
+        if self.part is not None:
+            clauses.append(self.part.says)
         sentence = "; ".join(clauses)
         return f"{sentence[0].upper()}{sentence[1:]}."
 
     @property
     def bag(self) -> bool:
         """Whether this is the control that looks at no context."""
-        return self.row.bag
+        return self.row.module is InputEmbeddings
 
     @property
     def poolings(self) -> tuple[str, ...]:
         """Those that make sense for the row, with what stands around it; the usual one first."""
-        around = tuple(POOLINGS) if self.around is None else self.around.poolings
-        return tuple(pooling for pooling in self.row.poolings if pooling in around)
+        return tuple(pooling for pooling in self.row.poolings if self.part is None or pooling in self.part.poolings)
 
     @property
     def control(self) -> bool:
@@ -304,36 +258,30 @@ class Recipe:
         """What to call it in a sentence, as a control."""
         if self.bag:
             bag = f"the bag of {'random' if self.random else 'input'} embeddings"
-            return f"{bag}, {self.filtered}" if self.filtered else bag
+            return bag if self.part is None else f"{bag}, {self.part.name}"
         own = replace(self, random=False).key
         return f"{own} on random weights" if self.random else own
 
     @property
     def copies(self) -> int | None:
         """As the row's, where its tokens are read at its own end and pooled as they are."""
-        return self.row.copies if self.layer is None and self.weighting is None else None
+        weighed = self.part is not None and self.part.weighs_tokens
+        return self.row.copies if self.layer is None and not weighed else None
 
     @property
     def words(self) -> bool:
         """Whether it has word embeddings of its own: not where another row has them."""
-        return self.row.words and self.around is None and self.layer is None and not self.same_as
+        return self.row.words and self.part is None and self.layer is None and not self.same_as
 
     @property
-    def filter(self) -> Filter | None:
-        """Makes what stands behind the pooling, for a model that ends in it."""
-        if self.filtered in ("", IDF):
-            return None
-        return Filter(self.filtered, () if self.filtered == HEAD_FILTER else self.fit_texts)
+    def filter(self) -> Part | None:
+        """What stands behind the pooling."""
+        return None if self.part is None or self.part.weighs_tokens else self.part
 
     @property
     def fitted(self) -> bool:
         """Whether what stands around the pooling is fitted on plain texts."""
-        return self.filtered not in ("", HEAD_FILTER)
-
-    @property
-    def weighting(self) -> Weighting | None:
-        """Makes what stands before the pooling, for the module."""
-        return Weighting(self.fit_texts) if self.filtered == IDF else None
+        return self.part is not None and self.part.fitted
 
     def build(self, backbone: CausalModule) -> CausalModule:
         """The module, on a backbone that is already loaded."""
@@ -345,21 +293,32 @@ class Recipe:
         Raises:
             ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
         """
-        pooled = self.pooled(backbone)
+        model = self.pooled(backbone)
         if self.filter is None:
-            return pooled
-        device = str(backbone.model.device)
-        return SentenceTransformer(modules=[*pooled.children(), self.filter(pooled)], device=device)
+            return model
+        made = self.filter.made(model, self.fit_texts)
+        return SentenceTransformer(modules=[*model.children(), made], device=str(backbone.model.device))
 
     def pooled(self, backbone: CausalModule) -> SentenceTransformer:
         """The recipe up to the pooling."""
-        module = self.build(backbone)
-        pooling = Pooling(module.get_embedding_dimension(), POOLINGS[self.pooling])
-        return SentenceTransformer(modules=[*self.weighed(module), pooling], device=str(backbone.model.device))
+        return SentenceTransformer(
+            modules=self.pipeline(self.build(backbone), POOLINGS[self.pooling]), device=str(backbone.model.device)
+        )
 
-    def weighed(self, module: CausalModule) -> list[nn.Module]:
-        """What stands before the pooling: the module, and what weighs its tokens."""
-        return [module] if self.weighting is None else [module, self.weighting(module)]
+    def pipeline(self, module: CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
+        """A module, what weighs its tokens, and the pooling.
+
+        Args:
+            module: That of the recipe.
+            modes: The pooling, as ST calls it; several: their vectors stand one after another.
+
+        Raises:
+            ValueError: If the tokens cannot be weighed.
+        """
+        pooling = Pooling(module.get_embedding_dimension(), modes)
+        if self.part is None or not self.part.weighs_tokens:
+            return [module, pooling]
+        return [module, IdfWeights.fit(module, self.fit_texts), pooling]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""

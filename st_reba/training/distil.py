@@ -154,7 +154,7 @@ class DistilTraining(RunSettings):
             raise ValueError(
                 f"student: {error} A directory is given by its path, a model of the Hub as org/name."
             ) from None
-        if found.around is not None:
+        if found.part is not None:
             raise ValueError(
                 f"student: {self.student!r} has something fitted around its pooling, which a student learns by itself. "
                 "Give a recipe without, such as classical or prompteol."

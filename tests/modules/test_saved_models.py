@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from st_reba import CausalTransformer
 from st_reba.hub.checks import model_class
-from st_reba.recipes import PUBLIC_MODULES
 
+from ..catalogued import PUBLIC_MODULES
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
 

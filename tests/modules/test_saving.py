@@ -31,12 +31,11 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.modules import CausalModule, registry
-from st_reba.recipes import PUBLIC_MODULES
 from st_reba.version import REQUIREMENT, __version__
 
 from .. import processes
 from ..backbones import TEXTS
-from ..catalogued import completed
+from ..catalogued import PUBLIC_MODULES, completed
 from ..conftest import long, paired, pipeline
 
 BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]

@@ -11,8 +11,11 @@ from st_reba.compare.answer import WITHOUT
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
 from st_reba.data.demo import demo_sentences
-from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.recipes import (
+    FILTERS,
+    IDF,
+    PARTS,
+    PARTWISE,
     Recipe,
     bags_of_input_embeddings,
     controls_of,
@@ -49,7 +52,7 @@ def test_the_recipes():
     # Rows that stand for several have no words: those differ.
     merged = {recipe.key: recipe.same_as for recipe in recipes if recipe.same_as}
     assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
-    unworded = {recipe.method for recipe in recipes if not recipe.words and not recipe.filtered and not recipe.same_as}
+    unworded = {recipe.method for recipe in recipes if not recipe.words and recipe.part is None and not recipe.same_as}
     assert set(wordless) <= unworded
     assert not unworded & set(methods)
 
@@ -101,7 +104,7 @@ def roomy(roomy_path):
 
 
 def test_all_that_are_worth_trying_run(roomy):
-    reader = RecipeReader(roomy, worth_trying())
+    reader = RecipeReader(roomy, worth_trying(demo_sentences()[:40]))
     assert not reader.skipped
     texts = TEXTS[:3]
     for recipe, vectors in zip(reader.recipes, reader.embed(texts).values(), strict=True):
@@ -163,7 +166,7 @@ def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
 
 
 def test_filters_are_rows_of_their_own(tmp_path):
-    recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:12]) if recipe.filtered]
+    recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:12]) if recipe.part]
     assert {(recipe.name, recipe.pooling) for recipe in recipes} == {
         *((f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")),
         (f"Classical, {IDF}", "mean"),
@@ -198,7 +201,7 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
 
 def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_path):
     recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:20]) if recipe.method != "Classical"]
-    (recipe,) = [recipe for recipe in recipes if recipe.filtered == PARTWISE]
+    (recipe,) = [recipe for recipe in recipes if recipe.part == PARTS[PARTWISE]]
     made = Recipes(CausalTransformer(backbone_path()), [recipe])
     assert not made.skipped
     bag = f"Bag of input embeddings, {PARTWISE}, mean"
@@ -226,7 +229,7 @@ def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_p
         ("filtered bag", bag, f"the bag of input embeddings, {PARTWISE} as well"),
         ("random", f"Random weights, {recipe.key}", "itself on random weights"),
     ]
-    assert recipe.filter.settings(found[recipe.key][0]) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
+    assert recipe.filter.settings(found[recipe.key][0].SHARES) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
 
 
 def test_the_bag_has_every_filter_and_weighting_too():

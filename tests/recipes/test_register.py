@@ -12,11 +12,11 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 import st_reba
-from st_reba import CausalTransformer, Row, recipes
+from st_reba import CausalTransformer, Row
 from st_reba.compare.run import Recipes
 from st_reba.hub import compat
 from st_reba.modules import registry
-from st_reba.recipes import asked_for, default_recipes, every_row, find
+from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -37,7 +37,7 @@ st_reba.register(TheirModule)
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
     """``theirs(source)``: their package, imported."""
-    before = list(recipes._registered)
+    before = list(lookup._registered)
     monkeypatch.syspath_prepend(tmp_path)
 
     def made(source=THEIRS):
@@ -47,10 +47,9 @@ def theirs(tmp_path, monkeypatch):
 
     yield made
     sys.modules.pop("theirs", None)
-    recipes._registered[:] = before
+    lookup._registered[:] = before
     registry.MODULE_CLASSES.pop("theirs.TheirModule", None)
-    recipes._by_key.cache_clear()
-    recipes._by_name.cache_clear()
+    lookup._by_key.cache_clear()
 
 
 def test_their_models_load_by_their_import(theirs, backbone_path, tmp_path):

@@ -1,4 +1,4 @@
-"""The catalogue's rows as data, and how recipes are asked for."""
+"""The rows as data, and how recipes are asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from st_reba import CausalTransformer, EchoModule
 from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
 from st_reba.recipes import (
-    BAG,
     PARTS,
-    PUBLIC_MODULES,
     RANDOM,
     Recipe,
-    Row,
     asked_for,
     bags_of_input_embeddings,
     changed,
@@ -27,18 +24,20 @@ from st_reba.recipes import (
     every_row,
     find,
     matching,
+    rows,
     worth_trying,
 )
 
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import long
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 
 def test_each_row_is_told_from_all_others():
-    rows = every_row(64)
-    assert len({row.key for row in rows}) == len({row.name for row in rows}) == len(rows)
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.key) for row in rows)
+    every = every_row(64)
+    assert len({row.key for row in every}) == len({row.name for row in every}) == len(every)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.key) for row in every)
 
 
 @pytest.mark.parametrize("row", every_row(), ids=lambda row: row.key)
@@ -87,17 +86,17 @@ def test_a_row_under_a_change(backbone_path):
         "key and value; the principal directions of a sample of plain texts, scaled to nearly one variance."
     )
     assert find("echo-2-bidirectional").row is next(row for row in every_row() if row.name == "Echo-2, bidirectional")
-    rows = [row for base in every_row() for row in changed(base)]
-    assert {row.module for row in rows} <= {*PUBLIC_MODULES}
-    assert len({row.key for row in [*rows, *every_row()]}) == len({row.name for row in [*rows, *every_row()]})
+    under = [row for base in every_row() for row in changed(base)]
+    assert {row.module for row in under} <= {*PUBLIC_MODULES}
+    assert len({row.key for row in [*under, *every_row()]}) == len({row.name for row in [*under, *every_row()]})
 
 
 def test_a_key_goes_on_with_a_layer_and_a_part():
     recipe = find("reba-2@3+all-but-the-top")
-    assert (recipe.row.key, recipe.layer, recipe.filtered) == ("reba-2", 3, "all but the top")
+    assert (recipe.row.key, recipe.layer, recipe.part.name) == ("reba-2", 3, "all but the top")
     assert (recipe.name, recipe.pooling) == ("ReBA-2, layer 3, all but the top", "mean")
-    assert find("early-late").filtered == "partwise whitened"
-    assert find("early-late+whitened").filtered == "whitened"
+    assert find("early-late").part.name == "partwise whitened"
+    assert find("early-late+whitened").part.name == "whitened"
     assert find("classical+idf-weighted").poolings == ("mean",)
 
 
@@ -106,6 +105,16 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
 )
 def test_what_is_not_there_is_refused(name):
     with pytest.raises(ValueError, match=r"There is no recipe .* or a key: classical, reba-1, echo-2.*\+whitened"):
+        find(name)
+
+
+@pytest.mark.parametrize("name", ["prompteol+idf-weighted", "PromptEOL, idf-weighted"])
+def test_a_part_that_does_not_go_with_the_pooling_is_refused(name):
+    message = (
+        f"'{name}': idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it out, or give it to "
+        "another recipe, such as classical+idf-weighted."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         find(name)
 
 
@@ -123,7 +132,7 @@ def test_those_that_are_asked_for():
     assert asked_for(["few"], 3, ["a"]) == worth_trying(["a"])
     assert asked_for(["all"], 5, ["a"]) == default_recipes(5, ["a"])
     (early_late,) = asked_for(["early-late"], 3, ["a", "b"])
-    assert early_late.filter.texts == ("a", "b")
+    assert early_late.fit_texts == ("a", "b")
 
 
 def test_what_it_says_of_a_recipe():
@@ -140,9 +149,9 @@ def test_what_it_says_of_a_recipe():
 
 
 def test_what_controls_are_called():
-    bag = Recipe(find(BAG).row, "mean")
+    bag = Recipe(find(rows.BAG.name).row, "mean")
     assert bag.called == "the bag of input embeddings"
-    whitened = replace(bag, around=PARTS["whitened"])
+    whitened = replace(bag, part=PARTS["whitened"])
     assert whitened.on_random_weights().called == "the bag of random embeddings, whitened"
     assert find("prompteol").on_random_weights().called == "PromptEOL, last on random weights"
     assert [control.kind for control in controls_of(bag)] == ["random"]
@@ -155,8 +164,3 @@ def test_a_recipe_is_known_by_its_module_and_settings():
         assert matching(row.module, dict(row.settings)) == row
     assert matching(st_reba.ReBAModule, {"repetitions": 2, "layers": [0]}) is None
     assert matching(st_reba.ReBAModule, {"repetitions": 7}).name == "ReBA-7"
-
-
-def test_what_build_calls_a_row_stands_no_more_in_it():
-    with pytest.warns(DeprecationWarning, match="st-reba build --recipe mine takes the row's key"):
-        Row("mine", "Mine", st_reba.CausalTransformer, "as mine", method="mine")
