@@ -21,6 +21,31 @@ MOVED = {
     "st_reba.jtcse.loss": ("st_reba.training.losses", "JTCSELoss"),
     "st_reba.jtcse.tensor_modulus": ("st_reba.training.losses", "TensorModulusLoss"),
     "st_reba.jtcse.training": ("st_reba.training.jtcse", "train_jtcse"),
+    "st_reba.modules.training_free.attention_pooling": ("st_reba.modules.attention_pooling", "AttentionPoolingModule"),
+    "st_reba.modules.training_free.bidirectional": ("st_reba.modules.bidirectional", "BidirectionalLastLayer"),
+    "st_reba.modules.training_free.causal": ("st_reba.modules.causal_transformer", "CausalTransformer"),
+    "st_reba.modules.training_free.contrastive_prompting": (
+        "st_reba.modules.contrastive_prompting",
+        "ContrastivePromptingModule",
+    ),
+    "st_reba.modules.training_free.early_late": ("st_reba.modules.early_late", "EarlyLateModule"),
+    "st_reba.modules.training_free.echo": ("st_reba.modules.echo", "EchoModule"),
+    "st_reba.modules.training_free.echo_layers": ("st_reba.modules.echo_layers", "EchoLayersModule"),
+    "st_reba.modules.training_free.hierarchical_token_prepending": (
+        "st_reba.modules.hierarchical_token_prepending",
+        "HierarchicalTokenPrependingModule",
+    ),
+    "st_reba.modules.training_free.kv_rerouting": ("st_reba.modules.kv_rerouting", "KVReroutingModule"),
+    "st_reba.modules.training_free.meta_eol": ("st_reba.modules.meta_eol", "MetaEOLModule"),
+    "st_reba.modules.training_free.promptreps": ("st_reba.modules.promptreps", "PromptRepsModule"),
+    "st_reba.modules.training_free.reba": ("st_reba.modules.reba", "ReBAModule"),
+    "st_reba.modules.training_free.refined_thought": ("st_reba.modules.refined_thought", "RefinedThoughtModule"),
+    "st_reba.modules.training_free.reranking": ("st_reba.modules.reranking", "RerankModule"),
+    "st_reba.modules.training_free.token_prepending": ("st_reba.modules.token_prepending", "TokenPrependingModule"),
+    "st_reba.modules.training_free.value_aggregation": ("st_reba.modules.value_aggregation", "ValueAggregationModule"),
+    "st_reba.modules.trained.layer_states": ("st_reba.modules.layer_states", "LayerStates"),
+    "st_reba.modules.trained.layerwise_autoencoder": ("st_reba.modules.layerwise_autoencoder", "LayerwiseAutoencoder"),
+    "st_reba.modules.trained.twin_tower": ("st_reba.modules.twin_tower", "TwinTower"),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..lm.dry_run import dry_run
-from ..modules.trained import encoders
+from ..modules import encoders
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)

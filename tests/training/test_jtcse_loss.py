@@ -64,7 +64,7 @@ def test_terms_by_their_weights(left, model):
 
 
 def test_the_cross_stream_runs_only_where_it_is_looked_at(model, monkeypatch):
-    from st_reba.modules.trained import encoders
+    from st_reba.modules import encoders
 
     ran = []
     run = encoders.cross_stream

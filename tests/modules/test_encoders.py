@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from st_reba.modules.trained import encoders
+from st_reba.modules import encoders
 
-from ... import backbones
+from .. import backbones
 
 
 @pytest.mark.parametrize("family", backbones.ENCODERS)

@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, PartwiseWhitening
 from st_reba.modules.after_pooling.moments import Moments
 
-from ... import oracles
-from ...backbones import TEXTS
+from .. import oracles
+from ..backbones import TEXTS
 
 CASES = {
     "paper": {},

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
-from ...text.layout import Layout
-from ...text.templates import Template
-from ..base import CausalModule, PoolOver
-from ..readout import Reading
-from .causal import check_one_copy
+from ..text.layout import Layout
+from ..text.templates import Template
+from .base import CausalModule, PoolOver
+from .causal_transformer import check_one_copy
+from .readout import Reading
 
 
 class EarlyExitModule(CausalModule):

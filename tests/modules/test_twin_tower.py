@@ -9,11 +9,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import TwinTower
-from st_reba.modules.trained import encoders
+from st_reba.modules import encoders
 
-from ... import backbones, oracles
-from ...backbones import TEXTS
-from ...conftest import long, paired, pipeline, relative_error
+from .. import backbones, oracles
+from ..backbones import TEXTS
+from ..conftest import long, paired, pipeline, relative_error
 
 FAMILIES = tuple(backbones.ENCODERS)
 

@@ -7,9 +7,9 @@ from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, EchoMo
 from st_reba.lm.attention.masks import BothWays
 from st_reba.lm.context import entered
 
-from ... import oracles
-from ...backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, third
-from ...conftest import long, paired, pipeline, relative_error
+from .. import oracles
+from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, third
+from ..conftest import long, paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5

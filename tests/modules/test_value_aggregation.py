@@ -7,9 +7,9 @@ import torch
 from st_reba import CausalTransformer, ValueAggregationModule
 from st_reba.text.templates import normalized
 
-from ... import oracles
-from ...backbones import TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS, third
+from ..conftest import paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 

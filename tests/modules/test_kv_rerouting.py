@@ -12,9 +12,9 @@ from st_reba import CausalTransformer, KVReroutingModule
 from st_reba.modules.changes.reroute import middle_third
 from st_reba.reading.layers import LayerReader
 
-from ... import oracles
-from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
-from ...conftest import paired, pipeline, relative_error
+from .. import oracles
+from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
+from ..conftest import paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5

@@ -10,9 +10,9 @@ from transformers import DynamicCache
 from st_reba import CausalTransformer, RefinedThoughtModule
 from st_reba.lm.prefixes import Prefixes
 
-from ... import backbones, oracles
-from ...backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
-from ...conftest import long, paired, pipeline, relative_error
+from .. import backbones, oracles
+from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
+from ..conftest import long, paired, pipeline, relative_error
 
 ARCHITECTURES = tuple(name for name in ARCHITECTURES if name not in OWN_ATTENTION)
 TOLERANCE = 1e-5

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, LayerStates
 
-from ... import oracles
-from ...backbones import TEXTS, own, third
-from ...conftest import examples, pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS, own, third
+from ..conftest import examples, pipeline, relative_error
 
 
 def states(module, texts, **kwargs):

@@ -10,7 +10,7 @@ def deep(tmp_path_factory):
 
     from st_reba import CausalTransformer
 
-    from ... import backbones
+    from .. import backbones
 
     model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1, n_positions=256)).eval()
     return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))

@@ -15,9 +15,9 @@ from transformers import OPTConfig, OPTModel
 from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, IdfWeights, PartwiseWhitening, encode_words
 from st_reba.text.templates import normalized
 
-from ... import backbones, oracles
-from ...backbones import TEXTS, third
-from ...conftest import long, paired, pipeline, relative_error
+from .. import backbones, oracles
+from ..backbones import TEXTS, third
+from ..conftest import long, paired, pipeline, relative_error
 
 TOLERANCE = 1e-5
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]

@@ -12,10 +12,10 @@ from sentence_transformers import SentenceTransformer
 from st_reba import CausalTransformer, TokenPrependingModule
 from st_reba.modules.changes.prepend import Slots
 
-from ... import oracles
-from ...backbones import TEXTS, own, third
-from ...conftest import paired, pipeline, relative_error
-from ...reading.test_layers import final_norm
+from .. import oracles
+from ..backbones import TEXTS, own, third
+from ..conftest import paired, pipeline, relative_error
+from ..reading.test_layers import final_norm
 
 TOLERANCE = 1e-5
 

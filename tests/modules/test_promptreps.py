@@ -16,9 +16,9 @@ from st_reba.recipes import find
 from st_reba.text.templates import TEMPLATES, preset
 from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
-from ... import backbones
-from ...backbones import TEXTS, own
-from ...conftest import long, paired, relative_error
+from .. import backbones
+from ..backbones import TEXTS, own
+from ..conftest import long, paired, relative_error
 
 PROMPTS = dict(preset("promptreps").prompts)
 SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}

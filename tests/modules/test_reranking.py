@@ -12,10 +12,10 @@ from sentence_transformers.cross_encoder.evaluation import CrossEncoderReranking
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba import PromptRepsModule, RerankModule
-from st_reba.modules.training_free.reranking import CHOICE, cross_encoder
+from st_reba.modules.reranking import CHOICE, cross_encoder
 
-from ... import backbones
-from ...backbones import TEXTS, own
+from .. import backbones
+from ..backbones import TEXTS, own
 
 QUERY = "Who chased the cat?"
 SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}

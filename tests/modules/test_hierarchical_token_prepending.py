@@ -9,9 +9,9 @@ from sentence_transformers import SentenceTransformer
 from st_reba import HierarchicalTokenPrependingModule
 from st_reba.text.blocks import _SENTENCE_END
 
-from ... import oracles
-from ...backbones import TEXTS, third
-from ...conftest import long, paired, pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS, third
+from ..conftest import long, paired, pipeline, relative_error
 from .test_token_prepending import drawn
 
 TOLERANCE = 1e-5

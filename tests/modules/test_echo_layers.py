@@ -5,8 +5,8 @@ import torch
 
 from st_reba import EchoLayersModule
 
-from ...backbones import TEXTS
-from ...conftest import pipeline, relative_error
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "bloom"])

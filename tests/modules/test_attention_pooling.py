@@ -5,9 +5,9 @@ import torch
 
 from st_reba import AttentionPoolingModule
 
-from ... import oracles
-from ...backbones import TEXTS
-from ...conftest import pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mistral_window", "gpt_oss_sinks"])

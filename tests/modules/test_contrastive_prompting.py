@@ -9,10 +9,10 @@ from sentence_transformers import SentenceTransformer
 from st_reba import TEMPLATES, CausalTransformer, ContrastivePromptingModule
 from st_reba.text.templates import normalized
 
-from ... import backbones, oracles
-from ...backbones import TEXTS, own, third
-from ...conftest import long, paired, pipeline, relative_error
-from ...reading.test_layers import final_norm
+from .. import backbones, oracles
+from ..backbones import TEXTS, own, third
+from ..conftest import long, paired, pipeline, relative_error
+from ..reading.test_layers import final_norm
 
 TOLERANCE = 1e-5
 

@@ -9,9 +9,9 @@ from sentence_transformers import SentenceTransformer
 from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, encode_words
 from st_reba.lm.prefixes import Prefixes
 
-from ... import oracles
-from ...backbones import TEXTS, third
-from ...conftest import pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS, third
+from ..conftest import pipeline, relative_error
 
 TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
 TOLERANCE = 1e-5
