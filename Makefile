@@ -78,7 +78,7 @@ lint: $(INSTALLED)
 	env MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases benchmarks examples
 	$(BIN)/lint-imports
 
-# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the catalogue.
+# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the rows of recipes.
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py
 

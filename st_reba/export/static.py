@@ -30,7 +30,7 @@ from ..modules.after_pooling.idf_weights import IdfWeights
 from ..modules.after_pooling.moments import Moments, principal_directions
 from ..modules.after_pooling.transform import check_count
 from ..modules.after_pooling.whitening import WhiteningTransform
-from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
+from ..modules.causal_transformer import CausalTransformer, InputEmbeddings
 from ..text.layout import NOT_TEXT, Layout
 from ..text.tokens import special_tokens
 

@@ -12,10 +12,10 @@ from sentence_transformers.base.modules import Module, Transformer
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .causal_transformer import CausalTransformer
 from .lm_head import check_plain, head_blocks
 from .saved_settings import hub_arguments
 from .stored import check_magnitudes
-from .training_free.causal import CausalTransformer
 
 
 class HeadedModule(CausalTransformer):

@@ -31,13 +31,14 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import PUBLIC_MODULES, find
 from st_reba.hub import card
 from st_reba.modules import CausalModule, registry
 from st_reba.modules.changes import Reroute, Steer
 from st_reba.modules.headed import HeadedModule
+from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 from ..logged import logged
 

@@ -14,9 +14,9 @@ import sentence_transformers
 from safetensors.numpy import load_file
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.hub.checks import model_class
 
+from ..catalogued import PUBLIC_MODULES
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
 

@@ -298,7 +298,7 @@ def test_the_module_is_the_same_command(script, tmp_path):
 FAULTS = {
     "st_reba_cli/running/layers.py": ("from st_reba.optional import require_matplotlib\n", layers),
     "st_reba_cli/running/encode.py": ("import signal\n", encode),
-    "st_reba/modules/__init__.py": ("from .training_free.reba import ReBAModule\n", build),
+    "st_reba/modules/__init__.py": ("from .reba import ReBAModule\n", build),
 }
 
 

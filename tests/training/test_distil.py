@@ -12,9 +12,9 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch.nn.functional import normalize
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import find
 from st_reba.data.demo import demo_sentences
 from st_reba.evaluation import AgreementEvaluator
+from st_reba.recipes import find
 from st_reba.training import distil, teacher
 from st_reba.training.distil import DistilTraining, shares, train_distil
 

@@ -26,9 +26,9 @@ from st_reba import (
     Standardization,
     WhiteningTransform,
 )
-from st_reba.modules.after_pooling.choices import fitted
 from st_reba.modules.after_pooling.moments import Moments, embedding_moments
 from st_reba.modules.after_pooling.whitening import SHRINKAGE
+from st_reba.recipes import PARTS
 from st_reba.version import REQUIREMENT
 
 from ... import oracles
@@ -175,7 +175,7 @@ class TestWhitening:
         module = WhiteningTransform.fit(model, CORPUS)
         assert SHRINKAGE == 0.1
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
-        assert torch.equal(fitted("whitened", embedding_moments(model, CORPUS)).weight, module.weight)
+        assert torch.equal(PARTS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight)
         # A LayerNorm takes one direction away: it is kept, and not blown up.
         assert module.out_features == 32
         largest = torch.linalg.norm(module.weight, dim=1).max()
