@@ -21,8 +21,8 @@ from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.after_pooling.choices import PARTWISE, Filter
-from st_reba.modules.after_pooling.moments import Moments
-from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
+from st_reba.modules.moments import Moments
+from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.text.templates import preset
 
 Array = NDArray[np.float32]

@@ -14,7 +14,7 @@ from torch import nn
 from st_reba.catalogue import PARTS, every_row
 from st_reba.modules import CausalModule, EmbeddingFilter, PartwiseWhitening
 from st_reba.modules.after_pooling.choices import HEAD_FILTER, IDF, PARTWISE, fitted
-from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.moments import Moments
 
 from .texts import FIT_TEXTS
 from .vectors import Vectors

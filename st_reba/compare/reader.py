@@ -16,8 +16,8 @@ from ..catalogue import POOLINGS, Recipe, Row
 from ..lm.backbone import depth
 from ..modules import CausalModule
 from ..modules.after_pooling.choices import HEAD_FILTER, Weighting
-from ..modules.after_pooling.moments import Moments
 from ..modules.fingerprint import fingerprint
+from ..modules.moments import Moments
 from ..readers.sweep import RecipeSweep
 from ..readers.words import encode_words, find_words, pool_words
 from .kept import Kept

@@ -4,15 +4,13 @@ ST writes ``type(module).__module__`` into modules.json. Saved models outlive th
 class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
 """
 
-from .after_pooling.all_but_the_top import AllButTheTop
-from .after_pooling.embedding_filter import EmbeddingFilter
-from .after_pooling.idf_weights import IdfWeights
-from .after_pooling.partwise_whitening import PartwiseWhitening
-from .after_pooling.standardization import Centering, Standardization
-from .after_pooling.transform import EmbeddingTransform as EmbeddingTransform
-from .after_pooling.whitening import WhiteningTransform
 from .base import CausalModule as CausalModule
-from .late_interaction.token_projection import TokenProjection
+from .embedding_filter import EmbeddingFilter
+from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
+from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
+from .idf_weights import IdfWeights
+from .partwise_whitening import PartwiseWhitening
+from .token_projection import TokenProjection
 from .trained.layer_states import LayerStates
 from .trained.layerwise_autoencoder import LayerwiseAutoencoder
 from .trained.twin_tower import TwinTower

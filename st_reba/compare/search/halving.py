@@ -24,7 +24,7 @@ from ...evaluation.tasks import Role, Task, Vectors, task_of
 from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.after_pooling.choices import HEAD_FILTER, fitted
-from ...modules.after_pooling.moments import Moments
+from ...modules.moments import Moments
 from ...readers.layers import LayerReader
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split

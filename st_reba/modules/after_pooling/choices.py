@@ -10,14 +10,12 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from ..base import CausalModule
-from .all_but_the_top import AllButTheTop
-from .embedding_filter import EmbeddingFilter
-from .idf_weights import IdfWeights
-from .moments import Moments, embedding_moments
-from .partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
-from .partwise_whitening import PartwiseWhitening
-from .standardization import Centering, Standardization
-from .whitening import SHRINKAGE, WhiteningTransform
+from ..embedding_filter import EmbeddingFilter
+from ..embedding_transforms import SHRINKAGE, AllButTheTop, Centering, Standardization, WhiteningTransform
+from ..idf_weights import IdfWeights
+from ..moments import Moments, embedding_moments
+from ..partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..partwise_whitening import PartwiseWhitening
 
 #: Read from the language model's head, without any text.
 HEAD_FILTER = "filtered"

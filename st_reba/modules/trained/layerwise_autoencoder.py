@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 from ...lm.limits import MAX_LAYERS
-from ..after_pooling.moments import Moments
-from ..after_pooling.partwise_whitening import SHRINKAGE, PartwiseWhitening
+from ..moments import Moments
+from ..partwise_whitening import SHRINKAGE, PartwiseWhitening
 from ..stored import StoredModule
 
 #: Widths of the bottlenecks in the paper, whose GPT-2 medium has D = 1,024: a quarter and a half of it.
