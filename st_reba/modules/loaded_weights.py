@@ -1,7 +1,7 @@
 """Whether a checkpoint has all the weights of its model.
 
 What is missing in a checkpoint, transformers draws at random, and logs it. An embedding made of that is worth
-nothing and is another one at each load: what the configuration ties is tied, and anything else is refused.
+nothing and is another one at each load, so such a checkpoint is refused.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils.import_utils import is_accelerate_available
 
 from ..hub import compat
 from ..lm.sizes import in_a_line
 from .checkpoint import check_sizes
-from .lm_head import head_blocks
 from .saved_settings import (
     adapted_model,
     check_is_object,
@@ -83,10 +80,8 @@ class CheckedTransformer(compat.ReportingTransformer):
         self.lacking = lacking(report) if report is not None else {}
         if base is not None and not self.lacking:
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
-            self.checkpoint, where = base, of_base(where)
-            self.lacking = lacking(_names_alone(base, model_kwargs, where))
-        if self.lacking:
-            self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
+            self.checkpoint = base
+            self.lacking = lacking(_names_alone(base, model_kwargs, of_base(where)))
 
     def _has_tokenizer(self, model_name_or_path: str, where: Mapping[str, Any]) -> bool:
         """Whether a tokenizer lies beside an adapter. peft writes none, the trainers of others do."""
@@ -179,35 +174,6 @@ def lacking(report: Mapping[str, Any]) -> dict[str, str]:
         for name, there, wanted in report["mismatched_keys"]
     }
     return {**missing, **mismatched}
-
-
-def tied(
-    model: PreTrainedModel, lacking: Mapping[str, str], name_or_path: str, where: Mapping[str, Any]
-) -> dict[str, str]:
-    """Take input embeddings from the head of the language model, where the configuration says that they are one.
-
-    A checkpoint may keep them under either name, and a backbone has no head to look for.
-
-    Returns:
-        What is lacking still.
-    """
-    weight: Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
-    names = [name for name, parameter in model.named_parameters() if parameter is weight]
-    name = names[0].replace(_ADAPTED, ".") if names else ""
-    if weight is None or weight.is_meta or lacking.get(name) != "":
-        return dict(lacking)
-    if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
-        return dict(lacking)
-    asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
-    try:
-        head = torch.cat(list(head_blocks(name_or_path, **asked)))
-    except ValueError:
-        return dict(lacking)
-    if head.shape != weight.shape:
-        return dict(lacking)
-    with torch.no_grad():
-        weight.copy_(head)
-    return {other: why for other, why in lacking.items() if other != name}
 
 
 #: What an adapter puts between a layer's name and its weight's.

@@ -8,16 +8,17 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from ...text.words import STOP_WORDS, lower_case_tokens, word_token_ids
-from ..headed import HeadedModule
+from ..lm_head import at_its_end, head_beside, scaled
+from .causal import CausalTransformer
 
 #: What fills the lists of tokens of a batch up.
 _NO_TOKEN = -1
 
 
-class PromptRepsModule(HeadedModule):
+class PromptRepsModule(CausalTransformer):
     r"""A text's weights of the vocabulary's tokens: how likely each is the one word by which to find it.
 
     .. math:: w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)
@@ -48,8 +49,10 @@ class PromptRepsModule(HeadedModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
+    FILE: ClassVar[str] = "lm_head.safetensors"
+
     config_keys = [
-        *(key for key in HeadedModule.config_keys if key not in ("pool_over", "rows")),
+        *(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")),
         "top_k",
         "expansion",
         "stop_words",
@@ -79,7 +82,9 @@ class PromptRepsModule(HeadedModule):
             or not all(isinstance(word, str) for word in stop_words)
         ):
             raise ValueError(f"stop_words={stop_words!r}: give a list of words, or None for the English ones.")
-        super().__init__(model_name_or_path, template=template, **transformer_kwargs)
+        settings = at_its_end(transformer_kwargs, type(self))
+        super().__init__(model_name_or_path, template=template, **settings)
+        self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"))
         self.top_k = top_k
         self.expansion = expansion
         self.stop_words = None if stop_words is None else list(stop_words)
@@ -92,6 +97,11 @@ class PromptRepsModule(HeadedModule):
             "One pass over the text and the template around it, and a product of its last state with the head: the "
             "classical embedding of a text so much longer."
         )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D): the head, in the backbone's precision."""
+        return self.head.of(self.model)
 
     def get_embedding_dimension(self) -> int:
         """V: the head's rows."""
@@ -142,6 +152,11 @@ class PromptRepsModule(HeadedModule):
         states = found["token_embeddings"][:, 0]
         return {**found, "sentence_embedding": self._weights(states, word_ids.to(states.device))}
 
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and the head where it is not the backbone's own."""
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        self.head.save(output_path)
+
     def _weights(self, states: Tensor, word_ids: Tensor) -> Tensor:
         """(B, V), of states (B, D) and the tokens of texts' words, (B, w)."""
         states = states.float()
@@ -150,18 +165,19 @@ class PromptRepsModule(HeadedModule):
         chosen = word_ids.where(real, 0)
         # Of the head's rows few are needed, and these can be multiplied in full precision.
         rows = self.head_weight[chosen].float()
-        own = self._weighed(self.scaled(torch.einsum("bwd,bd->bw", rows, states))).masked_fill(~real, 0)
+        own = self._weighed(torch.einsum("bwd,bd->bw", rows, states)).masked_fill(~real, 0)
         own = _highest(own, self.top_k)
         weights.scatter_add_(1, chosen, own)
         if self.expansion:
             taken = torch.zeros_like(weights).scatter_add_(1, chosen, real.to(weights.dtype)) > 0
             others = torch.zeros_like(weights)
-            others[:, self._others] = self._weighed(self.logits(states))[:, self._others]
+            logits = linear(states.to(self.head_weight), self.head_weight).float()
+            others[:, self._others] = self._weighed(logits)[:, self._others]
             weights = weights + _highest(others.masked_fill(taken, 0), self.expansion)
         return weights
 
     def _weighed(self, logits: Tensor) -> Tensor:
-        return torch.log1p(torch.relu(logits))
+        return torch.log1p(torch.relu(scaled(logits, self.model.config)))
 
 
 def _highest(weights: Tensor, count: int) -> Tensor:
