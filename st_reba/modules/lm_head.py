@@ -17,8 +17,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.saved_files import checked_index
 from ..lm import gguf
+from .checkpoints import backbone_of
 from .saved_settings import check_model, hub_arguments
-from .saving import backbone_of
 from .stored import check_magnitudes
 
 #: Rows of the head (tokens of the vocabulary) in a block.

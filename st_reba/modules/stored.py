@@ -11,9 +11,9 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
+from .checkpoints import note_requirement
 from .checks import check_inside
 from .saved_settings import check_is_object, check_settings
-from .saving import note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self

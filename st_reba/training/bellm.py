@@ -20,7 +20,7 @@ from ..hub.card import take_training
 from ..lm import backbone, gguf
 from ..losses import ContrastiveAngleLoss
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
-from ..modules.loaded_weights import CheckedTransformer
+from ..modules.checkpoints import SafeTransformer
 from ..optional import require_peft
 from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
@@ -191,7 +191,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
-    loaded = CheckedTransformer(name, **arguments)
+    loaded = SafeTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )
