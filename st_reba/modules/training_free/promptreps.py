@@ -10,12 +10,25 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from ...settings import Setting, whole
 from ...text.words import STOP_WORDS, lower_case_tokens, word_token_ids
 from ..lm_head import at_its_end, head_beside, scaled
 from .causal import CausalTransformer
 
 #: What fills the lists of tokens of a batch up.
 _NO_TOKEN = -1
+
+
+TOP_K = whole("top_k", 1, says="give a number of tokens, 1 or more.")
+EXPANSION = whole("expansion", 0, says="give a number of tokens, 0 or more.")
+WORDS: Setting[Sequence[str] | None] = Setting(
+    "stop_words",
+    lambda words: (
+        words is None
+        or (isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words))
+    ),
+    "give a list of words, or None for the English ones.",
+)
 
 
 class PromptRepsModule(CausalTransformer):
@@ -53,9 +66,9 @@ class PromptRepsModule(CausalTransformer):
 
     config_keys = [
         *(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")),
-        "top_k",
-        "expansion",
-        "stop_words",
+        TOP_K.name,
+        EXPANSION.name,
+        WORDS.name,
     ]
     method = "PromptReps"
     equation = r"w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)"
@@ -74,14 +87,9 @@ class PromptRepsModule(CausalTransformer):
         stop_words: Sequence[str] | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        _check_count("top_k", top_k, least=1)
-        _check_count("expansion", expansion, least=0)
-        if stop_words is not None and (
-            isinstance(stop_words, str)
-            or not isinstance(stop_words, Sequence)
-            or not all(isinstance(word, str) for word in stop_words)
-        ):
-            raise ValueError(f"stop_words={stop_words!r}: give a list of words, or None for the English ones.")
+        TOP_K.check(top_k)
+        EXPANSION.check(expansion)
+        WORDS.check(stop_words)
         settings = at_its_end(transformer_kwargs, type(self))
         super().__init__(model_name_or_path, template=template, **settings)
         self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"))
@@ -186,8 +194,3 @@ def _highest(weights: Tensor, count: int) -> Tensor:
         return weights
     values, indices = weights.topk(count, dim=1)
     return torch.zeros_like(weights).scatter(1, indices, values)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r}: give a number of tokens, {least} or more.")
