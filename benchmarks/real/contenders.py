@@ -19,8 +19,8 @@ from st_reba.data.demo import Language, demo_sentences
 from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
-from st_reba.modules.after_pooling.moments import Moments
-from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
+from st_reba.modules.moments import Moments
+from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import PARTS, PARTWISE, POOLINGS, Row, find
 from st_reba.text.templates import preset
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from st_reba.modules import CausalModule, EmbeddingFilter
-from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.moments import Moments
 from st_reba.recipes import IDF, PARTS, every_row
 
 from .texts import FIT_TEXTS

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..compare.sweep import RecipeSweep
 from ..lm.backbone import depth
 from ..modules import CausalModule
-from ..modules.after_pooling.moments import Moments
 from ..modules.fingerprint import fingerprint
+from ..modules.moments import Moments
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import POOLINGS, Recipe, Row
 from .kept import Kept

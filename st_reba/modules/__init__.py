@@ -21,7 +21,6 @@ from .echo import EchoModule
 from .echo_layers import EchoLayersModule
 from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from .kv_rerouting import KVReroutingModule
-from .late_interaction.token_projection import TokenProjection
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
@@ -30,6 +29,7 @@ from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
 from .token_prepending import TokenPrependingModule
+from .token_projection import TokenProjection
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 

@@ -12,7 +12,7 @@ from ..text.layout import Layout
 from ..text.templates import Template, preset
 from .base import CausalModule, PoolOver, Rows
 from .changes import AttendBothWays, Change, EarlyExit
-from .checks import check_rows, chosen
+from .checks import ROWS, chosen
 from .readout import Reading
 
 
@@ -55,8 +55,7 @@ class CausalTransformer(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
-        handed_on: Rows = chosen(rows, known.rows, "all")
-        check_rows(handed_on)
+        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
         super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
         self.template = str(parsed)
         self._set_rows(handed_on)

@@ -8,12 +8,17 @@ from typing import Any, ClassVar
 from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
+from ..settings import Setting, choice
 from ..text.templates import USUAL_CONTRAST, Template, preset
 from .base import PoolOver
 from .changes import Change, Steer
 from .changes.change import listed
 from .changes.steer import IRRELEVANT, Scale
 from .early_exit import EarlyExitModule
+
+AT_THE_END: Setting[PoolOver] = choice(
+    "pool_over", "all", says='the last token answers the prompt, behind the text; use "all".'
+)
 
 
 class ContrastivePromptingModule(EarlyExitModule):
@@ -85,8 +90,7 @@ class ContrastivePromptingModule(EarlyExitModule):
             contrast.scale if scale is None else scale,
             auxiliary_template,
         )
-        if pool_over != "all":
-            raise ValueError(f'pool_over={pool_over!r}: the last token answers the prompt, behind the text; use "all".')
+        AT_THE_END.check(pool_over)
         super().__init__(
             model_name_or_path,
             template=parsed,

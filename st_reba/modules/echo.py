@@ -6,13 +6,18 @@ from typing import Any, Literal
 
 from sentence_transformers.base.modules import Transformer
 
+from ..settings import Setting, choice
 from ..text.layout import Layout
 from ..text.templates import Template
 from .base import CausalModule, PoolOver, Rows
-from .checks import check_repetitions, check_rows
+from .checks import ROWS, repetitions_from
 from .readout import Reading
 
 PoolCopies = Literal["last", "repeated"]
+
+
+REPETITIONS = repetitions_from(2)
+POOL_COPIES: Setting[PoolCopies] = choice("pool_copies", "last", "repeated")
 
 
 class EchoModule(CausalModule):
@@ -56,9 +61,9 @@ class EchoModule(CausalModule):
         rows: Rows = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        check_rows(rows)
+        ROWS.check(rows)
         if repetitions is not None:
-            check_repetitions(repetitions, least=2)
+            REPETITIONS.check(repetitions)
         parsed = Template.repeat(repetitions or 2) if template is None else Template.parse(template)
         if parsed.copies != (repetitions or parsed.copies) or parsed.copies < 2:
             remedy = (
@@ -70,9 +75,8 @@ class EchoModule(CausalModule):
                 f"The template {template!r} has {parsed.copies} slots and repetitions={repetitions}: Echo needs a "
                 f"template with as many slots as repetitions, at least 2. {remedy}"
             )
-        check_repetitions(parsed.copies, least=2)
-        if pool_copies not in ("last", "repeated"):
-            raise ValueError(f'pool_copies={pool_copies!r}: use "last" or "repeated".')
+        REPETITIONS.check(parsed.copies)
+        POOL_COPIES.check(pool_copies)
         super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
         self.repetitions = parsed.copies
         self.template = str(parsed)

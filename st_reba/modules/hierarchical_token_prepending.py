@@ -6,11 +6,15 @@ from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
+from ..settings import flag, whole
 from ..text.blocks import BlockPlan
 from ..text.builder import Plan
 from .base import PoolOver
 from .changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
+
+BLOCK_LENGTH = whole("block_length", 1, says="give the tokens of a block, 1 or more.")
+WHOLE_SENTENCES = flag("whole_sentences")
 
 
 class HierarchicalTokenPrependingModule(TokenPrependingModule):
@@ -39,7 +43,7 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
+    config_keys = [*TokenPrependingModule.config_keys, BLOCK_LENGTH.name, WHOLE_SENTENCES.name]
     POOL_OVER: ClassVar[PoolOver] = "text"
     PREPENDING: ClassVar[type[Prepend]] = PrependBlocks
     method = "Hierarchical token prepending"
@@ -62,10 +66,8 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         template: str = "{prepend}{text}",
         **transformer_kwargs: Any,
     ) -> None:
-        if type(block_length) is not int or block_length < 1:
-            raise ValueError(f"block_length={block_length!r}: give the tokens of a block, 1 or more.")
-        if not isinstance(whole_sentences, bool):
-            raise ValueError(f"whole_sentences={whole_sentences!r}: use True or False.")
+        BLOCK_LENGTH.check(block_length)
+        WHOLE_SENTENCES.check(whole_sentences)
         super().__init__(model_name_or_path, template=template, **transformer_kwargs)
         self.block_length = block_length
         self.whole_sentences = whole_sentences

@@ -9,6 +9,7 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from ..lm.precision import widened
+from ..settings import flag
 from ..text.layout import Layout
 from .base import PoolOver, Rows
 from .causal_transformer import CausalTransformer
@@ -18,6 +19,9 @@ from .readout import Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+HYBRID = flag("hybrid")
 
 
 class KVReroutingModule(CausalTransformer):
@@ -85,8 +89,7 @@ class KVReroutingModule(CausalTransformer):
         **transformer_kwargs: Any,
     ) -> None:
         rerouting = Reroute(layers, prefix_bias)
-        if not isinstance(hybrid, bool):
-            raise ValueError(f"hybrid={hybrid!r}: use True or False.")
+        HYBRID.check(hybrid)
         if hybrid and rows == "last":
             raise ValueError(
                 'rows="last" hands on the last token alone, and hybrid=True needs the mean of all of them too: '

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 from ..lm.limits import MAX_LAYERS
-from .after_pooling.moments import Moments
-from .after_pooling.partwise_whitening import SHRINKAGE, PartwiseWhitening
+from ..settings import whole
+from .moments import Moments
+from .partwise_whitening import SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
 
 #: Widths of the bottlenecks in the paper, whose GPT-2 medium has D = 1,024: a quarter and a half of it.
@@ -23,6 +24,11 @@ _LARGEST_LOGIT = 30.0
 
 # Far above the states of any language model.
 _WIDEST = 2**20
+
+
+DEPTH = whole("depth", 1, MAX_LAYERS)
+HIDDEN_SIZE = whole("hidden_size", 1, _WIDEST)
+HEAD_DIMENSION = whole("head_dimension", 1, _WIDEST)
 
 
 class LayerwiseAutoencoder(StoredModule):
@@ -78,9 +84,9 @@ class LayerwiseAutoencoder(StoredModule):
         layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        _check_size("depth", depth, MAX_LAYERS)
-        _check_size("hidden_size", hidden_size)
-        _check_size("head_dimension", head_dimension)
+        DEPTH.check(depth)
+        HIDDEN_SIZE.check(hidden_size)
+        HEAD_DIMENSION.check(head_dimension)
         #: Behind which layers the states are read, counted from 1; None: all of them.
         self.layers = None if layers is None else _checked_layers(layers, depth)
         self._indices = range(depth) if self.layers is None else [layer - 1 for layer in self.layers]
@@ -279,11 +285,6 @@ class SimilarityHead(nn.Module):
 
 def _encoder(hidden_size: int, width: int) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, width), nn.Tanh())
-
-
-def _check_size(name: str, value: Any, most: int = _WIDEST) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{name}={value!r}: give a whole number from 1 to {most}.")
 
 
 def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:

@@ -14,6 +14,7 @@ from ..lm.attention import routes
 from ..lm.attention.masks import AfterPrefix
 from ..lm.prefixes import Prefixes
 from ..lm.run import Effect
+from ..settings import Setting, choice
 from ..text.builder import Plan
 from ..text.layout import Layout, sent
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
@@ -23,6 +24,11 @@ from .readout import Reading, compact, last_of
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
+
+
+AT_THE_END: Setting[PoolOver] = choice(
+    "pool_over", "all", says='MetaEOL reads each prompt at its end, behind the text; use "all".'
+)
 
 
 class MetaEOLModule(CausalModule):
@@ -67,10 +73,7 @@ class MetaEOLModule(CausalModule):
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        if pool_over != "all":
-            raise ValueError(
-                f'pool_over={pool_over!r}: MetaEOL reads each prompt at its end, behind the text; use "all".'
-            )
+        AT_THE_END.check(pool_over)
         presets = _presets(templates)
         parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
         super().__init__(

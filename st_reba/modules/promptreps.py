@@ -8,16 +8,30 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
+from ..settings import Setting, whole
 from ..text.words import STOP_WORDS, lower_case_tokens, word_token_ids
-from .headed import HeadedModule
+from .causal_transformer import CausalTransformer
+from .lm_head import at_its_end, head_beside, scaled
 
 #: What fills the lists of tokens of a batch up.
 _NO_TOKEN = -1
 
 
-class PromptRepsModule(HeadedModule):
+TOP_K = whole("top_k", 1, says="give a number of tokens, 1 or more.")
+EXPANSION = whole("expansion", 0, says="give a number of tokens, 0 or more.")
+WORDS: Setting[Sequence[str] | None] = Setting(
+    "stop_words",
+    lambda words: (
+        words is None
+        or (isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words))
+    ),
+    "give a list of words, or None for the English ones.",
+)
+
+
+class PromptRepsModule(CausalTransformer):
     r"""A text's weights of the vocabulary's tokens: how likely each is the one word by which to find it.
 
     .. math:: w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)
@@ -48,11 +62,13 @@ class PromptRepsModule(HeadedModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
+    FILE: ClassVar[str] = "lm_head.safetensors"
+
     config_keys = [
-        *(key for key in HeadedModule.config_keys if key not in ("pool_over", "rows")),
-        "top_k",
-        "expansion",
-        "stop_words",
+        *(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")),
+        TOP_K.name,
+        EXPANSION.name,
+        WORDS.name,
     ]
     method = "PromptReps"
     equation = r"w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)"
@@ -71,15 +87,12 @@ class PromptRepsModule(HeadedModule):
         stop_words: Sequence[str] | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        _check_count("top_k", top_k, least=1)
-        _check_count("expansion", expansion, least=0)
-        if stop_words is not None and (
-            isinstance(stop_words, str)
-            or not isinstance(stop_words, Sequence)
-            or not all(isinstance(word, str) for word in stop_words)
-        ):
-            raise ValueError(f"stop_words={stop_words!r}: give a list of words, or None for the English ones.")
-        super().__init__(model_name_or_path, template=template, **transformer_kwargs)
+        TOP_K.check(top_k)
+        EXPANSION.check(expansion)
+        WORDS.check(stop_words)
+        settings = at_its_end(transformer_kwargs, type(self))
+        super().__init__(model_name_or_path, template=template, **settings)
+        self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"))
         self.top_k = top_k
         self.expansion = expansion
         self.stop_words = None if stop_words is None else list(stop_words)
@@ -92,6 +105,11 @@ class PromptRepsModule(HeadedModule):
             "One pass over the text and the template around it, and a product of its last state with the head: the "
             "classical embedding of a text so much longer."
         )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D): the head, in the backbone's precision."""
+        return self.head.of(self.model)
 
     def get_embedding_dimension(self) -> int:
         """V: the head's rows."""
@@ -142,6 +160,11 @@ class PromptRepsModule(HeadedModule):
         states = found["token_embeddings"][:, 0]
         return {**found, "sentence_embedding": self._weights(states, word_ids.to(states.device))}
 
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and the head where it is not the backbone's own."""
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        self.head.save(output_path)
+
     def _weights(self, states: Tensor, word_ids: Tensor) -> Tensor:
         """(B, V), of states (B, D) and the tokens of texts' words, (B, w)."""
         states = states.float()
@@ -150,18 +173,19 @@ class PromptRepsModule(HeadedModule):
         chosen = word_ids.where(real, 0)
         # Of the head's rows few are needed, and these can be multiplied in full precision.
         rows = self.head_weight[chosen].float()
-        own = self._weighed(self.scaled(torch.einsum("bwd,bd->bw", rows, states))).masked_fill(~real, 0)
+        own = self._weighed(torch.einsum("bwd,bd->bw", rows, states)).masked_fill(~real, 0)
         own = _highest(own, self.top_k)
         weights.scatter_add_(1, chosen, own)
         if self.expansion:
             taken = torch.zeros_like(weights).scatter_add_(1, chosen, real.to(weights.dtype)) > 0
             others = torch.zeros_like(weights)
-            others[:, self._others] = self._weighed(self.logits(states))[:, self._others]
+            logits = linear(states.to(self.head_weight), self.head_weight).float()
+            others[:, self._others] = self._weighed(logits)[:, self._others]
             weights = weights + _highest(others.masked_fill(taken, 0), self.expansion)
         return weights
 
     def _weighed(self, logits: Tensor) -> Tensor:
-        return torch.log1p(torch.relu(logits))
+        return torch.log1p(torch.relu(scaled(logits, self.model.config)))
 
 
 def _highest(weights: Tensor, count: int) -> Tensor:
@@ -170,8 +194,3 @@ def _highest(weights: Tensor, count: int) -> Tensor:
         return weights
     values, indices = weights.topk(count, dim=1)
     return torch.zeros_like(weights).scatter(1, indices, values)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r}: give a number of tokens, {least} or more.")

@@ -19,14 +19,26 @@ from ..lm.attention import routes
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import summing_dtype, weighted_sum
+from ..settings import Setting, choice, flag, optional, whole
 from ..text.chunks import chunk_sizes, repeated_chunks
 from ..text.layout import Layout
 from ..text.templates import Template
 from .base import CausalModule, PoolOver, Rows
 from .changes import Change
-from .checks import check_layers, check_repetitions, check_rows, resolve_layers
+from .checks import ROWS, check_layers, repetitions_from, resolve_layers
 from .look_back import CopySums, Sums, backward_weights, take
 from .readout import Reading, even_slices
+
+REPETITIONS = repetitions_from(1)
+NORMALIZE_WEIGHTS = flag("normalize_weights")
+CHUNK_LENGTH = optional(
+    whole(
+        "chunk_length",
+        1,
+        says="give the tokens of a chunk, 1 or more (128 is a good start), or None to read texts in one piece.",
+    )
+)
+TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
 
 
 class ReBAModule(CausalModule):
@@ -103,14 +115,12 @@ class ReBAModule(CausalModule):
         pool_over: PoolOver = "text",
         **transformer_kwargs: Any,
     ) -> None:
-        check_rows(rows)
-        check_repetitions(repetitions, least=1)
-        if pool_over != "text":
-            raise ValueError(f'pool_over={pool_over!r}: ReBA has rows for text only; use "text".')
-        if not isinstance(normalize_weights, bool):
-            raise ValueError(f"normalize_weights={normalize_weights!r}: use True or False.")
+        ROWS.check(rows)
+        REPETITIONS.check(repetitions)
+        TEXT_ONLY.check(pool_over)
+        NORMALIZE_WEIGHTS.check(normalize_weights)
         checked_layers = check_layers(layers)
-        _check_chunk_length(chunk_length)
+        CHUNK_LENGTH.check(chunk_length)
         super().__init__(
             model_name_or_path,
             template=Template.repeat(repetitions if chunk_length is None else 1),
@@ -329,14 +339,6 @@ class ReBAModule(CausalModule):
         """The running maximum of the log weights of these queries on ``keys``, (B, rows), of which ``first`` is one."""
         watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
         return RunningMaximum(watched, queries, self._watched)
-
-
-def _check_chunk_length(chunk_length: int | None) -> None:
-    if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
-        raise ValueError(
-            f"chunk_length={chunk_length!r}: give the tokens of a chunk, 1 or more (128 is a good start), or None to "
-            "read texts in one piece."
-        )
 
 
 def _unfit_for_chunks(chunk_length: int | None, change: Change) -> str | None:

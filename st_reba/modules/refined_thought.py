@@ -25,6 +25,7 @@ from ..lm.attention.observers import MeanWeights
 from ..lm.precision import weighted_sum, widened
 from ..lm.run import Effect
 from ..lm.states import at, put
+from ..settings import Setting, choice, whole
 from ..text.builder import Plan
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
@@ -47,6 +48,20 @@ _OWN = frozenset(
         "use_cache",
     }
 )
+
+
+ITERATIONS = whole(
+    "iterations",
+    1,
+    MAX_ITERATIONS,
+    f"give a whole number of passes from 1 to {MAX_ITERATIONS}; 1 is the base model.",
+)
+TOLERANCE: Setting[float | None] = Setting(
+    "tolerance",
+    lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < 2),
+    "give a cosine distance from 0 to 2, or None to take all passes.",
+)
+IN_EOS: Setting[PoolOver] = choice("pool_over", "all", says='refined thought is in EOS, behind the text; use "all".')
 
 
 class RefinedThoughtModule(CausalModule):
@@ -78,7 +93,7 @@ class RefinedThoughtModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
+    config_keys = [*CausalModule.config_keys, ITERATIONS.name, TOLERANCE.name]
     ONE_VECTOR: ClassVar[bool] = True
     method = "Refined Thought"
     equation = (
@@ -96,17 +111,9 @@ class RefinedThoughtModule(CausalModule):
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        if type(iterations) is not int or not 1 <= iterations <= MAX_ITERATIONS:
-            raise ValueError(
-                f"iterations={iterations!r}: give a whole number of passes from 1 to {MAX_ITERATIONS}; 1 is the base "
-                "model."
-            )
-        if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 2):
-            raise ValueError(
-                f"tolerance={tolerance!r}: give a cosine distance from 0 to 2, or None to take all passes."
-            )
-        if pool_over != "all":
-            raise ValueError(f'pool_over={pool_over!r}: refined thought is in EOS, behind the text; use "all".')
+        ITERATIONS.check(iterations)
+        TOLERANCE.check(tolerance)
+        IN_EOS.check(pool_over)
         super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
         self.iterations = iterations
         self.tolerance = tolerance

@@ -12,7 +12,8 @@ from torch import nn
 from ..hub import compat
 from ..text.templates import SLOT, check_template_length
 from ..text.tokens import tokenized
-from .headed import HeadedModule
+from .causal_transformer import CausalTransformer
+from .lm_head import at_its_end, head_beside, scaled
 
 QUERY, DOCUMENT = "{query}", "{document}"
 
@@ -26,7 +27,7 @@ CHOICE = (
 CHOICES = (" A", " B")
 
 
-class RerankModule(HeadedModule):
+class RerankModule(CausalTransformer):
     r"""The two logits by which a language model chooses between two statements of a query and a document.
 
     .. math:: s(q, d) = (W_{\text{A}} - W_{\text{B}}) v_N
@@ -52,7 +53,7 @@ class RerankModule(HeadedModule):
 
     FILE: ClassVar[str] = "choices.safetensors"
 
-    config_keys = [*(key for key in HeadedModule.config_keys if key not in ("pool_over", "rows")), "choices"]
+    config_keys = [*(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")), "choices"]
     method = "Reranking"
     equation = r"s(q, d) = (W_A - W_B) v_N"
     citation: ClassVar[str] = (
@@ -74,19 +75,21 @@ class RerankModule(HeadedModule):
             raise ValueError(
                 f"choices={choices!r}: give two answers, that the document is relevant and that it is not."
             )
-        self._answers = (behind, tuple(listed))
-        super().__init__(model_name_or_path, template=SLOT + behind, **transformer_kwargs)
+        settings = at_its_end(transformer_kwargs, type(self))
+        super().__init__(model_name_or_path, template=SLOT + behind, **settings)
         self.template = template
         self.choices = listed
+        rows = self._rows(behind)
+        self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"), rows)
 
-    def _rows(self) -> Sequence[int]:
-        behind, choices = self._answers
-        asked = tokenized(self._tokenizer, [behind, *(behind + choice for choice in choices)])
+    def _rows(self, behind: str) -> list[int]:
+        """The tokens that the choices add behind the end of the prompt."""
+        asked = tokenized(self._tokenizer, [behind, *(behind + choice for choice in self.choices)])
         ends = [tokens.ids[len(asked[0].ids) :] for tokens in asked[1:]]
         alike = all(tokens.ids[: len(asked[0].ids)] == asked[0].ids for tokens in asked[1:])
         if not alike or [len(end) for end in ends] != [1, 1] or ends[0] == ends[1]:
             raise ValueError(
-                f"choices={list(choices)!r}: behind {behind[-20:]!r} each is to add one token, another than the other; "
+                f"choices={self.choices!r}: behind {behind[-20:]!r} each is to add one token, another than the other; "
                 f"they add {ends}. Give answers that this tokenizer knows as one token, with the blank before them."
             )
         return [end[0] for end in ends]
@@ -132,8 +135,13 @@ class RerankModule(HeadedModule):
         found = super().forward(features, **kwargs)
         states = found["token_embeddings"].float()
         # The difference of two like numbers: not in half precision.
-        logits = self.scaled(states @ self.head_weight.float().T)
+        logits = scaled(states @ self.head.of(self.model).float().T, self.model.config)
         return {**found, "choice_logits": logits}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and the two rows of the head."""
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        self.head.save(output_path)
 
 
 def cross_encoder(module: RerankModule, **kwargs: Any) -> CrossEncoder:

@@ -13,7 +13,7 @@ from .base import PoolOver, Rows
 from .changes import Change, Prepend
 from .changes.change import listed
 from .changes.prepend import Slots
-from .checks import check_rows, chosen
+from .checks import ROWS, chosen
 from .early_exit import EarlyExitModule
 
 
@@ -78,8 +78,7 @@ class TokenPrependingModule(EarlyExitModule):
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        handed_on: Rows = chosen(rows, known.rows, "all")
-        check_rows(handed_on)
+        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
         prepending = self.PREPENDING(prepend_layers, seed)
         super().__init__(
             model_name_or_path,

@@ -21,12 +21,18 @@ from transformers import (
 from ..hub import card, compat
 from ..lm.gguf_names import is_gguf
 from . import encoders
-from .checkpoint import check_sizes
+from .checkpoints import (
+    REPORTING,
+    SafeTransformer,
+    backbone_of,
+    check_checkpoint,
+    check_weights,
+    lacking,
+    note_requirement,
+)
 from .checks import check_inside, check_length
 from .language_model import initialise
-from .loaded_weights import REPORTING, CheckedTransformer, check_weights, lacking
-from .saved_settings import check_model, check_tokenizer
-from .saving import backbone_of, note_requirement
+from .saved_settings import check_tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +46,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TRAINED_ONLY = ("pooler.",)
 
 
-class TwinTower(CheckedTransformer):
+class TwinTower(SafeTransformer):
     r"""Two BERT-like encoders over the same tokens; word i is the sum of their last hidden states (JTCSE).
 
     .. math:: e_i = h^L_{I,i} + h^L_{II,i}
@@ -248,8 +254,7 @@ class _Place:
                 "read from one. Give a directory or Hub id with config.json and safetensors."
             )
         options = self._options("config_kwargs")
-        check_model(self.name, self._options("model_kwargs"), options)
-        check_sizes(self.name, self._options("model_kwargs"), options)
+        check_checkpoint(self.name, self._options("model_kwargs"), options)
         config = AutoConfig.from_pretrained(self.name, **options)
         encoders.check_family(config, self.name)
         return config

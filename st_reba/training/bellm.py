@@ -19,7 +19,7 @@ from transformers import set_seed
 from ..hub.card import take_training
 from ..lm import backbone, gguf
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
-from ..modules.loaded_weights import CheckedTransformer
+from ..modules.checkpoints import SafeTransformer
 from ..optional import require_peft
 from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
@@ -192,7 +192,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     name = str(path.resolve()) if path.is_dir() else settings.model
     name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
     with settings.names_are_checked():
-        loaded = CheckedTransformer(name, **arguments)
+        loaded = SafeTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from ..files import durable, remove_scratch
-from ..modules.after_pooling.moments import principal_directions
+from ..modules.moments import principal_directions
 
 #: Texts that are kept as one file.
 _CHUNK = 1024

@@ -15,7 +15,7 @@ from st_reba.files import whole_directory
 from st_reba.hub import compat
 from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
-from st_reba.modules.late_interaction import multi_vector_encoder
+from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
 from st_reba.recipes import POOLINGS, Recipe, Row, every_row, find, matching
 from st_reba.text.templates import PRESETS, language_of, preset

@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, PartwiseWhitening
-from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.moments import Moments
 
 from .. import oracles
 from ..backbones import TEXTS

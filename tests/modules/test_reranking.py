@@ -73,10 +73,10 @@ def test_the_rows_of_a_shared_head_are_ones_own(saved):
     _, path = saved()
     first = RerankModule(path, **SHORT)
     turned = RerankModule(first, **{**SHORT, "choices": SHORT["choices"][::-1]})
-    assert torch.equal(turned.head_weight, first.head_weight.flip(0))
+    assert torch.equal(turned.head.weight, first.head.weight.flip(0))
     every = PromptRepsModule(first, template="{text} in a word:")
     assert every.get_embedding_dimension() == first.model.config.vocab_size
-    assert torch.equal(RerankModule(every, **SHORT).head_weight, first.head_weight)
+    assert torch.equal(RerankModule(every, **SHORT).head.weight, first.head.weight)
 
 
 def test_the_batch_does_not_matter_and_it_ranks(saved):

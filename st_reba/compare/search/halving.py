@@ -22,7 +22,7 @@ from ...data.tables import Labelled
 from ...evaluation.tasks import Role, Task, Vectors, task_of
 from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
-from ...modules.after_pooling.moments import Moments
+from ...modules.moments import Moments
 from ...reading.layers import LayerReader
 from ...recipes import PARTS, POOLINGS, Recipe
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
-from st_reba.modules.after_pooling.moments import Moments, embedding_moments, principal_directions, whole_dimension
+from st_reba.modules.moments import Moments, embedding_moments, principal_directions, whole_dimension
 
-from ...backbones import TEXTS
-from ...conftest import examples, pipeline
+from ..backbones import TEXTS
+from ..conftest import examples, pipeline
 
 
 def taken(batches, dimension=5) -> Moments:
@@ -136,7 +136,7 @@ class TestOfEmbeddings:
         [
             ("one text", {}, "texts is one string: give an iterable of texts"),
             ([], {}, "No texts were given"),
-            (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are encoded at a time, 1 or more"),
+            (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
         ],
     )
     def test_what_is_refused(self, model, texts, settings, message):

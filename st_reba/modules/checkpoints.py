@@ -1,31 +1,42 @@
-"""Whether a checkpoint has all the weights of its model.
+"""Checkpoints: loaded without code and without random weights, held to their size, and written with what they need.
 
 What is missing in a checkpoint, transformers draws at random, and logs it. An embedding made of that is worth
-nothing and is another one at each load: what the configuration ties is tied, and anything else is refused.
+nothing and is another one at each load, so such a checkpoint is refused.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import (
+    CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
 from transformers.utils.import_utils import is_accelerate_available
 
 from ..hub import compat
-from ..lm.sizes import in_a_line
-from .checkpoint import check_sizes
-from .lm_head import head_blocks
+from ..hub.saved_files import AdapterFile, ModulesFile, checked, checked_index, read_json, read_object
+from ..lm.sizes import check_size, in_a_line
+from ..version import REQUIREMENT
 from .saved_settings import (
     adapted_model,
+    adapter_file,
     check_is_object,
     check_model,
     check_tokenizer,
     check_transformer_settings,
     hub_arguments,
+    model_file,
     of_base,
 )
 
@@ -39,10 +50,19 @@ REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
 # What tells ST's loaders where a model is, in the order of load_config's arguments, the file's name first.
 _WHERE = ("config_filename", "token", "cache_folder", "revision", "local_files_only")
-_INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args")
+# Its arguments that are arguments of transformers, each under its name and its former one.
+_INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args"), ("processor_kwargs", "tokenizer_args")
+#: What an adapter puts between a layer's name and its weight's.
+_ADAPTED = ".base_layer."
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# A pickled checkpoint has no header: it holds no more numbers than half its bytes, and this many do no harm.
+_PICKLED_LEAST = 2**24
 
 
-class CheckedTransformer(compat.ReportingTransformer):
+# Loading
+
+
+class SafeTransformer(compat.ReportingTransformer):
     """ST's ``Transformer``, for checkpoints of others: files ask for nothing but settings, and no weight is made up.
 
     A subclass calls :meth:`check_weights` once its backbone is what it will be.
@@ -61,17 +81,14 @@ class CheckedTransformer(compat.ReportingTransformer):
     checkpoint: str = ""
 
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
-        model_kwargs, config_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
-        check_model(model_name_or_path, model_kwargs, config_kwargs)
-        check_sizes(model_name_or_path, model_kwargs, config_kwargs)
-        processor_kwargs = {**_first(kwargs, ("processor_kwargs", "tokenizer_args"))}
+        model_kwargs, config_kwargs, processor_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
+        check_checkpoint(model_name_or_path, model_kwargs, config_kwargs)
         check_tokenizer(model_name_or_path, processor_kwargs)
         where = hub_arguments(model_kwargs)
         base = adapted_model(model_name_or_path, where)
         if base is not None and not self._has_tokenizer(model_name_or_path, where):
             # A revision or a subfolder is the adapter's.
-            kwargs = {"tokenizer_name_or_path": base, **kwargs}
-            kwargs["processor_kwargs"] = of_base(_first(kwargs, ("processor_kwargs", "tokenizer_args")))
+            kwargs = {"tokenizer_name_or_path": base, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
             kwargs.pop("tokenizer_args", None)
         with _tokenizer_explained(model_name_or_path, processor_kwargs), compat.tokenizer_apart():
             super().__init__(model_name_or_path, **kwargs)
@@ -83,10 +100,8 @@ class CheckedTransformer(compat.ReportingTransformer):
         self.lacking = lacking(report) if report is not None else {}
         if base is not None and not self.lacking:
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
-            self.checkpoint, where = base, of_base(where)
-            self.lacking = lacking(_names_alone(base, model_kwargs, where))
-        if self.lacking:
-            self.lacking = tied(self.model, self.lacking, base or model_name_or_path, where)
+            self.checkpoint = base
+            self.lacking = lacking(_names_alone(base, model_kwargs, of_base(where)))
 
     def _has_tokenizer(self, model_name_or_path: str, where: Mapping[str, Any]) -> bool:
         """Whether a tokenizer lies beside an adapter. peft writes none, the trainers of others do."""
@@ -181,39 +196,6 @@ def lacking(report: Mapping[str, Any]) -> dict[str, str]:
     return {**missing, **mismatched}
 
 
-def tied(
-    model: PreTrainedModel, lacking: Mapping[str, str], name_or_path: str, where: Mapping[str, Any]
-) -> dict[str, str]:
-    """Take input embeddings from the head of the language model, where the configuration says that they are one.
-
-    A checkpoint may keep them under either name, and a backbone has no head to look for.
-
-    Returns:
-        What is lacking still.
-    """
-    weight: Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
-    names = [name for name, parameter in model.named_parameters() if parameter is weight]
-    name = names[0].replace(_ADAPTED, ".") if names else ""
-    if weight is None or weight.is_meta or lacking.get(name) != "":
-        return dict(lacking)
-    if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
-        return dict(lacking)
-    asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
-    try:
-        head = torch.cat(list(head_blocks(name_or_path, **asked)))
-    except ValueError:
-        return dict(lacking)
-    if head.shape != weight.shape:
-        return dict(lacking)
-    with torch.no_grad():
-        weight.copy_(head)
-    return {other: why for other, why in lacking.items() if other != name}
-
-
-#: What an adapter puts between a layer's name and its weight's.
-_ADAPTED = ".base_layer."
-
-
 def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str, needless: Iterable[str] = ()) -> None:
     """Refuse a model for the weights that its checkpoint lacks, unless they are of layers that were left out.
 
@@ -232,3 +214,153 @@ def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str
         f"{place} lacks {count} that {type(model).__name__} needs: {shown}{more}. transformers would draw random "
         "numbers for that, others at each load. Get the whole checkpoint, or save the model again."
     )
+
+
+# Size
+
+
+def check_checkpoint(
+    name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
+) -> None:
+    """Refuse a model whose configuration asks for what it may not, or does not go with its checkpoint.
+
+    So does that of the model that an adapter is for. Shards that lie outside the model are refused, too. No weight is
+    read; of a model on the Hub the files are fetched.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        model_kwargs: What is passed to ``AutoModel.from_pretrained``.
+        config_kwargs: What is passed to ``AutoConfig.from_pretrained``.
+
+    Raises:
+        ValueError: As :func:`check_model`, or if the configuration describes a larger model, or none; or a file is
+            malformed, or lies outside the model.
+        OSError: If a shard is missing.
+    """
+    check_model(name_or_path, model_kwargs, config_kwargs)
+    given, config_kwargs = model_kwargs or {}, dict(config_kwargs or {})
+    where = hub_arguments(config_kwargs)
+    adapter = adapter_file(name_or_path, where)
+    if adapter is not None:
+        _check_ranks(adapter)
+    if (base := adapted_model(name_or_path, where)) is not None:
+        name_or_path, where, config_kwargs = base, of_base(where), of_base(config_kwargs)
+    if config_kwargs.get("trust_remote_code") or given.get("trust_remote_code"):
+        # Its code may build anything.
+        return
+    file = "/".join(filter(None, (name_or_path, where.get("subfolder"), CONFIG_NAME)))
+    config = _config(name_or_path, config_kwargs, file)
+    files = _files(name_or_path, where, given, config)
+    if files:
+        check_size(config, sum(_numbers(path, config) for path in files), file)
+
+
+def _config(name_or_path: str, config_kwargs: dict[str, Any], file: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name_or_path, **config_kwargs)
+    except (ImportError, MemoryError, OSError):
+        raise
+    # What its own class finds wrong with a configuration may be of any type.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+
+
+def _files(
+    name_or_path: str, where: Mapping[str, Any], model_kwargs: Mapping[str, Any], config: PreTrainedConfig
+) -> list[Path]:
+    """The files of a checkpoint, those first that transformers looks for first; none where loading will find none."""
+    names = [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME]
+    if model_kwargs.get("use_safetensors") is False:
+        names = names[2:]
+    if variant := model_kwargs.get("variant"):
+        names = [f"{stem}.{variant}.{suffix}" for stem, _, suffix in (name.rpartition(".") for name in names)]
+    if asked := getattr(config, "transformers_weights", None):
+        names = [asked]
+    for name in names:
+        found = model_file(name_or_path, name, where)
+        if found is None:
+            continue
+        if found.suffix != ".json":
+            return [found]
+        shards = sorted(set(checked_index(found).weight_map.values()))
+        return [_shard(name_or_path, shard, where, found) for shard in shards]
+    return []
+
+
+def _shard(name_or_path: str, shard: str, where: Mapping[str, Any], index: Path) -> Path:
+    found = model_file(name_or_path, shard, where)
+    if found is None:
+        raise FileNotFoundError(f"{index} names {shard!r}, which is not there: get the whole checkpoint.")
+    return found
+
+
+def _numbers(path: Path, config: PreTrainedConfig) -> int:
+    """How many numbers a file holds, at most."""
+    size = path.stat().st_size
+    if getattr(config, "quantization_config", None) is not None:
+        return 8 * size
+    if path.suffix != ".safetensors":
+        return max(size // 2, _PICKLED_LEAST)
+    return sum(prod(shape) for shape in _shapes(path))
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    try:
+        with safe_open(path, framework="pt") as weights:
+            return [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: these weights are damaged or cut short ({error}). Fetch or save them again."
+        ) from error
+
+
+def _check_ranks(adapter: Path) -> None:
+    """An adapter's ranks are dimensions of its weights."""
+    settings = checked(AdapterFile, read_object(adapter), adapter)
+    weights = adapter.with_name(_ADAPTER_WEIGHTS)
+    if not weights.is_file():
+        return
+    rank = max([settings.r or 0, *settings.rank_pattern.values()])
+    largest = max((size for shape in _shapes(weights) for size in shape), default=0)
+    if rank > largest:
+        raise ValueError(
+            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they "
+            "are of two adapters. Get both from one place."
+        )
+
+
+# On disk
+
+
+def note_requirement(directory: Path) -> None:
+    """Note in the configuration that ST has written, if it has, that st_reba is needed to load the model.
+
+    Args:
+        directory: Of the module: the model's own, or one right below it.
+    """
+    for root in (directory, directory.parent):
+        path = root / "config_sentence_transformers.json"
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config["requirements"] = {**config.get("requirements", {}), **REQUIREMENT}
+            path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+            return
+
+
+def backbone_of(name_or_path: str) -> str:
+    """The language model of a saved model that has it in a directory of its own; anything else as it is.
+
+    Args:
+        name_or_path: A directory, or a Hub id.
+
+    Raises:
+        ValueError: If its ``modules.json`` is malformed, or leads out of the model.
+    """
+    root = Path(name_or_path)
+    if (root / "config.json").is_file() or not (root / "modules.json").is_file():
+        return name_or_path
+    modules = checked(ModulesFile, read_json(root / "modules.json"), root / "modules.json").root
+    inner = root / modules[0].path
+    return str(inner) if (inner / "config.json").is_file() else name_or_path

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..after_pooling.moments import Moments, principal_directions
-from ..after_pooling.transform import check_count
-from ..readout import ONE_BY_ONE
-from ..stored import FixedWeights
+from .embedding_transforms import check_count
+from .moments import Moments, in_chunks, principal_directions
+from .readout import ONE_BY_ONE
+from .stored import FixedWeights
 
 _WHAT = "the principal directions to keep"
 
@@ -78,15 +77,10 @@ class TokenProjection(FixedWeights):
         Raises:
             ValueError: If ``texts`` is a string or has no tokens, a setting is out of range, or the tokens are too few.
         """
-        if isinstance(texts, str):
-            raise ValueError("texts is one string: give an iterable of texts, such as a list or a generator.")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size={chunk_size}: give how many texts are encoded at a time, 1 or more.")
         check_count("dimension", dimension, 1, model.get_embedding_dimension(), _WHAT)
         settings = {"show_progress_bar": False, **encode_kwargs}
         moments = Moments(model.get_embedding_dimension())
-        remaining = iter(texts)
-        while chunk := list(islice(remaining, chunk_size)):
+        for chunk in in_chunks(texts, chunk_size):
             for vectors in model.encode_document(chunk, **settings):
                 moments.add(vectors[vectors.any(dim=1)])
         return cls.from_moments(moments, dimension=dimension)

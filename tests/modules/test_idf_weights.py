@@ -26,9 +26,9 @@ from st_reba import (
 from st_reba.text.idf import DocumentFrequencies
 from st_reba.version import REQUIREMENT
 
-from ... import oracles
-from ...backbones import TEXTS, VOCABULARY
-from ...conftest import examples
+from .. import oracles
+from ..backbones import TEXTS, VOCABULARY
+from ..conftest import examples
 
 FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
 
@@ -175,7 +175,7 @@ def test_gradients_pass_and_weights_stay(backbone_path):
         ("one text", {}, "texts is one string: give an iterable of texts"),
         ([], {}, "No texts with tokens were given"),
         (["", ""], {}, "No texts with tokens were given"),
-        (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are tokenised at a time, 1 or more"),
+        (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
     ],
 )
 def test_texts_that_are_refused(model, texts, settings, message):

@@ -14,11 +14,11 @@ import st_reba
 from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
 from st_reba.hub import compat
 from st_reba.hub.checks import check_saved_model
-from st_reba.modules.after_pooling.moments import Moments
-from st_reba.modules.late_interaction import multi_vector_encoder
+from st_reba.modules.moments import Moments
+from st_reba.modules.multi_vector import multi_vector_encoder
 
-from ...backbones import TEXTS
-from ...conftest import PROMPTS, paired, relative_error
+from ..backbones import TEXTS
+from ..conftest import PROMPTS, paired, relative_error
 
 if not compat.MULTI_VECTOR_IS_THERE:
     pytest.skip("sentence-transformers before 6 has no MultiVectorEncoder", allow_module_level=True)

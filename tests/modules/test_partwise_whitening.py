@@ -15,12 +15,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from st_reba import CausalTransformer, EarlyLateModule, PartwiseWhitening
-from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules.moments import Moments
 from st_reba.version import REQUIREMENT
 
-from ... import oracles
-from ...backbones import TEXTS
-from ...conftest import examples, pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS
+from ..conftest import examples, pipeline, relative_error
 
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
 

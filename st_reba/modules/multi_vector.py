@@ -9,9 +9,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from ...hub import compat
-from ...text.punctuation import punctuation_tokens
-from ..base import CausalModule
+from ..hub import compat
+from ..text.punctuation import punctuation_tokens
+from .base import CausalModule
 from .token_projection import TokenProjection
 
 if TYPE_CHECKING:

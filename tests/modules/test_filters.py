@@ -26,14 +26,14 @@ from st_reba import (
     Standardization,
     WhiteningTransform,
 )
-from st_reba.modules.after_pooling.moments import Moments, embedding_moments
-from st_reba.modules.after_pooling.whitening import SHRINKAGE
+from st_reba.modules.embedding_transforms import SHRINKAGE
+from st_reba.modules.moments import Moments, embedding_moments
 from st_reba.recipes import PARTS
 from st_reba.version import REQUIREMENT
 
-from ... import oracles
-from ...backbones import TEXTS
-from ...conftest import examples, pipeline, relative_error
+from .. import oracles
+from ..backbones import TEXTS
+from ..conftest import examples, pipeline, relative_error
 
 #: More texts than dimensions.
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
