@@ -193,7 +193,7 @@ def test_gradients_reach_the_backbone(backbone_path):
         ({"templates": []}, "templates: 0 of them given; give a list of 1 to 64 templates"),
         ({"templates": ["{text}"] * 65}, "templates: 65 of them given; give a list of 1 to 64"),
         ({"templates": "prompteol"}, "templates: 'prompteol' given; give a list"),
-        ({"templates": "kc"}, r"templates: 'kc' given; give a list .* or one of \['ck', 'meta-tasks'\], or None"),
+        ({"templates": "kc"}, r"templates: 'kc' given; give a list .* or one of \['ck', 'ck-zh', 'meta-tasks'\], or None"),
         ({"templates": 8}, "templates: 8 given; give a list"),
         ({"templates": ["{text}", "springer"]}, "The template .* has 2 slots: MetaEOLModule reads one copy"),
         ({"templates": ["{text}", "no slot"]}, r"'no slot' has no \{text\}"),
