@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from st_reba.compare.sweep import names
+from st_reba.compare.sweep import names, of_copies
 from st_reba.lm.all_layers import recording
 from st_reba.lm.decoder import inspect, layer_places
 from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
@@ -57,10 +57,10 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
             own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
             found: dict[str, list[Tensor]] = {}
             with recording(module.model, places, norm) as record:
-                for copy, sums in enumerate(module.copy_sums(layout), start=1):
-                    normalised = sums.sums / sums.totals.clamp(min=torch.finfo(sums.sums.dtype).tiny)
+                for copy, reading, sums, totals in of_copies(module, layout):
+                    normalised = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)
                     plain, look_back = names(copy)
-                    readings = {plain: sums.states, look_back: sums.sums, f"{look_back}, normalised": normalised}
+                    readings = {plain: reading.states, look_back: sums, f"{look_back}, normalised": normalised}
                     for name, states in readings.items():
                         for layer, vectors in enumerate(record.split(states)):
                             if not layers and layer < len(record._widths) - 1:
@@ -69,7 +69,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
                                 found.setdefault(name, []).append(pool_words(vectors, own))
                                 continue
                             for pooling, pool in pools.items():
-                                features = {"token_embeddings": vectors.float(), "attention_mask": sums.mask.long()}
+                                features = {"token_embeddings": vectors.float(), "attention_mask": reading.mask.long()}
                                 key = f"{name}, {pooling}"
                                 found.setdefault(key, []).append(pool(features)["sentence_embedding"])
             parts.append({key: torch.stack(several, dim=1) for key, several in found.items()})

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..files import durable, remove_scratch
-from ..modules.fingerprint import fingerprint_of
+from ..lm.fingerprint import fingerprint_of
 
 
 class Kept:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..compare.sweep import RecipeSweep
 from ..lm.backbone import depth
+from ..lm.fingerprint import fingerprint
 from ..modules import CausalModule
-from ..modules.fingerprint import fingerprint
 from ..modules.moments import Moments
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import POOLINGS, Recipe, Row
@@ -138,7 +138,7 @@ class RecipeReader:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint(self.backbone)
+        return fingerprint(self.backbone.model, self.backbone.tokenizer, self.backbone.max_seq_length)
 
     def _computed(
         self, run: _Run | None, of: Sequence[Any], compute: Callable[[], Mapping[str, Tensor]]

@@ -25,7 +25,7 @@ from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstr
 from ..evaluation.bootstrap import Estimate
 from ..evaluation.store import EmbeddingStore
 from ..evaluation.tasks import task_of
-from ..modules.fingerprint import fingerprint_of
+from ..lm.fingerprint import fingerprint_of
 from ..recipes import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
 from .answer import answer
 from .columns import (

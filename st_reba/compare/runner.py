@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..data.demo import demo_sentences
 from ..lm.backbone import depth
+from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
 from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
-from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
+from ..modules.lm_head import head_blocks
 from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
@@ -147,12 +148,13 @@ class Recipes:
         the texts that it is fitted on, or the head that it is computed from.
         """
         found = {}
-        model = fingerprint(self.backbone)
+        backbone = self.backbone
+        model = fingerprint(backbone.model, backbone.tokenizer, backbone.max_seq_length)
         for recipe in self.all:
             module = self._reader.module(recipe)
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
             if (part := recipe.part) is not None:
-                fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_head(self.backbone)
+                fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_weight("head", head_blocks(backbone))
                 settings += [part.name, part.settings(module.SHARES), fitted_on]
             found[recipe.key] = fingerprint_of(*settings)
         return found

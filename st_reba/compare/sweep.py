@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
@@ -14,8 +15,9 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..lm.backbone import device
+from ..lm.precision import weighted_sum
 from ..modules import CausalModule, CausalTransformer, ReBAModule
-from ..modules.readout import blank
+from ..modules.readout import Reading, blank, compact, last_of
 from ..recipes import every_row
 from ..text.layout import Layout
 
@@ -73,7 +75,7 @@ class RecipeSweep:
         if isinstance(poolings, str) or not poolings or any(mode not in allowed for mode in poolings):
             raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
         module = ReBAModule(backbone, repetitions=repetitions)
-        self._modules = [module.varied(copies, "all") for copies in range(1, repetitions + 1)]
+        self._modules = [*(ReBAModule(module, repetitions=copies) for copies in range(1, repetitions)), module]
         self._classical = CausalTransformer(module)
         self._dimension = module.get_embedding_dimension()
         self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in names(copies))
@@ -189,7 +191,8 @@ class RecipeSweep:
             if not more:
                 break
             layout = Layout.of(batch_to_device(layout.part(torch.tensor(more)).features(), self.device))
-            reader = module.varied(module.repetitions, rows)
+            reader = copy.copy(module)
+            reader.rows = rows
             for part in reader.parts(layout):
                 yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
             pending = [pending[row] for row in more if lengths[row] == limit]
@@ -219,9 +222,32 @@ class RecipeSweep:
 def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
     """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
     empty = layout.text_length == 0
-    for copies, reading in enumerate(module.copy_sums(layout), start=1):
-        for recipe, states in zip(names(copies), (reading.states, reading.sums.to(reading.states.dtype)), strict=True):
+    for copies, reading, sums, _ in of_copies(module, layout):
+        for recipe, states in zip(names(copies), (reading.states, sums.to(reading.states.dtype)), strict=True):
             yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
+
+
+def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, Reading, Tensor, Tensor]]:
+    """One forward pass, read copy by copy.
+
+    Args:
+        module: For k copies.
+        layout: B texts.
+
+    Yields:
+        For each copy c, from 1: c; its states, Echo-c or Classical; the sums of a_ij v_j up to its end (B, rows, D),
+        ReBA-c; and those of a_ij, (B, rows, 1).
+    """
+    weights, states = module.look_back(layout)
+    first = layout.input_ids.shape[1] - states.shape[1]
+    copy_index, on_host, ids = (
+        index[:, first:] for index in (layout.copy_index, layout.on_host.copy_index, layout.input_ids)
+    )
+    for number in range(module.repetitions):
+        selected = on_host == number
+        own = weights * (copy_index <= number)[:, None].to(weights.device)
+        reading = compact(states, ids, last_of(selected) if module.rows == "last" else selected)
+        yield number + 1, reading, weighted_sum(own, states), own.sum(dim=-1, keepdim=True)
 
 
 @cache

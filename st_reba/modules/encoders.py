@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -120,94 +119,3 @@ def watching_contexts(model: PreTrainedModel) -> Iterator[list[Tensor]]:
         for layer in layers(model):
             hooks.callback(layer.attention.self.register_forward_hook(keep).remove)
         yield contexts
-
-
-def pairs_up(first: PreTrainedModel, second: PreTrainedModel) -> bool:
-    """Whether :func:`run_as_one` computes what two encoders of the :func:`same_shape` compute.
-
-    Not if a part of theirs was replaced (by an adapter, or quantised), they lie on several devices, or attention is to
-    run elsewhere than in PyTorch.
-    """
-    for model in (first, second):
-        if model.config._attn_implementation not in ("sdpa", "eager"):
-            return False
-        if any(type(linear) is not nn.Linear for layer in layers(model) for linear in _linears(layer)):
-            return False
-    weights = [weight for model in (first, second) for layer in layers(model) for weight in layer.parameters()]
-    return len({(weight.device, weight.dtype) for weight in weights}) == 1
-
-
-def _linears(layer: Any) -> tuple[nn.Module, ...]:
-    attention = layer.attention
-    own = (attention.self.query, attention.self.key, attention.self.value, attention.output.dense)
-    return (*own, layer.intermediate.dense, layer.output.dense)
-
-
-def run_as_one(first: PreTrainedModel, second: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
-    """Two encoders of one shape over the same tokens, each operation on both at once, without dropout.
-
-    Their weights are laid side by side in memory the first time; they stay what they were, and nothing is kept twice.
-
-    Args:
-        first: One.
-        second: The other; see :func:`pairs_up`.
-        inputs: ``input_ids``, ``attention_mask`` and so on, (B, N) each.
-
-    Returns:
-        Last hidden states (2, B, N, D).
-    """
-    mask = inputs["attention_mask"]
-    embedded = {name: value for name, value in inputs.items() if name != "attention_mask"}
-    embeddings: list[Any] = [model.embeddings for model in (first, second)]
-    states = torch.stack([embed(**embedded) for embed in embeddings]).flatten(1, 2)
-    # Where nothing is padded, no mask lets attention take its fastest way.
-    keys = None if bool(mask.all()) else key_mask(mask).repeat(2, 1, 1, 1)
-    for pair in zip(layers(first), layers(second), strict=True):
-        states = _layer(pair, states, keys, mask.shape[0])
-    return states.unflatten(1, mask.shape)
-
-
-def _layer(pair: tuple[Any, Any], states: Tensor, keys: Tensor | None, batch: int) -> Tensor:
-    """One layer of both encoders; states are (2, B * N, D)."""
-    attention = [layer.attention.self for layer in pair]
-    shape = (2 * batch, -1, attention[0].num_attention_heads, attention[0].attention_head_size)
-    query, key, value = (
-        _linear([getattr(part, name) for part in attention], states).view(shape).transpose(1, 2)
-        for name in ("query", "key", "value")
-    )
-    context = scaled_dot_product_attention(query, key, value, attn_mask=keys).transpose(1, 2).reshape(states.shape)
-    attended = _add_and_norm([layer.attention.output for layer in pair], context, states)
-    inner = pair[0].intermediate.intermediate_act_fn(_linear([layer.intermediate.dense for layer in pair], attended))
-    return _add_and_norm([layer.output for layer in pair], inner, attended)
-
-
-def _add_and_norm(parts: list[Any], states: Tensor, residual: Tensor) -> Tensor:
-    norms = [part.LayerNorm for part in parts]
-    states = _linear([part.dense for part in parts], states) + residual
-    states = nn.functional.layer_norm(states, states.shape[-1:], eps=norms[0].eps)
-    return torch.addcmul(_beside(norms, "bias")[:, None], states, _beside(norms, "weight")[:, None])
-
-
-def _linear(parts: list[nn.Linear], states: Tensor) -> Tensor:
-    return torch.baddbmm(_beside(parts, "bias")[:, None], states, _beside(parts, "weight").mT)
-
-
-def _beside(parts: Sequence[nn.Module], name: str) -> Tensor:
-    """A parameter of two modules as one tensor (2, ...), of which they are the halves.
-
-    They are made so where they are not, or no longer: moving a model to a device takes them apart.
-    """
-    first, second = (getattr(part, name) for part in parts)
-    if not _are_halves(first, second):
-        with torch.inference_mode(False), torch.no_grad():
-            first.data, second.data = torch.stack([first.data, second.data])
-    return first.detach().as_strided((2, *first.shape), (first.numel(), *first.stride()))
-
-
-def _are_halves(first: Tensor, second: Tensor) -> bool:
-    return (
-        first.is_contiguous()
-        and second.is_contiguous()
-        and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        and second.storage_offset() - first.storage_offset() == first.numel()
-    )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +16,7 @@ from ..lm import backbone
 from ..lm.attention import routes
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
-from ..lm.precision import summing_dtype, weighted_sum
+from ..lm.precision import weighted_sum
 from ..settings import Setting, choice, flag, optional, whole
 from ..text.chunks import chunk_sizes, repeated_chunks
 from ..text.layout import Layout
@@ -26,7 +24,6 @@ from ..text.templates import Template
 from .base import CausalModule, PoolOver, Rows
 from .changes import Change
 from .checks import ROWS, check_layers, repetitions_from, resolve_layers
-from .look_back import CopySums, Sums, backward_weights, take
 from .readout import Reading, even_slices
 
 REPETITIONS = repetitions_from(1)
@@ -39,6 +36,9 @@ CHUNK_LENGTH = optional(
     )
 )
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
+
+#: Sums of a_ij v_j and of a_ij over j, and the type of the v_j.
+_Sums = tuple[Tensor, Tensor, torch.dtype]
 
 
 class ReBAModule(CausalModule):
@@ -194,7 +194,7 @@ class ReBAModule(CausalModule):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.chunk_length is None:
-            sums, totals, dtype = self._sums(layout, range(self.copies), **kwargs)
+            sums, totals, dtype = self._sums(layout, **kwargs)
         else:
             sums, totals, dtype = self._chunk_sums(layout, **kwargs)
         if self.normalize_weights:
@@ -202,55 +202,58 @@ class ReBAModule(CausalModule):
         rows, mask = self._rows(layout)
         return Reading(sums.to(dtype), mask, layout.input_ids.gather(1, layout.text_start + rows))
 
-    def varied(self, repetitions: int, rows: Rows) -> ReBAModule:
-        """The same module on the same weights, with another number of copies and other rows, and without chunks."""
-        twin = copy.copy(self)
-        twin._template = Template.repeat(repetitions)
-        twin.repetitions, twin.rows, twin.chunk_length = repetitions, rows, None
-        return twin
-
-    def _part_size(self, layout: Layout) -> int:
-        """Besides, as many texts as the memory budget of the weights allows, at least one."""
-        if self.chunk_length is None:
-            return self._fitting(layout)
-        longest = layout.longest_text
-        # The chunks' maxima and weights, and two steps between them.
-        return self._fitting(layout, 1 if self.rows == "last" else 4 * longest * min(longest, self.chunk_length))
-
-    def _fitting(self, layout: Layout, weights: int | None = None) -> int:
-        """How many of these rows may run at a time, by the weights of each; None: those of the rows read whole."""
-        size = super()._part_size(layout)
-        if not self._through_function:
-            return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
-        if weights is None:
-            longest = layout.longest_text
-            # The maxima of all copies, and of one copy at a time the maxima, the weights and two steps between them.
-            weights = (1 if self.rows == "last" else longest) * (layout.input_ids.shape[1] + 4 * longest)
-        return min(size, max(1, self.WEIGHT_BUDGET // (4 * weights)))
-
-    def copy_sums(self, layout: Layout, **kwargs: Any) -> Iterator[CopySums]:
-        """One forward pass, read copy by copy.
+    def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
 
         As attention is causal, what the first copies give is what a pass over these copies alone would.
 
         Args:
             layout: B texts.
+            first_copy: Of those that are looked back from.
             **kwargs: For the backbone's forward.
 
-        Yields:
-            For each copy, what the text gives up to its end; the last is ReBA-k. A text without tokens gives zeros.
+        Returns:
+            The weights a_ij (B, rows, M), which are 0 where j < i or j is no token of these copies; and the states v_j
+            (B, M, D) of the last M tokens of the layout.
         """
-        rows, mask = self._rows(layout)
-        ids = layout.input_ids.gather(1, layout.text_start + rows)
-        for values, so_far in self._look_back(layout, range(self.copies), **kwargs):
-            states = take(values, rows) if self.rows == "last" else values
-            yield CopySums(states, so_far.sums, so_far.totals, mask, ids)
+        key = layout.text_start + self._rows(layout)[0]
+        host, host_key = layout.on_host, layout.text_start + self._rows(layout.on_host)[0]
+        first_key, end = int(host_key.min()), layout.input_ids.shape[1]
+        # Queries before the first copy that counts are not asked for.
+        first = max(first_key, layout.text_start + first_copy * int(host.text_length.min()))
+        watched = key[:, 0] if self.rows == "last" else slice(first_key, first_key + key.shape[1])
+        maximum = RunningMaximum(watched, slice(first, end), self._watched)
+        read = (host.copy_index >= first_copy) & (torch.arange(end) >= host_key[:, :1])
+        states = self.run(layout, observe=maximum, read=read, **kwargs)[:, first:]
+        query, key = torch.arange(first, end, device=states.device), key.to(states.device)[..., None]
+        counts = (query >= key) & (layout.copy_index[:, None, first:] >= first_copy).to(states.device)
+        return _weights(maximum, key, query, counts), states
 
-    def _sums(self, layout: Layout, copies: range, **kwargs: Any) -> Sums:
-        """What the rows' tokens look back to in these copies of the layout, (B, rows, ...)."""
-        return deque(self._look_back(layout, copies, **kwargs), maxlen=1).pop()[1]
+    def _part_size(self, layout: Layout) -> int:
+        if self.chunk_length is None:
+            return self._fitting(layout, layout.input_ids.shape[1])
+        return self._fitting(layout, min(layout.longest_text, self.chunk_length))
 
-    def _chunk_sums(self, layout: Layout, **kwargs: Any) -> Sums:
+    def _fitting(self, layout: Layout, queries: int) -> int:
+        """How many of these rows may run at a time: as many as the weights' budget allows, at least one.
+
+        Args:
+            layout: The rows.
+            queries: From how many tokens each of them is looked back from.
+        """
+        size = super()._part_size(layout)
+        if not self._through_function:
+            return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
+        rows = 1 if self.rows == "last" else layout.longest_text
+        # The maxima, the weights and two steps between them, in float32.
+        return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))
+
+    def _sums(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> _Sums:
+        """What the rows' tokens look back to in the copies from the first that counts, (B, rows, ...)."""
+        weights, states = self.look_back(layout, first_copy, **kwargs)
+        return weighted_sum(weights, states), weights.sum(dim=-1, keepdim=True), states.dtype
+
+    def _chunk_sums(self, layout: Layout, **kwargs: Any) -> _Sums:
         """(B, rows, ...): ReBA-k in chunks, of texts that stand once."""
         assert self.chunk_length is not None
         sizes = chunk_sizes(layout, self.chunk_length)
@@ -260,47 +263,41 @@ class ReBAModule(CausalModule):
         place = chunks.text if last else chunks.text * count + chunks.number
         if count == 1:
             # The first copy in a row of its own is then the whole text.
-            sums, totals, dtype = self._sums_in_parts(chunks.layout, range(self.copies), **kwargs)
+            sums, totals, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
             order = place.argsort()
-            return Sums(sums[order], totals[order], dtype)
-        sums, totals, dtype = self._once_sums(layout, sizes, **kwargs)
+            return sums[order], totals[order], dtype
+        # Of the last token, only what it gives itself is left in the whole text.
+        sums, totals, dtype = self._sums(layout, **kwargs) if last else self._once_sums(layout, sizes, **kwargs)
         if self.copies > 1:
-            again = self._sums_in_parts(chunks.layout, range(1, self.copies), **kwargs)
-            sums, totals = sums.index_add(0, place, again.sums), totals.index_add(0, place, again.totals)
+            again, totals_again, _ = self._sums_in_parts(chunks.layout, 1, **kwargs)
+            sums, totals = sums.index_add(0, place, again), totals.index_add(0, place, totals_again)
         if last:
-            return Sums(sums, totals, dtype)
+            return sums, totals, dtype
         longest = layout.longest_text
         sums, totals = (values.unflatten(0, (-1, count)).flatten(1, 2)[:, :longest] for values in (sums, totals))
-        return Sums(sums, totals, dtype)
+        return sums, totals, dtype
 
-    def _once_sums(self, layout: Layout, sizes: Tensor, **kwargs: Any) -> Sums:
-        """What tokens look back to within their chunks of the whole text.
-
-        Returns:
-            (B * chunks, chunk_length, ...); for ``rows="last"`` (B, 1, ...), where only the last token itself is left.
-        """
-        if self.rows == "last":
-            return self._sums(layout, range(1), **kwargs)
+    def _once_sums(self, layout: Layout, sizes: Tensor, **kwargs: Any) -> _Sums:
+        """What tokens look back to within their chunks of the whole text, (B * chunks, chunk_length, ...)."""
         assert self.chunk_length is not None
-        start, length, (texts, count) = layout.text_start, self.chunk_length, sizes.shape
+        start, length, count = layout.text_start, self.chunk_length, sizes.shape[1]
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         chunks = InChunks(maximum, start, length, count)
         states = self.run(layout, observe=chunks, read=layout.on_host.copy_index >= 0, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
-        offset = torch.arange(length, device=states.device).expand(texts * count, -1)
-        weights = backward_weights(maximum.result().to(states.device), offset, offset, offset < sizes.view(-1, 1))
-        return Sums(weighted_sum(weights, values), weights.sum(dim=-1, keepdim=True), states.dtype)
+        query = torch.arange(length, device=states.device)
+        key, is_text = query[:, None], query < sizes.view(-1, 1, 1)
+        weights = _weights(maximum, key, query, (query >= key) & is_text)
+        return weighted_sum(weights, values), weights.sum(dim=-1, keepdim=True), states.dtype
 
-    def _sums_in_parts(self, chunks: Layout, copies: range, **kwargs: Any) -> Sums:
+    def _sums_in_parts(self, chunks: Layout, first_copy: int, **kwargs: Any) -> _Sums:
         """What the rows' tokens of R chunks look back to in these copies, (R, rows, ...), a few chunks at a time."""
         rows = self._rows(chunks)[0].shape[1]
-        parts = even_slices(len(chunks.input_ids), self._fitting(chunks))
-        found = [self._sums(chunks.part(part), copies, **kwargs) for part in parts]
-        sums, totals = (
-            torch.cat([pad(values, (0, 0, 0, rows - values.shape[1])) for values in several])
-            for several in zip(*((part.sums, part.totals) for part in found), strict=True)
-        )
-        return Sums(sums, totals, found[0].dtype)
+        parts = even_slices(len(chunks.input_ids), self._fitting(chunks, chunks.input_ids.shape[1]))
+        found = [self._sums(chunks.part(part), first_copy, **kwargs) for part in parts]
+        sums = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for part, _, _ in found])
+        totals = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for _, part, _ in found])
+        return sums, totals, found[0][2]
 
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""
@@ -311,34 +308,21 @@ class ReBAModule(CausalModule):
             rows = torch.arange(layout.longest_text, device=length.device).expand(len(length), -1)
         return rows, rows < length
 
-    def _look_back(self, layout: Layout, copies: range, **kwargs: Any) -> Iterator[tuple[Tensor, Sums]]:
-        """One forward pass: for each of these copies its states, (B, n, D), and the sums up to its end."""
-        start, length = layout.text_start, layout.text_length[:, None]
-        offset = torch.arange(layout.longest_text, device=length.device)
-        keys = start + self._rows(layout)[0]
-        host, host_keys = layout.on_host, start + self._rows(layout.on_host)[0]
-        # Queries before the first copy that counts are not asked for.
-        first = max(int(host_keys.min()), start + copies.start * int(host.text_length.min()))
-        maximum = self._maximum(keys, int(host_keys.min()), slice(first, layout.input_ids.shape[1]))
-        position = torch.arange(layout.input_ids.shape[1])
-        counted = (host.copy_index >= copies.start) & (position >= host_keys[:, :1])
-        states = self.run(layout, observe=maximum, read=counted, **kwargs)
-        log_weights = maximum.result().to(states.device)
-        sums = torch.zeros(*keys.shape, states.shape[-1], dtype=summing_dtype(states.dtype), device=states.device)
-        totals = sums.new_zeros(*keys.shape, 1)
-        for number in copies:
-            position = (start + number * length + offset).clamp(max=states.shape[1] - 1)
-            values = take(states, position)
-            column = (position - first).clamp(min=0)[:, None].expand(-1, keys.shape[1], -1)
-            weights = backward_weights(log_weights.gather(2, column), keys, position, offset < length)
-            sums = sums + weighted_sum(weights, values)
-            totals = totals + weights.sum(dim=-1, keepdim=True)
-            yield values, Sums(sums, totals, states.dtype)
 
-    def _maximum(self, keys: Tensor, first: int, queries: slice) -> RunningMaximum:
-        """The running maximum of the log weights of these queries on ``keys``, (B, rows), of which ``first`` is one."""
-        watched = keys[:, 0] if self.rows == "last" else slice(first, first + keys.shape[1])
-        return RunningMaximum(watched, queries, self._watched)
+def _weights(maximum: RunningMaximum, key: Tensor, query: Tensor, counts: Tensor) -> Tensor:
+    """a_ij (..., rows, queries) from the maximum of log A_ji over layers and heads.
+
+    Symmetrising a lower triangular map halves what is off the diagonal and leaves the diagonal as it is; so does
+    symmetrising the maximum of such maps.
+
+    Args:
+        maximum: Of these queries on these keys.
+        key: (..., rows, 1), positions i.
+        query: (queries,), positions j.
+        counts: Whether j is summed over for i.
+    """
+    weights = maximum.result().to(query.device).masked_fill(~counts, float("-inf")).exp()
+    return torch.where(query == key, weights, weights / 2)
 
 
 def _unfit_for_chunks(chunk_length: int | None, change: Change) -> str | None:

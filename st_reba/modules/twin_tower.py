@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -77,9 +77,6 @@ class TwinTower(SafeTransformer):
 
     config_keys: list[str] = [*Transformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
-
-    #: Tokens a thread takes, at most, for both towers to run at once on a CPU: see benchmarks/RESULTS.md.
-    CPU_TOKENS: ClassVar[int] = 256
 
     method = "JTCSE"
     equation = r"e_i = h^L_{I,i} + h^L_{II,i}"
@@ -157,25 +154,8 @@ class TwinTower(SafeTransformer):
         inputs = {name: features[name] for name in _INPUTS if name in features}
         if tower_outputs:
             return {**features, **self._outputs(inputs, cross_stream and bool(self.cross_layers))}
-        return {**features, "token_embeddings": self._states(inputs)}
-
-    def _states(self, inputs: dict[str, Tensor]) -> Tensor:
-        if self._runs_as_one(inputs["input_ids"]):
-            return encoders.run_as_one(*self.towers, inputs).sum(dim=0)
         first, second = (tower(**inputs, return_dict=True).last_hidden_state for tower in self.towers)
-        return first + second
-
-    def _runs_as_one(self, input_ids: Tensor) -> bool:
-        """Whether both towers run in one batched pass.
-
-        Not in training, where each keeps its own dropout and gradients. On a CPU only for few tokens, where it is
-        the overhead of each operation that counts; with many, one tower's activations stay in the caches better.
-        """
-        if torch.is_grad_enabled() or self.training or not encoders.same_shape(self.model.config, self.second.config):
-            return False
-        if input_ids.device.type == "cpu" and input_ids.numel() > self.CPU_TOKENS * torch.get_num_threads():
-            return False
-        return encoders.pairs_up(*self.towers)
+        return {**features, "token_embeddings": first + second}
 
     def _outputs(self, inputs: dict[str, Tensor], cross_stream: bool) -> dict[str, Tensor]:
         first, second = (tower(**inputs, output_hidden_states=cross_stream, return_dict=True) for tower in self.towers)

@@ -1,4 +1,4 @@
-"""What tells data, and weights, from any other: all of their content, wherever it lies."""
+"""What tells data from any other: all of their content, wherever they lie."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
-from ..modules.fingerprint import content
 from ..optional import require_pyarrow
 
 
@@ -39,12 +36,3 @@ def _vectors(column: Any) -> Iterator[bytes | memoryview]:
 def _is_list(kind: Any) -> bool:
     types = require_pyarrow("Training")[0].types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def weights_digest(module: nn.Module) -> str:
-    """Of all parameters and buffers of a module, to the byte."""
-    digest = hashlib.blake2b()
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(content(tensor))
-    return digest.hexdigest()

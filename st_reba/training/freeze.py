@@ -16,10 +16,11 @@ from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
+from ..lm.fingerprint import weights_digest
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
 from .arguments import without_evaluation
-from .digests import data_digest, weights_digest
+from .digests import data_digest
 from .fitting import asked, begin, fit, publish, save
 from .losses import (
     COSENT_SCALE,

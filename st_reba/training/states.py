@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..files import durable, remove_scratch
 from ..lm.backbone import device
-from ..modules.fingerprint import fingerprint
+from ..lm.fingerprint import fingerprint
 from ..modules.layer_states import LayerStates
 
 _HASH_BYTES = 16
@@ -187,7 +187,7 @@ def _key(module: LayerStates) -> str:
     layout = {name: part.tolist() for name, part in features.items() if isinstance(part, Tensor)}
     settings = [
         _FORMAT,
-        fingerprint(module),
+        fingerprint(module.model, module.tokenizer, module.max_seq_length),
         module.pool_over,
         module.bidirectional_layers,
         module.normalize_text,

@@ -112,13 +112,14 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
     backbone = CausalTransformer(backbone_path("qwen3"))
     everything = RecipeSweep(backbone).encode([*TEXTS, *LONG, ""])
     widths = []
-    original = ReBAModule._maximum
+    original = ReBAModule.look_back
 
-    def noted(self, keys, queries, *rest):
-        widths.append(keys.shape[1])
-        return original(self, keys, queries, *rest)
+    def noted(self, layout):
+        weights, states = original(self, layout)
+        widths.append(weights.shape[1])
+        return weights, states
 
-    monkeypatch.setattr(ReBAModule, "_maximum", noted)
+    monkeypatch.setattr(ReBAModule, "look_back", noted)
     alone = RecipeSweep(backbone, poolings=["lasttoken"]).encode([*TEXTS, *LONG, ""])
     assert set(widths) == {1}
     assert list(alone) == [key for key in everything if key[1] == "lasttoken"]

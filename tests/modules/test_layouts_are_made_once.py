@@ -147,7 +147,7 @@ def test_settings_of_the_layout_are_among_what_may_change(roomy_path):
     module.block_length = 200
     assert not (module.preprocess(["cat " * 60])["copy_index"] == -3).any()
     reba = ReBAModule(roomy_path)
-    assert reba.varied(3, "all").preprocess(["a cat"])["copy_index"].max() == 2
+    assert ReBAModule(reba, repetitions=3).preprocess(["a cat"])["copy_index"].max() == 2
     assert reba.preprocess(["a cat"])["copy_index"].max() == 1
 
 

@@ -9,7 +9,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import TwinTower
-from st_reba.modules import encoders
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
@@ -61,63 +60,6 @@ def test_inference_is_the_sum_of_two_plain_encoders(cross_every, encoder_paths):
     with torch.no_grad():
         plain = [AutoModel.from_pretrained(path).eval()(**tokens).last_hidden_state[:, 0] for path in paths]
     assert relative_error(model.encode(TEXTS), plain[0] + plain[1]) < 1e-5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]], ids=["padded", "alone"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_batched_pass_equals_two(family, texts, dtype, encoder_paths, monkeypatch):
-    module = TwinTower(*encoder_paths(family)).eval().to(dtype)
-    features = module.preprocess(texts)
-    ran = []
-    run = encoders.run_as_one
-    monkeypatch.setattr(encoders, "run_as_one", lambda *a: ran.append(True) or run(*a))
-    apart = module(dict(features))["token_embeddings"].detach()
-    assert not ran
-    with torch.inference_mode():
-        together = module(dict(features))["token_embeddings"]
-    assert ran == [True]
-    real = features["attention_mask"].bool()
-    if dtype == torch.float32:
-        assert relative_error(together[real], apart[real]) < 1e-6
-    else:
-        assert torch.cosine_similarity(together[real].float(), apart[real].float(), dim=-1).min() > 0.999
-
-
-def test_the_batched_pass_follows_the_weights(encoder_paths):
-    """They are laid side by side at the first pass; what changes them afterwards changes what it gives."""
-    model = pipeline(TwinTower(*encoder_paths()), "cls")
-    before = model.encode(TEXTS)
-    tower = model[0].second
-    with torch.no_grad():
-        tower.encoder.layer[1].output.dense.weight.mul_(1.5)
-    changed = model.encode(TEXTS)
-    assert abs(changed - before).max() > 1e-3
-    tower.load_state_dict(AutoModel.from_pretrained(encoder_paths()[1]).state_dict())
-    assert relative_error(model.encode(TEXTS), before) < 1e-6
-    for parameter in tower.parameters():
-        parameter.data = parameter.data.clone()
-    assert relative_error(model.encode(TEXTS), before) < 1e-6
-
-
-def test_large_batches_on_a_cpu_run_apart(encoder_paths, monkeypatch):
-    module = TwinTower(*encoder_paths()).eval()
-    ids = torch.zeros(1, 8)
-    with torch.no_grad():
-        assert module._runs_as_one(ids)
-        monkeypatch.setattr(TwinTower, "CPU_TOKENS", 7 / torch.get_num_threads())
-        assert not module._runs_as_one(ids)
-
-
-def test_replaced_parts_run_apart(encoder_paths):
-    peft = pytest.importorskip("peft")
-    model = pipeline(TwinTower(*encoder_paths()), "cls")
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["query", "value"]))
-    model.eval()
-    with torch.no_grad():
-        assert not model[0]._runs_as_one(torch.zeros(1, 1))
-        assert model[0].towers[0].encoder.layer[0].attention.self.query.lora_A
-    assert model.encode(TEXTS).any()
 
 
 def test_one_name_is_both_towers(encoder_paths):

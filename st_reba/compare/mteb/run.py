@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...evaluation.store import Embed, EmbeddingStore, adopted_settings, stand_in
 from ...files import is_full
-from ...modules.fingerprint import fingerprint_of
+from ...lm.fingerprint import fingerprint_of
 from ..results import Task
 from .samples import (
     Sample,

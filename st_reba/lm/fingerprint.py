@@ -1,4 +1,4 @@
-"""What tells one loaded language model, and one reading of it, from another."""
+"""What tells a loaded language model, weights or settings from others: hashes over all of their content."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..version import __version__
-from . import CausalModule
-from .lm_head import head_blocks
 
 
-def fingerprint(module: CausalModule) -> str:
+def fingerprint(model: PreTrainedModel, tokenizer: Any, max_seq_length: int | None) -> str:
     """Tells this language model, as it would embed, from any other: 16 hexadecimal digits.
 
     All its weights, configuration, precision, tokenizer and ``max_seq_length``, and the package's version go into it.
     It keeps results of one model from being taken for those of another.
     """
-    config = {key: value for key, value in module.model.config.to_dict().items() if key not in _NOT_THE_MODEL}
-    found = _Digest(__version__, module.max_seq_length, config)
-    for name, weight in [*module.model.named_parameters(), *module.model.named_buffers()]:
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_MODEL}
+    found = _Digest(__version__, max_seq_length, config)
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         found.add(name, [weight])
-    found.note(_tokenizer(module.tokenizer))
+    found.note(_tokenizer(tokenizer))
     return found.text()
 
 
@@ -39,15 +38,20 @@ def content(weight: Tensor) -> memoryview | bytes:
     return weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def fingerprint_of_head(module: CausalModule) -> str:
-    """Tells the language model's head from any other: 16 hexadecimal digits.
-
-    Raises:
-        ValueError: If it has none.
-    """
+def fingerprint_of_weight(name: str, blocks: Iterable[Tensor]) -> str:
+    """Tells a weight, which may come in blocks of rows, from any other: 16 hexadecimal digits."""
     found = _Digest()
-    found.add("head", head_blocks(module))
+    found.add(name, blocks)
     return found.text()
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Of all parameters and buffers of a module, to the byte."""
+    digest = hashlib.blake2b()
+    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(content(tensor))
+    return digest.hexdigest()
 
 
 def fingerprint_of(*settings: Any) -> str:

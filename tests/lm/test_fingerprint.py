@@ -5,7 +5,17 @@ import torch
 from transformers import ByT5Tokenizer
 
 from st_reba import CausalTransformer
-from st_reba.modules.fingerprint import fingerprint, fingerprint_of_head
+from st_reba.lm.fingerprint import fingerprint as of_model
+from st_reba.lm.fingerprint import fingerprint_of_weight
+from st_reba.modules.lm_head import head_blocks
+
+
+def fingerprint(module) -> str:
+    return of_model(module.model, module.tokenizer, module.max_seq_length)
+
+
+def fingerprint_of_head(module) -> str:
+    return fingerprint_of_weight("head", head_blocks(module))
 
 
 def test_the_same_model_wherever_it_lies(backbone_path, tmp_path):
