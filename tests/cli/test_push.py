@@ -280,3 +280,8 @@ def test_no_network(directory, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConnectionError, match="gives no answer"):
         push.push(directory, "org/name", token="hf_x")
+
+
+def test_no_answer_is_an_error_of_the_library_that_the_client_asks_through():
+    assert push._NO_ANSWER
+    assert issubclass(HfHubHTTPError, push._NO_ANSWER)
