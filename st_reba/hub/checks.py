@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from .saved_files import check_link, checked_index, read_json
+from .saved_files import (
+    AdapterFile,
+    SentenceTransformersFile,
+    check_link,
+    check_saved,
+    checked,
+    checked_index,
+    read_object,
+)
 
-_USUAL = "SentenceTransformer"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -32,19 +38,17 @@ def check_saved_model(root: Path) -> None:
     if not root.is_dir():
         raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
     _check_links(root)
-    modules = _json(root, root / "modules.json")
-    if not isinstance(modules, list) or not modules or not all(_is_module(entry) for entry in modules):
-        raise ValueError(f"{root / 'modules.json'}: not a list of modules with a type and a path each.")
-    _json(root, root / "config_sentence_transformers.json")
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        if not (root / name).is_file():
+            raise ValueError(f"{root} has no {name}: it is not a saved SentenceTransformer.")
+    modules = check_saved(root)
     for entry in modules:
-        folder = (root / entry["path"]).resolve()
-        if not folder.is_relative_to(root.resolve()):
-            raise ValueError(f'{root / "modules.json"}: the path "{entry["path"]}" leads out of the directory.')
+        folder = root / entry.path
         # A module without settings, such as Normalize, may have no folder: some uploads lose empty ones.
-        if not folder.is_dir() and not entry["type"].endswith(".Normalize"):
+        if not folder.is_dir() and not entry.type.endswith(".Normalize"):
             raise ValueError(f"{folder} is missing: the model is not complete. Save it again.")
-    _check_backbone(root / modules[0]["path"])
-    _check_adapter(root / modules[0]["path"])
+    _check_backbone(root / modules[0].path)
+    _check_adapter(root / modules[0].path)
     for path in files_of(root):
         if path.suffix == ".safetensors":
             _check_safetensors(path)
@@ -53,8 +57,7 @@ def check_saved_model(root: Path) -> None:
 def model_class(root: Path) -> str:
     """Which of sentence-transformers' classes a saved model is loaded by; that of a model before 5 is not written."""
     path = root / "config_sentence_transformers.json"
-    written = _json(root, path) if path.is_file() else {}
-    return str(written.get("model_type", _USUAL)) if isinstance(written, dict) else _USUAL
+    return checked(SentenceTransformersFile, read_object(path) if path.is_file() else {}, path).model_type
 
 
 def _check_links(root: Path) -> None:
@@ -75,7 +78,7 @@ def _check_links(root: Path) -> None:
 
 def _check_backbone(folder: Path) -> None:
     """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
-    if not (folder / "config.json").is_file() or "model_type" not in _json(folder, folder / "config.json"):
+    if not (folder / "config.json").is_file() or "model_type" not in read_object(folder / "config.json"):
         return
     found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
     if found is None:
@@ -90,7 +93,7 @@ def _check_adapter(folder: Path) -> None:
     """An adapter's backbone is found by its name, which must mean something elsewhere."""
     config = folder / "adapter_config.json"
     if config.is_file():
-        base = Path(str(_json(folder, config).get("base_model_name_or_path")))
+        base = Path(str(checked(AdapterFile, read_object(config), config).base_model_name_or_path))
         if base.is_absolute() or base.is_dir():
             raise ValueError(
                 f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "
@@ -106,17 +109,6 @@ def _check_safetensors(path: Path) -> None:
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or cut short ({error}). Save the model again.") from None
-
-
-def _is_module(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path"), str)
-
-
-def _json(root: Path, path: Path) -> Any:
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        raise ValueError(f"{root} has no {path.name}: it is not a saved SentenceTransformer.") from None
 
 
 def files_of(root: Path) -> list[Path]:

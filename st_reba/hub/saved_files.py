@@ -360,7 +360,7 @@ class TransformerFile(_File):
 # A whole model
 
 
-def check_saved(directory: Path) -> None:
+def check_saved(directory: Path) -> list[ModuleEntry]:
     """Hold the files that ST itself reads of a saved model to what they may say; nothing is loaded.
 
     What lies in the directory of a module of st_reba, that module checks when it is loaded.
@@ -368,12 +368,15 @@ def check_saved(directory: Path) -> None:
     Args:
         directory: Of the model. One that is not there, or has no ``modules.json``, is left to be refused elsewhere.
 
+    Returns:
+        Its modules; none where there is no ``modules.json``.
+
     Raises:
         ValueError: If a file is malformed.
     """
     modules = directory / "modules.json"
     if not modules.is_file():
-        return
+        return []
     entries = checked(ModulesFile, read_json(modules), modules).root
     settings = directory / "config_sentence_transformers.json"
     if settings.is_file():
@@ -388,3 +391,4 @@ def check_saved(directory: Path) -> None:
         config = directory / entry.path / "config.json"
         if entry.type.endswith(".Pooling") and config.is_file():
             checked(PoolingFile, read_object(config), config)
+    return entries

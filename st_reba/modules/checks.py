@@ -21,7 +21,6 @@ MAX_COPIES = 1024
 #: Where tokenizers and ST keep "no limit".
 NO_LIMIT = int(1e30)
 
-
 # The settings of all modules, and those that several of them have.
 POOL_OVER: Setting[PoolOver] = choice("pool_over", "text", "all", "whole")
 FINAL_NORM = flag("final_norm")
@@ -49,8 +48,8 @@ def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value
 
 def check_length(length: object, name: str) -> None:
     """Refuse what is not a number of tokens: a whole number from 1, or None or transformers' huge one for no limit."""
-    whole = type(length) is int or (isinstance(length, float) and length >= NO_LIMIT)
-    if length is not None and not (whole and cast(float, length) >= 1):
+    is_whole = type(length) is int or (isinstance(length, float) and length >= NO_LIMIT)
+    if length is not None and not (is_whole and cast(float, length) >= 1):
         raise ValueError(f"{name}={length!r}: give a number of tokens, 1 or more, or None for no limit.")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 from ..lm.limits import MAX_LAYERS
-from ..settings import whole
+from ..settings import flag, whole
 from .moments import Moments
 from .partwise_whitening import SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
@@ -29,6 +29,8 @@ _WIDEST = 2**20
 DEPTH = whole("depth", 1, MAX_LAYERS)
 HIDDEN_SIZE = whole("hidden_size", 1, _WIDEST)
 HEAD_DIMENSION = whole("head_dimension", 1, _WIDEST)
+ENCODERS = flag("encoders")
+DECODERS = flag("decoders")
 
 
 class LayerwiseAutoencoder(StoredModule):
@@ -87,6 +89,8 @@ class LayerwiseAutoencoder(StoredModule):
         DEPTH.check(depth)
         HIDDEN_SIZE.check(hidden_size)
         HEAD_DIMENSION.check(head_dimension)
+        ENCODERS.check(encoders)
+        DECODERS.check(decoders)
         #: Behind which layers the states are read, counted from 1; None: all of them.
         self.layers = None if layers is None else _checked_layers(layers, depth)
         self._indices = range(depth) if self.layers is None else [layer - 1 for layer in self.layers]

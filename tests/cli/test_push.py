@@ -131,8 +131,12 @@ def spoiled(directory, how):
     [
         (("modules.json", None), "has no modules.json: it is not a saved SentenceTransformer."),
         (("modules.json", b"{"), "modules.json: not JSON"),
-        (("modules.json", b"[]"), "modules.json: not a list of modules with a type and a path each."),
-        (("modules.json", b'[{"type": "a", "path": "../.."}]'), 'the path "../.." leads out of the directory.'),
+        (("modules.json", b"[]"), "modules.json is []: it must have an entry."),
+        (
+            ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]'),
+            "has the path '../..': a module lies inside",
+        ),
+        (("config_sentence_transformers.json", b'{"prompts": 3}'), "sets prompts to 3: it must be an object of names"),
         (("config_sentence_transformers.json", None), "has no config_sentence_transformers.json"),
         (("1_Pooling", None), "1_Pooling is missing: the model is not complete."),
         ((f"{OWN}/model.safetensors", None), "has no weights (model.safetensors, "),
@@ -276,3 +280,8 @@ def test_no_network(directory, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConnectionError, match="gives no answer"):
         push.push(directory, "org/name", token="hf_x")
+
+
+def test_no_answer_is_an_error_of_the_library_that_the_client_asks_through():
+    assert push._NO_ANSWER
+    assert issubclass(HfHubHTTPError, push._NO_ANSWER)

@@ -166,6 +166,8 @@ def test_save_and_load(settings, shared, tmp_path):
         ((3, 32), {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
         ((3, 32), {"bottlenecks": ["8"]}, "a whole number from 1 to 32"),
         ((3, 32), {"encoders": False, "decoders": True}, "there is nothing to decode"),
+        ((3, 32), {"encoders": "false"}, "encoders='false': use True or False"),
+        ((3, 32), {"decoders": 1}, "decoders=1: use True or False"),
         ((3, 32), {"layers": [0, 1]}, "layers=\\[0, 1\\]: give a rising list of layers from 1 to 3"),
         ((3, 32), {"layers": [3, 2]}, "give a rising list"),
         ((3, 32), {"layers": []}, "give a rising list"),
