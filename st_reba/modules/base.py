@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub import card
 from ..lm import backbone
-from ..text.builder import LayoutBuilder, Plan, Tokenization, lay_out
 from ..text.layout import Layout
+from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
-from ..text.tokens import tokenized, traits
+from ..text.tokens import Span, special_tokens, tokenized
 from .changes import Change
 from .checks import NO_LIMIT as _NO_LIMIT
 from .checks import check_length, chosen
@@ -32,14 +32,6 @@ from .readout import Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class _Builders(NamedTuple):
-    """What makes a module's layouts, and what that was made from."""
-
-    tokenizer: PreTrainedTokenizerBase
-    made_from: tuple[list[Plan], object]
-    builders: list[LayoutBuilder]
 
 
 class CausalModule(LayoutReader):
@@ -122,8 +114,6 @@ class CausalModule(LayoutReader):
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
     SHARES: ClassVar[tuple[float, ...]] = (1.0,)
 
-    _made: _Builders | None = None
-
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
     equation: ClassVar[str]
@@ -199,7 +189,7 @@ class CausalModule(LayoutReader):
         return template
 
     def _leading(self) -> int:
-        return len(self._builder().specials_before)
+        return len(special_tokens(self._tokenizer)[0])
 
     def _check_tokenization(self, tokenization: Tokenization | None) -> None:
         if tokenization not in (None, "whole", "pieces"):
@@ -275,21 +265,13 @@ class CausalModule(LayoutReader):
         limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, _NO_LIMIT) if limit is not None)
         return None if limit >= _NO_LIMIT else int(limit)
 
-    def _plans(self) -> list[Plan]:
+    def _templates(self) -> list[Template]:
         """One for each layout that the method reads a text in."""
-        return [Plan(self._template, self.tokenization)]
+        return [self._template]
 
-    def _builders(self) -> list[LayoutBuilder]:
-        """Those of the plans and of the changes' companions: made once, and again where any of it changed."""
-        plans = [*self._plans(), *(Plan(template, self.tokenization) for template in self._companions.values())]
-        tokenizer, made_from = self._tokenizer, (plans, traits(self._tokenizer))
-        if self._made is None or self._made.tokenizer is not tokenizer or self._made.made_from != made_from:
-            self._made = _Builders(tokenizer, made_from, [plan.builder(tokenizer) for plan in made_from[0]])
-        return self._made.builders
-
-    def _builder(self) -> LayoutBuilder:
-        """The first of them."""
-        return self._builders()[0]
+    def _frames(self, prompt: str | None = None) -> list[Frame]:
+        """What stands around a text in each of these layouts, and then in those of the changes' companions."""
+        return frames([*self._templates(), *self._companions.values()], self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -297,18 +279,8 @@ class CausalModule(LayoutReader):
 
     def _room(self, prompt: str | None = None) -> int | None:
         """Tokens one copy may have beside everything else in the layout, by the model's positions."""
-        available = self._positions()
-        if available is None:
-            return None
-        builder = min(self._builders(), key=lambda builder: builder.room(available, prompt))
-        room = builder.room(available, prompt)
-        if room < 1:
-            raise ValueError(
-                f"{builder.overhead(prompt)} tokens of prompt, template and special tokens leave no room for "
-                f"{builder.template.copies} copies of a text in the model's {available} positions. "
-                "Use fewer repetitions, or a shorter template or prompt."
-            )
-        return room
+        around, available = self._frames(prompt), self._positions()
+        return None if available is None else room(around, available)
 
     def preprocess(
         self,
@@ -382,19 +354,24 @@ class CausalModule(LayoutReader):
         """As the tokenizer is given them."""
         return [normalized(text) for text in texts] if self.normalize_text else list(texts)
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
+    def _lay_out(self, texts: Sequence[str], prompt: str, processing_kwargs: Any = None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
-        builders = self._builders()
-        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
-        return [builder.framed(own) for builder, own in zip(builders, rows, strict=True)]
+        return lay_out(
+            [*self._templates(), *self._companions.values()],
+            self._tokenizer,
+            texts,
+            prompt=prompt,
+            max_tokens=self._limit(self._asked_length(processing_kwargs)),
+            positions=self._positions(),
+            tokenization=self.tokenization,
+        )
 
     def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> list[Layout]:
         """The same of texts that may have different prompts: those of one prompt together, then as they stood."""
         parts, order = [], []
         for prompt in dict.fromkeys(prompts):
             chosen = [index for index, own in enumerate(prompts) if own == prompt]
-            max_tokens = self.max_tokens(prompt, processing_kwargs)
-            parts.append(self._lay_out([texts[index] for index in chosen], max_tokens, prompt))
+            parts.append(self._lay_out([texts[index] for index in chosen], prompt, processing_kwargs))
             order += chosen
         if len(parts) == 1:
             return parts[0]
@@ -425,7 +402,7 @@ class CausalModule(LayoutReader):
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole, without special tokens."""
-        return self._builder().tokenize(self._texts(texts))
+        return [tokens.ids for tokens in tokenized(self._tokenizer, self._texts(texts))]
 
     def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
@@ -439,14 +416,7 @@ class CausalModule(LayoutReader):
         Raises:
             ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
         """
-        [[row], *_] = lay_out(
-            self._builders(),
-            self._texts([text]),
-            max_tokens=self.max_tokens(prompt),
-            positions=self._positions(),
-            prompt=prompt,
-        )
-        return self._located(row.extents)
+        return self._located(self._lay_out(self._texts([text]), prompt or "")[0].spans[0])
 
     def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
@@ -456,16 +426,16 @@ class CausalModule(LayoutReader):
         """
         found = []
         for text, tokens in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
-            inside = [(first, min(last, len(text))) for first, last in self._located(tokens.extents)]
-            found.append([extent for extent in inside if extent[0] < extent[1]])
+            inside = [(first, min(last, len(text))) for first, last in self._located(tokens.spans)]
+            found.append([(first, last) for first, last in inside if first < last])
         return found
 
-    def _located(self, extents: list[tuple[int, int]] | None) -> list[tuple[int, int]]:
-        if extents is None:
+    def _located(self, spans: list[Span] | None) -> list[Span]:
+        if spans is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
-        return extents
+        return spans
 
     # Chunks of a text, of which :func:`st_reba.encode_chunks` makes vectors
 

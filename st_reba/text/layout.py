@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .tokens import Span
+
 NOT_TEXT = -1
 
 #: The ``copy_index`` of a slot of token prepending; that of a text's second block is one less, and so on.
@@ -53,6 +55,8 @@ class Layout:
             literals, the prompt, padding. -2 and less: the slots of token prepending, whose id means nothing.
         beside: What changes saw of the same texts in layouts of their own, (B, ...), by the keys of the changes.
         at_home: The same layout as the tokenizer left it, in the host's memory, where this one is on an accelerator.
+        spans: For each text and each token of one copy, the characters of the text that the token holds any part of;
+            None for a text where the tokenizer does not say. A layout that is made of others has none.
     """
 
     input_ids: Tensor
@@ -60,6 +64,7 @@ class Layout:
     copy_index: Tensor
     beside: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     at_home: Layout | None = field(default=None, kw_only=True, repr=False)
+    spans: Sequence[list[Span] | None] = field(default=(), kw_only=True, repr=False)
 
     @classmethod
     def of(cls, features: Mapping[str, Any], change: str = "") -> Layout:

@@ -44,14 +44,14 @@ def word_token_ids(
     every = list(dict.fromkeys(word for own in words for word in own))
     ids: dict[str, list[int]] = {}
     for word, tokens in zip(every, tokenized(tokenizer, [QUOTE + word for word in every]), strict=True):
-        if tokens.extents is None:
+        if tokens.spans is None:
             # Its tokens spell something else: those of the word by itself are the nearest.
             ids[word] = tokenized(tokenizer, [word])[0].ids
         else:
             # A token that holds the mark as well cannot follow it.
             ids[word] = [
                 token
-                for token, (start, end) in zip(tokens.ids, tokens.extents, strict=True)
+                for token, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
                 if start >= len(QUOTE) and end > start
             ]
     return [list(dict.fromkeys(token for word in own for token in ids[word])) for own in words]

@@ -14,7 +14,6 @@ from ...lm.attention import routes
 from ...lm.attention.masks import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
-from ...text.builder import Plan
 from ...text.layout import Layout, sent
 from ...text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from ..base import CausalModule, PoolOver
@@ -112,11 +111,11 @@ class MetaEOLModule(CausalModule):
         """One a prompt."""
         return len(self.templates)
 
-    def _plans(self) -> list[Plan]:
-        return [Plan(template, self.tokenization) for template in self._parsed]
+    def _templates(self) -> list[Template]:
+        return self._parsed
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
-        layouts, count = super()._lay_out(texts, max_tokens, prompt), len(self.templates)
+    def _lay_out(self, texts: Sequence[str], prompt: str, processing_kwargs: Any = None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, prompt, processing_kwargs), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:

@@ -165,15 +165,15 @@ class ReBAModule(CausalModule):
             "weights take memory that grows with the text's length, not with its square."
         )
 
-    def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
+    def _lay_out(self, texts: Sequence[str], prompt: str, processing_kwargs: Any = None) -> list[Layout]:
         self._check_chunks_fit(prompt)
-        return super().max_tokens(prompt, processing_kwargs)
+        return super()._lay_out(texts, prompt, processing_kwargs)
 
     def _check_chunks_fit(self, prompt: str | None = None) -> None:
         available = backbone.positions(self.model)
         if self.chunk_length is None or available is None:
             return
-        before = self._builder().overhead(prompt)
+        before = self._frames(prompt)[0].overhead
         if before + self.copies * self.chunk_length > available:
             fitting = (available - before) // self.copies
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"

@@ -25,7 +25,6 @@ from ...lm.attention.observers import MeanWeights
 from ...lm.precision import weighted_sum, widened
 from ...lm.run import Effect
 from ...lm.states import at, put
-from ...text.builder import Plan
 from ...text.layout import NOT_TEXT, Layout
 from ...text.templates import Template
 from ..base import CausalModule, PoolOver
@@ -149,8 +148,8 @@ class RefinedThoughtModule(CausalModule):
                 stacklevel=3,
             )
 
-    def _plans(self) -> list[Plan]:
-        return [Plan(self._template, self.tokenization, end=True)]
+    def _templates(self) -> list[Template]:
+        return [replace(self._template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()
