@@ -311,20 +311,21 @@ class CausalModule(LayoutReader):
         if not inputs:
             return {}
         prompts, texts = self._split(inputs, prompt or "")
-        processing_kwargs = self._with_length_of(kwargs.get("task"), processing_kwargs)
-        layout, *companions = self._lay_out_all(self._texts(texts), prompts, processing_kwargs)
-        if not self._warned_empty and bool((layout.text_length == 0).any()):
+        layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
+        if not self._warned_empty and bool((layouts[0].text_length == 0).any()):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
                 "This warning comes once.",
                 stacklevel=2,
             )
-        for read in (layout, *companions):
-            self._check_ids(read)
-        features = self._kept_at_home(layout).features()
-        for key, companion in zip(self._companions, companions, strict=True):
-            features |= self._kept_at_home(companion).features(key)
+        # The host can still look at a layout whose tensors have been moved to an accelerator. In training, losses of ST
+        # join features and cut them apart, which they do to tensors alone.
+        kept_at_home = not self.training and backbone.device(self.model).type != "cpu"
+        features: dict[str, Any] = {}
+        for key, layout in zip(("", *self._companions), layouts, strict=True):
+            self._check_ids(layout)
+            features |= (replace(layout, at_home=layout) if kept_at_home else layout).features(key)
         return features
 
     def _check_ids(self, layout: Layout) -> None:
@@ -337,45 +338,25 @@ class CausalModule(LayoutReader):
                 "both from one place, or resize the embeddings (resize_token_embeddings)."
             )
 
-    def _kept_at_home(self, layout: Layout) -> Layout:
-        """A layout that the host can still look at when its tensors have been moved to an accelerator.
-
-        In training, losses of ST join features and cut them apart, which they do to tensors alone.
-        """
-        if self.training or backbone.device(self.model).type == "cpu":
-            return layout
-        return replace(layout, at_home=layout)
-
     def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
         """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
-        return self._lay_out_all(self._texts(texts), [prompt or ""] * len(texts), None)[0]
+        return self._lay_out(self._texts(texts), prompt or "", self._asked_length())[0]
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
         """As the tokenizer is given them."""
         return [normalized(text) for text in texts] if self.normalize_text else list(texts)
 
-    def _lay_out(self, texts: Sequence[str], prompt: str, processing_kwargs: Any = None) -> list[Layout]:
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
             [*self._templates(), *self._companions.values()],
             self._tokenizer,
             texts,
             prompt=prompt,
-            max_tokens=self._limit(self._asked_length(processing_kwargs)),
+            max_tokens=self._limit(asked_length),
             positions=self._positions(),
             tokenization=self.tokenization,
         )
-
-    def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> list[Layout]:
-        """The same of texts that may have different prompts: those of one prompt together, then as they stood."""
-        parts, order = [], []
-        for prompt in dict.fromkeys(prompts):
-            chosen = [index for index, own in enumerate(prompts) if own == prompt]
-            parts.append(self._lay_out([texts[index] for index in chosen], prompt, processing_kwargs))
-            order += chosen
-        if len(parts) == 1:
-            return parts[0]
-        return [Layout.joined(layouts).part(torch.tensor(order).argsort()) for layouts in zip(*parts, strict=True)]
 
     def _split(self, inputs: Sequence[Any], prompt: str) -> tuple[list[str], list[str]]:
         """What stands in front of each text, and the texts."""
@@ -416,7 +397,7 @@ class CausalModule(LayoutReader):
         Raises:
             ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
         """
-        return self._located(self._lay_out(self._texts([text]), prompt or "")[0].spans[0])
+        return self._located(self.lay_out([text], prompt).spans[0])
 
     def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
@@ -470,17 +451,12 @@ class CausalModule(LayoutReader):
         """What is pooled of chunks, from what :meth:`handing_on_all` gives of their tokens."""
         return tokens
 
-    def _with_length_of(self, task: str | None, processing_kwargs: Any) -> Any:
-        """With the length that texts of a task have, if there is one (ST 6) and the call does not say another."""
-        length = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
-        if length is None:
-            return processing_kwargs
-        given = processing_kwargs or {}
-        return {**given, "text": {"max_length": length, **given.get("text", {})}}
-
-    def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
+    def _asked_length(self, processing_kwargs: Any = None, task: str | None = None) -> int | None:
+        """Tokens of one copy that a call asks for; else, in ST 6, those of its task; else those that the module has."""
+        of_task = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
         own: dict[str, Any] = dict(self.processing_kwargs)
-        asked = {**own.get("text", {}), **(processing_kwargs or {}).get("text", {})}
+        of_call = {} if of_task is None else {"max_length": of_task}
+        asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
         length = asked.get("max_length")

@@ -5,7 +5,7 @@ Nothing here knows a model or a method: every readout of every method is a quest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -141,17 +141,10 @@ class Layout:
     @classmethod
     def interleaved(cls, layouts: Sequence[Layout]) -> Layout:
         """P layouts of the same B texts as one of B * P rows, those of a text together."""
-        return cls(*(torch.stack(parts, dim=1).flatten(0, 1) for parts in _padded(layouts)))
-
-    @classmethod
-    def joined(cls, layouts: Sequence[Layout]) -> Layout:
-        """Layouts of other texts each, one below the other."""
-        return cls(*(torch.cat(parts) for parts in _padded(layouts)))
-
-
-def _padded(layouts: Sequence[Layout]) -> Iterator[list[Tensor]]:
-    """The parts of layouts, as long as the longest."""
-    length = max(layout.input_ids.shape[1] for layout in layouts)
-    for name, padding in _PADDING.items():
-        parts = [layout.features()[name] for layout in layouts]
-        yield [pad(part, (0, length - part.shape[1]), value=padding) for part in parts]
+        longest = max(layout.input_ids.shape[1] for layout in layouts)
+        woven = []
+        for name, padding in _PADDING.items():
+            parts = [layout.features()[name] for layout in layouts]
+            padded = [pad(part, (0, longest - part.shape[1]), value=padding) for part in parts]
+            woven.append(torch.stack(padded, dim=1).flatten(0, 1))
+        return cls(*woven)

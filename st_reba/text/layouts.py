@@ -70,10 +70,6 @@ class _Row(NamedTuple):
     marked: list[Marked]
     spans: list[Span] | None
 
-    @property
-    def text_length(self) -> int:
-        return sum(mark == 0 for _, mark in self.marked)
-
 
 class _Lead(NamedTuple):
     """What stands before a text that is tokenised with it.
@@ -144,7 +140,7 @@ def lay_out(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     *,
-    prompt: str = "",
+    prompt: str | Sequence[str] = "",
     max_tokens: int | None = None,
     positions: int | None = None,
     tokenization: Tokenization = "whole",
@@ -165,7 +161,7 @@ def lay_out(
         templates: One for each layout; all have one copy of the text, or more.
         tokenizer: Any Hugging Face tokenizer. Its padding side, padding token and chat template do not matter.
         texts: B strings.
-        prompt: Literal text at the front.
+        prompt: Literal text at the front of every text; or B strings, one for each.
         max_tokens: How many tokens one copy may have; None: no limit.
         positions: How many tokens a whole layout may have; None: no limit.
         tokenization: ``"whole"``, or ``"pieces"`` for templates with one slot, too.
@@ -176,18 +172,37 @@ def lay_out(
     Raises:
         ValueError: If there is no room for text, or the tokenizer cannot be used: see :func:`frames`.
     """
-    around = frames(templates, tokenizer, prompt)
+    prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
+    rows: dict[int, list[_Row]] = {}
+    for front in dict.fromkeys(prompts):
+        chosen = [index for index, own in enumerate(prompts) if own == front]
+        around = frames(templates, tokenizer, front)
+        found = _rows(around, tokenizer, front, [texts[index] for index in chosen], max_tokens, positions, tokenization)
+        rows.update(zip(chosen, found, strict=True))
+    return [_layout([rows[index][number] for index in range(len(texts))]) for number in range(len(templates))]
+
+
+def _rows(
+    around: Sequence[Frame],
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    texts: Sequence[str],
+    max_tokens: int | None,
+    positions: int | None,
+    tokenization: Tokenization,
+) -> list[list[_Row]]:
+    """The rows of each text, one for each frame."""
     if positions is not None:
         most = room(around, positions)
         max_tokens = most if max_tokens is None else min(most, max_tokens)
     own = tokenized(tokenizer, texts)
     rows: dict[int, list[_Row]] = {}
-    if tokenization == "whole" and templates[0].copies == 1:
+    if tokenization == "whole" and around[0].template.copies == 1:
         rows = _wholes(around, tokenizer, prompt, texts, own, max_tokens, positions)
     for index in set(range(len(texts))) - rows.keys():
         tokens = own[index].truncated(max_tokens, tokenizer.truncation_side)
         rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
-    return [_layout([rows[index][number] for index in range(len(texts))]) for number in range(len(around))]
+    return [rows[index] for index in range(len(texts))]
 
 
 def _wholes(
@@ -199,7 +214,7 @@ def _wholes(
     max_tokens: int | None,
     positions: int | None,
 ) -> dict[int, list[_Row]]:
-    """By a text's number its rows, one for each frame, where it can be tokenised with what stands around it."""
+    """By a text's number its rows, where it can be tokenised with what stands around it."""
     leads = [_lead(frame.template, tokenizer, prompt) for frame in around]
     known = dict(zip(texts, own, strict=True))
     rows: dict[int, list[_Row]] = {}
@@ -233,7 +248,9 @@ def _wholes(
             whole = [row for row in found if row is not None]
             if len(whole) < len(found):
                 continue
-            excess = 0 if max_tokens is None else max(row.text_length for row in whole) - max_tokens
+            excess = 0
+            if max_tokens is not None:
+                excess = max(sum(mark == 0 for _, mark in row.marked) for row in whole) - max_tokens
             if positions is not None:
                 excess = max(excess, max(len(row.marked) for row in whole) - positions)
             if excess > 0:

@@ -165,12 +165,13 @@ class TestLayout:
     def test_layouts_with_prompts_of_their_own(self, kind, batch, template):
         """Each row is what it is alone."""
         parsed = Template(tuple(template))
-        alone = [laid_out(parsed, TOKENIZERS[kind], [text], prompt=prompt) for text, prompt in batch]
-        whole = Layout.joined(alone)
-        for row, layout in enumerate(alone):
-            mine = whole.part(slice(row, row + 1))
-            assert_same(mine, layout)
-            assert whole.text_starts[row] == layout.text_start
+        texts, prompts = zip(*batch, strict=True)
+        whole = laid_out(parsed, TOKENIZERS[kind], texts, prompt=prompts)
+        for row, (text, prompt) in enumerate(batch):
+            alone = laid_out(parsed, TOKENIZERS[kind], [text], prompt=prompt)
+            assert_same(whole.part(slice(row, row + 1)), alone)
+            assert whole.spans[row] == alone.spans[0]
+            assert whole.text_starts[row] == alone.text_start
 
     def test_rows_drop_the_columns_nobody_needs(self, kind):
         batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]

@@ -114,8 +114,8 @@ class MetaEOLModule(CausalModule):
     def _templates(self) -> list[Template]:
         return self._parsed
 
-    def _lay_out(self, texts: Sequence[str], prompt: str, processing_kwargs: Any = None) -> list[Layout]:
-        layouts, count = super()._lay_out(texts, prompt, processing_kwargs), len(self.templates)
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
