@@ -71,18 +71,20 @@ class _Row(NamedTuple):
     spans: list[Span] | None
 
 
-class _Lead(NamedTuple):
-    """What stands before a text that is tokenised with it.
+class _Sides(NamedTuple):
+    """What stands around a text and is tokenised with it, as one string.
 
     Attributes:
         split_off: Tokens before the string: a slot splits a string, as an entry added to the vocabulary does.
-        text: The string's beginning.
+        front: The string's beginning.
         slot: Where a slot's separator stands in it, if one does.
+        behind: The string's end.
     """
 
     split_off: list[Marked]
-    text: str
+    front: str
     slot: Span | None
+    behind: str
 
 
 def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, prompt: str = "") -> list[Frame]:
@@ -95,11 +97,9 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
     before, after = special_tokens(tokenizer)
     literals = [part for template in templates for literal in template.literals for part in literal.split(PREPEND)]
     strings = list(dict.fromkeys([prompt, *literals]))
-    found = {
-        string: _not_text(tokens.ids) for string, tokens in zip(strings, tokenized(tokenizer, strings), strict=True)
-    }
+    ids = [_not_text(tokens.ids) for tokens in tokenized(tokenizer, strings)]
     # Some tokenizers make a token of no character.
-    found[""] = []
+    found = {**dict(zip(strings, ids, strict=True)), "": []}
     eos, name = tokenizer.eos_token_id, type(tokenizer).__name__
     result = []
     for template in templates:
@@ -195,44 +195,20 @@ def _rows(
     if positions is not None:
         most = room(around, positions)
         max_tokens = most if max_tokens is None else min(most, max_tokens)
-    own = tokenized(tokenizer, texts)
-    rows: dict[int, list[_Row]] = {}
-    if tokenization == "whole" and around[0].template.copies == 1:
-        rows = _wholes(around, tokenizer, prompt, texts, own, max_tokens, positions)
-    for index in set(range(len(texts))) - rows.keys():
-        tokens = own[index].truncated(max_tokens, tokenizer.truncation_side)
-        rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
-    return [rows[index] for index in range(len(texts))]
-
-
-def _wholes(
-    around: Sequence[Frame],
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    texts: Sequence[str],
-    own: Sequence[Tokens],
-    max_tokens: int | None,
-    positions: int | None,
-) -> dict[int, list[_Row]]:
-    """By a text's number its rows, where it can be tokenised with what stands around it."""
-    leads = [_lead(frame.template, tokenizer, prompt) for frame in around]
+    own, cut_side = tokenized(tokenizer, texts), tokenizer.truncation_side
     known = dict(zip(texts, own, strict=True))
     rows: dict[int, list[_Row]] = {}
-    # How many of its own tokens each text is cut to.
-    pending = {
-        index: len(tokens.ids) if max_tokens is None else min(len(tokens.ids), max_tokens)
-        for index, tokens in enumerate(own)
-        if tokens.ids and tokens.spans is not None
-    }
+    # How many of its own tokens each text is cut to that may be tokenised with what stands around it.
+    pending: dict[int, int] = {}
+    if tokenization == "whole" and around[0].template.copies == 1:
+        for index, tokens in enumerate(own):
+            if tokens.ids and tokens.spans is not None:
+                pending[index] = len(tokens.ids) if max_tokens is None else min(len(tokens.ids), max_tokens)
+    sides = [_sides(frame.template, tokenizer, prompt) for frame in around] if pending else []
     while pending:
-        parts = {
-            index: cut(texts[index], own[index], count, tokenizer.truncation_side) for index, count in pending.items()
-        }
+        parts = {index: cut(texts[index], own[index], count, cut_side) for index, count in pending.items()}
         strings = {
-            index: [
-                lead.text + texts[index][first:last] + frame.template.literals[1]
-                for frame, lead in zip(around, leads, strict=True)
-            ]
+            index: [side.front + texts[index][first:last] + side.behind for side in sides]
             for index, (first, last) in parts.items()
             if first < last
         }
@@ -241,49 +217,57 @@ def _wholes(
         known.update(zip(new, tokenized(tokenizer, new), strict=True))
         shorter = {}
         for index, of_text in strings.items():
-            found = [
-                _as_whole(frame, lead, texts[index], parts[index], known[string])
-                for frame, lead, string in zip(around, leads, of_text, strict=True)
+            whole = [
+                _as_whole(frame, side, texts[index], parts[index], known[string])
+                for frame, side, string in zip(around, sides, of_text, strict=True)
             ]
-            whole = [row for row in found if row is not None]
-            if len(whole) < len(found):
+            found = [row for row in whole if row is not None]
+            if len(found) < len(whole):
                 continue
-            excess = 0
-            if max_tokens is not None:
-                excess = max(sum(mark == 0 for _, mark in row.marked) for row in whole) - max_tokens
-            if positions is not None:
-                excess = max(excess, max(len(row.marked) for row in whole) - positions)
+            excess = max(_excess(row, max_tokens, positions) for row in found)
             if excess > 0:
                 shorter[index] = pending[index] - excess
             else:
-                rows[index] = whole
+                rows[index] = found
         pending = shorter
-    return rows
+    for index in set(range(len(texts))) - rows.keys():
+        tokens = own[index].truncated(max_tokens, cut_side)
+        rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
+    return [rows[index] for index in range(len(texts))]
 
 
-def _lead(template: Template, tokenizer: PreTrainedTokenizerBase, prompt: str) -> _Lead:
-    before, *behind = template.literals[0].split(PREPEND)
+def _excess(row: _Row, max_tokens: int | None, positions: int | None) -> int:
+    """How many tokens a row is too long, by either limit; 0 or less where it fits."""
+    length = sum(mark == 0 for _, mark in row.marked)
+    return max(
+        0 if max_tokens is None else length - max_tokens, 0 if positions is None else len(row.marked) - positions
+    )
+
+
+def _sides(template: Template, tokenizer: PreTrainedTokenizerBase, prompt: str) -> _Sides:
+    literal, behind = template.literals
+    before, *after = literal.split(PREPEND)
     front = prompt + before
-    if not behind:
-        return _Lead([], front, None)
+    if not after:
+        return _Sides([], front, None, behind)
     entry = separator(tokenizer)
     if entry is None:
         split_off = _not_text(tokenized(tokenizer, [front])[0].ids) if front else []
-        return _Lead([*split_off, (0, PREPENDED)], behind[0], None)
-    return _Lead([], front + entry + behind[0], (len(front), len(front + entry)))
+        return _Sides([*split_off, (0, PREPENDED)], after[0], None, behind)
+    return _Sides([], front + entry + after[0], (len(front), len(front + entry)), behind)
 
 
-def _as_whole(frame: Frame, lead: _Lead, text: str, part: Span, tokens: Tokens) -> _Row | None:
+def _as_whole(frame: Frame, sides: _Sides, text: str, part: Span, tokens: Tokens) -> _Row | None:
     """The row of a part of a text that was tokenised as one string with what stands around it.
 
     None where no token is known to hold any of the text, or the slot is not found.
     """
-    if tokens.spans is None or (lead.slot is not None and lead.slot not in tokens.spans):
+    if tokens.spans is None or (sides.slot is not None and sides.slot not in tokens.spans):
         return None
-    begin = len(lead.text)
+    begin = len(sides.front)
     end = begin + part[1] - part[0]
     # A mark that a tokenizer adds at either end of a string belongs to the text, if nothing else stands there.
-    starts, ends = (begin if begin else -1), (end if frame.template.literals[1] else end + 1)
+    starts, ends = (begin if begin else -1), (end if sides.behind else end + 1)
     marks = [0 if last > starts and first < ends else NOT_TEXT for first, last in tokens.spans]
     if 0 not in marks:
         return None
@@ -293,10 +277,10 @@ def _as_whole(frame: Frame, lead: _Lead, text: str, part: Span, tokens: Tokens) 
         for (first, last), mark in zip(tokens.spans, marks, strict=True)
         if mark == 0
     ]
-    if lead.slot is not None:
-        marks[tokens.spans.index(lead.slot)] = PREPENDED
+    if sides.slot is not None:
+        marks[tokens.spans.index(sides.slot)] = PREPENDED
     marked = [(0 if mark == PREPENDED else token, mark) for token, mark in zip(tokens.ids, marks, strict=True)]
-    return _finished(frame, text, [*lead.split_off, *marked], spans)
+    return _finished(frame, text, [*sides.split_off, *marked], spans)
 
 
 def _in_pieces(frame: Frame, text: str, tokens: Tokens) -> _Row:

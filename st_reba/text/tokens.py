@@ -102,30 +102,24 @@ def _spelled(pieces: Sequence[str], string: str) -> list[Span] | None:
 
     They do not where the string was normalised, or has characters that are not in the vocabulary.
     """
-    spelling = [_bytes_of(piece) for piece in pieces]
+    bytes_alone = [_PIECE_BYTE.fullmatch(piece) for piece in pieces]
+    spelling = [
+        bytes.fromhex(byte[1]) if byte else piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
+        for piece, byte in zip(pieces, bytes_alone, strict=True)
+    ]
     whole, expected = b"".join(spelling), string.encode("utf-8", "surrogatepass")
     # The blank that SentencePiece puts in front.
     added = len(whole) - len(expected)
     if added not in (0, 1) or whole != b" " * added + expected:
         return None
-    # Which character each byte belongs to: all but the first of a character have 10 as their first bits.
-    character, number = [], -1
-    for byte in expected:
-        number += byte & 0xC0 != 0x80
-        character.append(number)
+    # Which character each byte belongs to.
+    character = [number for number, letter in enumerate(string) for _ in letter.encode("utf-8", "surrogatepass")]
     spans, position = [], -added
     for part in spelling:
         first, last = max(position, 0), max(position + len(part) - 1, 0)
         position += len(part)
         spans.append((character[first], character[last] + 1) if expected else (0, 0))
     return spans
-
-
-def _bytes_of(piece: str) -> bytes:
-    byte = _PIECE_BYTE.fullmatch(piece)
-    if byte is not None:
-        return bytes.fromhex(byte[1])
-    return piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
 
 
 def cut(text: str, tokens: Tokens, count: int, side: str) -> Span:
