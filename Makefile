@@ -78,7 +78,7 @@ lint: $(INSTALLED)
 	env MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases benchmarks examples
 	$(BIN)/lint-imports
 
-# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the catalogue.
+# Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the rows of recipes.
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py
 
@@ -95,7 +95,8 @@ real: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cost.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The version that the command says is that of the installation.
+$(INSTALLED): pyproject.toml constraints.txt st_reba/version.py
 	@echo "Installing into $(VENV), from PyPI: some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint,docs]"

@@ -40,9 +40,9 @@ from transformers.utils import logging
 from devices import now
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
+from st_reba.compare.sweep import RecipeSweep
 from st_reba.modules.base import CausalModule, Rows
 from st_reba.modules.readout import Reading
-from st_reba.readers.sweep import RecipeSweep
 from st_reba.text.layout import Layout
 
 WORDS = 1000

@@ -1,4 +1,4 @@
-"""Tables of recipes, from the catalogue: what they are called, what they read, what they cost, how they scored."""
+"""Tables of recipes, from their rows: what they are called, what they read, what they cost, how they scored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pivot import Store, Table
-from st_reba.catalogue import Row, every_row
+from st_reba.recipes import Row, every_row
 
 
 @dataclass(frozen=True)

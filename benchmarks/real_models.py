@@ -34,8 +34,8 @@ from real.passes import PASSES, Pass, Run
 from real.texts import LISTS, Sets, TextList
 from real.titles import TASKS
 from real.vectors import Vectors
-from st_reba.catalogue import random_weights
 from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
+from st_reba.recipes import random_weights
 
 BATCH = 32
 #: What is scored: the pairs of a language, word senses, titles.

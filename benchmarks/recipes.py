@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
 from st_reba.compare.timing import timed_batches
 from st_reba.data.demo import Language, demo_sentences
+from st_reba.recipes import default_recipes
 
 UNIT = "Classical, mean"
 ROUNDS = 3
@@ -36,7 +36,7 @@ def measured(path: str, dtype: str, language: str, batch_size: int, repetitions:
     backbone = CausalTransformer(path, model_kwargs={"dtype": dtype})
     models = {}
     for recipe in default_recipes(repetitions):
-        if recipe.around is not None and recipe.around != recipe.row.around:
+        if recipe.part != recipe.row.around:
             continue
         try:
             models[f"{recipe.method}, {recipe.pooling}"] = recipe.pooled(backbone)

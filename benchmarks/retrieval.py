@@ -44,7 +44,7 @@ from st_reba.evaluation.rankings import Hits, fused, reranked
 from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.files import durable
 from st_reba.modules import CausalModule, CausalTransformer, RerankModule
-from st_reba.modules.training_free.reranking import CHOICE, cross_encoder
+from st_reba.modules.reranking import CHOICE, cross_encoder
 
 BATCH = 16
 #: Texts of a file: what is lost when a run is stopped.

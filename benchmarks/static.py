@@ -29,10 +29,10 @@ from pivot import Store
 from real.cosines import pair_cosines
 from real.models import MODELS
 from real.texts import Sets
-from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap
 from st_reba.export import static_model, token_vectors, usual_layer
 from st_reba.modules import CausalTransformer
+from st_reba.recipes import find
 
 #: The best recipe of this model on the development part.
 RECIPE = "early-late"
@@ -101,7 +101,7 @@ def main() -> None:
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))
     where = {
         "model": chosen.name, "set": "STS-B en test", "recipe": recipe.method, "pooling": recipe.pooling,
-        "filter": recipe.filtered, "layer": None, "weights": "trained", "precision": options.precision,
+        "filter": recipe.part.name, "layer": None, "weights": "trained", "precision": options.precision,
     }  # fmt: skip
     known = Store().find("scores", where)
     if known is None:

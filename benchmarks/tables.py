@@ -1,5 +1,5 @@
-"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the catalogue, and
-write the names that the command refuses mistyped ones by, before it imports anything large.
+"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the rows of recipes,
+and write the names that the command refuses mistyped ones by, before it imports anything large.
 
     python benchmarks/tables.py            # writes them, and the picture
     python benchmarks/tables.py --check    # names those that are stale, and exits with 1
@@ -22,7 +22,7 @@ from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
-from st_reba.catalogue import PARTS, changed, every_row, rows
+from st_reba.recipes import PARTS, changed, every_row, rows
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.checks import NAMES
 from targets import Targets

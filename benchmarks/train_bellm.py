@@ -36,8 +36,8 @@ from real.cosines import pair_cosines, scored
 from real.models import MODELS
 from real.texts import Sets
 from st_reba import CausalTransformer
-from st_reba.catalogue import find
 from st_reba.evaluation import bootstrap
+from st_reba.recipes import find
 from st_reba.training import BeLLMTraining, build_bellm, train_bellm
 
 Array = NDArray[np.float64]

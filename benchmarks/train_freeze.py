@@ -38,10 +38,10 @@ from real.cosines import pair_cosines
 from real.models import MODELS
 from real.texts import Sets
 from st_reba import CausalTransformer, LayerStates
-from st_reba.catalogue import find
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
-from st_reba.modules.trained import layerwise_autoencoder
+from st_reba.modules import layerwise_autoencoder
+from st_reba.recipes import find
 from st_reba.training import FreezeTraining, train_freeze
 from st_reba.training.states import ModelOnStates, StatesCache
 

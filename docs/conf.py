@@ -9,9 +9,9 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
-from st_reba import __version__
-from st_reba.catalogue import PUBLIC_MODULES, every_row, rows
+from st_reba import __version__, modules
 from st_reba.modules.stored import FixedWeights
+from st_reba.recipes import every_row, rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -39,7 +39,7 @@ napoleon_use_ivar = True
 
 
 class Recipes(SphinxDirective):
-    """The table of all recipes, made of the catalogue whenever the pages are."""
+    """The table of all recipes, made of their rows whenever the pages are."""
 
     def run(self) -> list[nodes.Node]:
         from listing import markdown
@@ -49,12 +49,12 @@ class Recipes(SphinxDirective):
 
 
 class Modules(SphinxDirective):
-    """The reference of each class of the catalogue that reads a model."""
+    """The reference of each public class that reads a model."""
 
     def run(self) -> list[nodes.Node]:
         shown = [
             f".. autoclass:: st_reba.modules.{module.__name__}\n   :members:\n"
-            for module in PUBLIC_MODULES
+            for module in (getattr(modules, name) for name in modules.__all__)
             if not issubclass(module, FixedWeights)
         ]
         self.env.note_dependency(rows.__file__)

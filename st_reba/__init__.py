@@ -3,13 +3,12 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-from .catalogue import PUBLIC_MODULES, Row, register
+from . import modules
 from .lm.attention import function
 from .modules import (
     AllButTheTop,
     AttentionPoolingModule,
     BidirectionalLastLayer,
-    CausalModule,
     CausalTransformer,
     Centering,
     ContrastivePromptingModule,
@@ -17,7 +16,6 @@ from .modules import (
     EchoLayersModule,
     EchoModule,
     EmbeddingFilter,
-    EmbeddingTransform,
     HierarchicalTokenPrependingModule,
     IdfWeights,
     InputEmbeddings,
@@ -38,13 +36,14 @@ from .modules import (
     WhiteningTransform,
     registry,
 )
-from .readers.chunks import DocumentChunks, encode_chunks
-from .readers.words import encode_words
+from .reading.chunks import DocumentChunks, encode_chunks
+from .reading.words import encode_words
+from .recipes import Row, register
 from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
 
 function.register()
-registry.register(*PUBLIC_MODULES)
+registry.register(*(getattr(modules, name) for name in modules.__all__))
 
 __all__ = [
     "META_TASKS",
@@ -52,7 +51,6 @@ __all__ = [
     "AllButTheTop",
     "AttentionPoolingModule",
     "BidirectionalLastLayer",
-    "CausalModule",
     "CausalTransformer",
     "Centering",
     "ContrastivePromptingModule",
@@ -61,7 +59,6 @@ __all__ = [
     "EchoLayersModule",
     "EchoModule",
     "EmbeddingFilter",
-    "EmbeddingTransform",
     "HierarchicalTokenPrependingModule",
     "IdfWeights",
     "InputEmbeddings",

@@ -9,17 +9,19 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 # What the system says where there is no room: on the disk, or in the user's share of it.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-#: What libraries say that do not hand on the system's error: safetensors in the system's words, NumPy, PyTorch.
-_FULL_WORDS = re.compile(
-    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
-    r"|PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+"
+#: What safetensors says, in the system's words.
+_FULL_WORDS = re.compile(r"No space left on device|Disk quota exceeded")
+#: What NumPy and PyTorch say of a file that took less than was written, where the system's error is not handed on.
+_CUT_SHORT = re.compile(
+    r"\d+ requested and \d+ written$|basic_ios::clear: iostream error$"
+    r"|\[enforce fail at inline_container\.cc:\d+\] \. (PytorchStreamWriter failed|unexpected pos \d+ vs \d+)"
 )
 
 
@@ -29,8 +31,14 @@ class NoRoomError(OSError):
 
 def is_full(error: BaseException) -> bool:
     """Whether an error says that there is no room left to write, which nobody has told in a sentence yet."""
-    told = isinstance(error, NoRoomError)
-    return not told and (getattr(error, "errno", None) in _FULL or bool(_FULL_WORDS.search(str(error))))
+    if isinstance(error, NoRoomError):
+        return False
+    text = str(error)
+    if getattr(error, "errno", None) in _FULL or _FULL_WORDS.search(text):
+        return True
+    # PyTorch raises an error of its own while it handles the system's.
+    system = getattr(error.__context__, "errno", None)
+    return bool(_CUT_SHORT.match(text)) and (system is None or system in _FULL)
 
 
 def check_file(path: Path | None, called: str = "") -> None:
@@ -153,8 +161,8 @@ def move_new(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def durable(path: Path, move: Callable[[Path, Path], None] = replace) -> Iterator[BinaryIO]:
-    """A stream whose bytes become ``path``, by ``move``, when all are on the disk; on an error nothing is left.
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes become ``path`` when all are on the disk; on an error what was there before is.
 
     Raises:
         NoRoomError: If the disk is full.
@@ -167,7 +175,7 @@ def durable(path: Path, move: Callable[[Path, Path], None] = replace) -> Iterato
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            move(scratch, path)
+            replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -21,6 +21,7 @@ def require(name: str, extra: str, purpose: str) -> Any:
     package = name.partition(".")[0]
     install = f'pip install "st-reba[{extra}]"'
     try:
+        import_module(package)
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name == package:

@@ -15,7 +15,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-#: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the catalogue's rows.
+#: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the rows of the recipes.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
@@ -112,7 +112,7 @@ def check_recipes(recipes: Iterable[str], model: str) -> None:
         ValueError: If there is no such recipe, naming what is near, or no such layer.
     """
     if "st_reba" in sys.modules:
-        # Nothing would be saved, and the catalogue knows what other packages have registered.
+        # Nothing would be saved, and the recipes know what other packages have registered.
         return
     keys = {_any_number(key) for key in [*names()["recipes"], *names()["changed"]]}
     parts = names()["filters"]

@@ -49,7 +49,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[Options, None]], C
         def checked_and_run(*args: Options.args, **options: Options.kwargs) -> None:
             with clear_errors():
                 check(*args, **options)
-            with clear_errors(ran=True):
+            with clear_errors(ran=True), import_module(f"{__package__}.running.quiet").quiet():
                 import_module(f"{__package__}.running.{name}").run(*args, **options)
 
         app.command(name, **settings)(_by_single_options(checked_and_run))

@@ -42,7 +42,11 @@ def encode_command(
     ],
     column: Annotated[str | None, typer.Option(help='Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(help="A column to keep in a Parquet --out; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A column to keep in a Parquet --out; may be repeated. The cells of .csv and .tsv are text, numbers, "
+            "too; those of .jsonl and .parquet keep their type."
+        ),
     ] = None,
     precision: Annotated[Precision, typer.Option(help="What values are written as.")] = Precision.float32,
     calibration_rows: Annotated[

@@ -1,6 +1,6 @@
 """What ``st-reba build --method`` calls the recipes that it offers; each other recipe has its key, for ``--recipe``."""
 
-#: By the name of a method, the key of its recipe: see :mod:`st_reba.catalogue.rows`, which takes long to import.
+#: By the name of a method, the key of its recipe: see :mod:`st_reba.recipes.rows`, which takes long to import.
 METHODS = {
     "classical": "classical",
     "echo": "echo-2",

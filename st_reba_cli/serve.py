@@ -68,3 +68,8 @@ def serve_command(
             check_model(given)
     if api_key is not None and not all(key.strip() for key in api_key.split(",")):
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError(
+            "An API key (--api-key, ST_REBA_API_KEY) has other characters than printable ASCII, and clients send those "
+            "in different ways: give a key of letters, digits and marks."
+        )

@@ -21,7 +21,13 @@ class TrainedMethod(str, Enum):
 @command("train")
 def train_command(
     method: Annotated[TrainedMethod, typer.Argument(help="What to train.")],
-    config: Annotated[Path, typer.Option(help="A YAML file of settings; see the documentation of each method.")],
+    config: Annotated[
+        Path,
+        typer.Option(
+            help="A YAML file with lines such as model: org/name, and the data: triplets: nli.tsv (bellm), pairs: "
+            "pairs.tsv (freeze), texts: texts.txt (jtcse). docs/train.md has every key."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Directory of the run. Where one was interrupted, the same command goes on.")
     ],

@@ -93,6 +93,30 @@ def test_other_errors_are_as_they_were(tmp_path):
         raise PermissionError(errno.EACCES, "not yours")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("tokenizer.json: an iostream error in line 3"),
+        RuntimeError("unexpected pos 64 vs 0 in the shard's header"),
+        ValueError("3 requested and 2 written in this way"),
+        OSError(errno.EIO, "PytorchStreamWriter failed"),
+    ],
+    ids=str,
+)
+def test_an_error_with_like_words_is_no_full_disk(error, tmp_path):
+    with pytest.raises(type(error)) as raised, room_in(tmp_path):
+        raise error
+    assert raised.value is error
+
+
+def test_what_the_system_says_is_stronger_than_what_pytorch_makes_of_it(tmp_path):
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    error.__context__ = OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(RuntimeError) as raised, room_in(tmp_path):
+        raise error
+    assert raised.value is error
+
+
 def test_what_is_no_file(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} is a directory: give a file"):
         check_file(tmp_path)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba.catalogue import find
 from st_reba.compare.mteb import score_statistic
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Statistic
-from st_reba.modules.after_pooling.choices import PARTWISE
+from st_reba.recipes import PARTWISE, find
 
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings
@@ -22,9 +21,9 @@ Array = NDArray[np.float64]
 
 
 def read(key: str, pooling: str = "") -> Variant:
-    """A row of the catalogue at its own end, under a pooling; its usual one if empty."""
+    """A row of the recipes at its own end, under a pooling; its usual one if empty."""
     recipe = find(key)
-    return Variant(recipe.method, pooling or recipe.pooling, filter=recipe.filtered)
+    return Variant(recipe.method, pooling or recipe.pooling, filter="" if recipe.part is None else recipe.part.name)
 
 
 BAG = read("bag-of-input-embeddings")

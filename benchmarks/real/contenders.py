@@ -15,14 +15,13 @@ from scipy.sparse import csr_matrix, vstack
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba.catalogue import POOLINGS, Row, find
 from st_reba.data.demo import Language, demo_sentences
 from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
-from st_reba.modules.after_pooling.choices import PARTWISE, Filter
-from st_reba.modules.after_pooling.moments import Moments
-from st_reba.modules.late_interaction import DIMENSION, multi_vector_encoder
+from st_reba.modules.moments import Moments
+from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
+from st_reba.recipes import PARTS, PARTWISE, POOLINGS, Row, find
 from st_reba.text.templates import preset
 
 Array = NDArray[np.float32]
@@ -96,7 +95,7 @@ class Dense(Contender):
         moments.add(torch.from_numpy(documents[chosen]))
         found = {}
         for name in self.filters:
-            module = Filter(name).from_moments(moments, self.shares) if name else None
+            module = PARTS[name].from_moments(moments, self.shares) if name else None
             sides = [_unit(each if module is None else _mapped(module, each)) for each in (queries, documents)]
             found[name] = best(sides[0] @ sides[1].T, count)
         return found
@@ -174,7 +173,7 @@ def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count:
 
 
 def recipe(key: str, pooling: str = "", *, name: str = "", settings: Mapping[str, Any] | None = None) -> Dense:
-    """A row of the catalogue, its prompt in the language of the texts.
+    """A row of the recipes, its prompt in the language of the texts.
 
     Args:
         key: Its key.
@@ -225,7 +224,7 @@ def sparse(expansion: int) -> Sparse:
 
 
 def late_interaction(key: str) -> Tokens:
-    """A row of the catalogue as a model of token vectors, projected by what the package's own sentences have."""
+    """A row of the recipes as a model of token vectors, projected by what the package's own sentences have."""
     row: Row = find(key).row
 
     def make(backbone: CausalModule, language: str) -> Any:

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from st_reba.catalogue import PARTS, every_row
-from st_reba.modules import CausalModule, EmbeddingFilter, PartwiseWhitening
-from st_reba.modules.after_pooling.choices import HEAD_FILTER, IDF, PARTWISE, fitted
-from st_reba.modules.after_pooling.moments import Moments
+from st_reba.modules import CausalModule, EmbeddingFilter
+from st_reba.modules.moments import Moments
+from st_reba.recipes import IDF, PARTS, every_row
 
 from .texts import FIT_TEXTS
 from .vectors import Vectors
@@ -110,7 +109,7 @@ class Kept:
             if not name:
                 yield name, own
                 continue
-            if name == HEAD_FILTER:
+            if not PARTS[name].fitted:
                 if self.head is not None:
                     yield name, [_mapped(self.head, each) for each in own]
                 continue
@@ -120,19 +119,13 @@ class Kept:
                 moments = Moments(fit.shape[1])
                 moments.add(torch.from_numpy(fit[:FIT_TEXTS]))
             try:
-                module = _fitted(name, moments, source)
+                # One vector is one part.
+                _, shares = NEVER_WITHOUT.get(recipe, ("", CausalModule.SHARES))
+                module = PARTS[name].from_moments(moments, shares)
             except ValueError:
                 # Vectors that do not vary, such as a prompt's last state before the first layer.
                 continue
             yield name, [_mapped(module, each) for each in own]
-
-
-def _fitted(name: str, moments: Moments, source: Source) -> nn.Module:
-    if name != PARTWISE:
-        return fitted(name, moments)
-    # One vector is one part.
-    _, shares = NEVER_WITHOUT.get(source.name.rpartition(", ")[0], ("", CausalModule.SHARES))
-    return PartwiseWhitening.from_moments(moments, shares=shares)
 
 
 @torch.inference_mode()

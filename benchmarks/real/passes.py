@@ -11,13 +11,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from st_reba.catalogue import POOLINGS, find
+from st_reba.compare.sweep import names
 from st_reba.lm.all_layers import recording
 from st_reba.lm.decoder import inspect, layer_places
 from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
-from st_reba.readers.layers import LayerReader
-from st_reba.readers.sweep import names
-from st_reba.readers.words import find_words, pool_words
+from st_reba.reading.layers import LayerReader
+from st_reba.reading.words import find_words, pool_words
+from st_reba.recipes import POOLINGS, find
 from st_reba.text.layout import Layout
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.
@@ -133,7 +133,7 @@ def recipe(
     translated: bool = False,
     languages: tuple[str, ...] = ("en", "zh"),
 ) -> Pass:
-    """A row of the catalogue.
+    """A row of the recipes.
 
     Args:
         key: Its key.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..catalogue import find
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
+from ..recipes import find
 from .ranking import as_high, best_of, difference, has_number, rank
 from .results import Result, Task
 

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ConstantInputWarning
 from torch import Tensor
 
-from ..catalogue import TF_IDF_RESULT, Recipe
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
+from ..evaluation.store import EmbeddingStore, stand_in
 from ..evaluation.tasks import Task as LabelledTask
 from ..evaluation.tasks import Vectors
-from ..readers.store import EmbeddingStore, stand_in
+from ..recipes import TF_IDF_RESULT, Recipe
 from .mteb import TaskScores, mteb_estimates, score_statistic
 from .results import Task
 from .runner import Recipes

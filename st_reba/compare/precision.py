@@ -12,8 +12,8 @@ from scipy.stats import spearmanr
 from sentence_transformers.util import cos_sim
 from torch import Tensor
 
+from ..compare.sweep import RecipeSweep
 from ..modules import CausalModule
-from ..readers.sweep import RecipeSweep
 
 #: Texts that precisions are held against each other on.
 SAMPLE = 24

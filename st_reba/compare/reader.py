@@ -9,17 +9,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..catalogue import POOLINGS, Recipe, Row
+from ..compare.sweep import RecipeSweep
 from ..lm.backbone import depth
 from ..modules import CausalModule
-from ..modules.after_pooling.choices import HEAD_FILTER, Weighting
-from ..modules.after_pooling.moments import Moments
 from ..modules.fingerprint import fingerprint
-from ..readers.sweep import RecipeSweep
-from ..readers.words import encode_words, find_words, pool_words
+from ..modules.moments import Moments
+from ..reading.words import encode_words, find_words, pool_words
+from ..recipes import POOLINGS, Recipe, Row
 from .kept import Kept
 from .workload import Pass
 
@@ -118,8 +116,8 @@ class RecipeReader:
             total += sum(self._passes[run].tokens(words) for run in self._runs_with_words())
         fitted: dict[tuple[str, ...], set[_Run | None]] = {}
         for recipe in self.recipes:
-            if recipe.filter is not None and recipe.filter.texts:
-                fitted.setdefault(recipe.filter.texts, set()).add(self._run_of(recipe))
+            if recipe.filter is not None and recipe.filter.fitted and recipe.fit_texts:
+                fitted.setdefault(recipe.fit_texts, set()).add(self._run_of(recipe))
         for texts, runs in fitted.items():
             own = self.lengths(texts)
             total += sum(self._passes[run].tokens(own) for run in runs)
@@ -190,23 +188,24 @@ class RecipeReader:
     def _fitted(self, recipes: Sequence[Recipe]) -> dict[str, nn.Module]:
         """What stands after the pooling, by the recipes' keys; recipes for which it cannot be made are left out."""
         filtered = [(recipe, recipe.filter) for recipe in recipes if recipe.filter is not None]
+        fitted = [recipe for recipe, part in filtered if part.fitted]
         moments: dict[tuple[_Reading, tuple[str, ...]], Moments | ValueError] = {}
-        for texts in dict.fromkeys(made.texts for _, made in filtered if made.name != HEAD_FILTER):
-            on_them = [recipe for recipe, made in filtered if made.texts == texts and made.name != HEAD_FILTER]
+        for texts in dict.fromkeys(recipe.fit_texts for recipe in fitted):
+            on_them = [recipe for recipe in fitted if recipe.fit_texts == texts]
             moments.update({(reading, texts): own for reading, own in self._moments(texts, on_them).items()})
         head: nn.Module | None = None
         found = {}
-        for recipe, made in filtered:
+        for recipe, part in filtered:
             try:
-                if made.name == HEAD_FILTER:
+                if not part.fitted:
                     # The same for all, and on a large model not cheap.
-                    head = head or made(recipe.pooled(self.backbone))
+                    head = head or part.made(recipe.pooled(self.backbone), ())
                     found[recipe.key] = head
                     continue
-                own = moments.get((_reading(recipe), made.texts))
+                own = moments.get((_reading(recipe), recipe.fit_texts))
                 if not isinstance(own, Moments):
                     raise own or ValueError("No texts were given to fit it on.")
-                found[recipe.key] = made.from_moments(own, self._shares(recipe))
+                found[recipe.key] = part.from_moments(own, recipe.row.module.SHARES)
             except ValueError as error:
                 self.skipped.append((recipe, str(error)))
         return found
@@ -224,10 +223,6 @@ class RecipeReader:
                 except ValueError as error:
                     found[reading] = error
         return found
-
-    def _shares(self, recipe: Recipe) -> Sequence[float]:
-        """How much each part of a recipe's vectors counts."""
-        return CausalModule.SHARES if self._swept(recipe) else self._alone[_run(recipe)].module.SHARES
 
     def module(self, recipe: Recipe) -> CausalModule:
         """What runs the model for a recipe, by itself; recipes that give it the same arguments share it.
@@ -288,13 +283,14 @@ def _as_tensors(encode: Callable[[], np.ndarray]) -> dict[str, Tensor]:
     return {"words": torch.from_numpy(encode())}
 
 
-#: What runs the language model: a method, and what weighs its tokens; and that with a pooling behind it.
-_Run = tuple[str, Weighting | None]
+#: What runs the language model: a method, and the texts that weights of its tokens are fitted on; and that with a
+#: pooling behind it.
+_Run = tuple[str, tuple[str, ...] | None]
 _Reading = tuple[_Run, str]
 
 
 def _run(recipe: Recipe) -> _Run:
-    return recipe.method, recipe.weighting
+    return recipe.method, recipe.fit_texts if recipe.part is not None and recipe.part.weighs_tokens else None
 
 
 def _reading(recipe: Recipe) -> _Reading:
@@ -317,7 +313,7 @@ class _Method:
         self.words = worded if getattr(module, "rows", "all") == "all" else ""
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
         modes = tuple(POOLINGS[pooling] for pooling in self.poolings)
-        self._parts = [*widest.weighed(module), Pooling(module.get_embedding_dimension(), modes)]
+        self._parts = widest.pipeline(module, modes)
 
     @cached_property
     def model(self) -> SentenceTransformer:

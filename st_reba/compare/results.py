@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..catalogue import Control
 from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..files import durable_text
+from ..recipes import Control
 from ..version import __version__
 from .ranking import best_of
 

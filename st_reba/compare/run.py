@@ -18,15 +18,15 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..catalogue import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
+from ..compare.sweep import RecipeSweep
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Data, Labelled, Retrieval, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate
+from ..evaluation.store import EmbeddingStore
 from ..evaluation.tasks import task_of
 from ..modules.fingerprint import fingerprint_of
-from ..readers.store import EmbeddingStore
-from ..readers.sweep import RecipeSweep
+from ..recipes import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
 from .answer import answer
 from .columns import (
     Column,

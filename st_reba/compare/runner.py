@@ -13,11 +13,12 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from ..catalogue import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
+from ..data.demo import demo_sentences
 from ..lm.backbone import depth
 from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
 from ..modules.fingerprint import fingerprint, fingerprint_of, fingerprint_of_head
+from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
 from .timing import TIMED_ROUNDS, costs, timed_batches
@@ -35,7 +36,7 @@ class Recipes:
 
     Args:
         backbone: The loaded model; every recipe shares its weights.
-        recipes: What to compare; :func:`st_reba.catalogue.default_recipes` if None.
+        recipes: What to compare; :func:`st_reba.recipes.default_recipes` if None.
         batch_size: Texts at a time.
         controls: Whether the bags are among them.
         on_progress: Called when something has been done, with what it was and how many tokens.
@@ -59,7 +60,10 @@ class Recipes:
         on_progress: OnTokens = lambda what, tokens: None,
         kept: Kept | None = None,
     ) -> None:
-        asked = default_recipes() if recipes is None else recipes
+        asked = [
+            replace(recipe, fit_texts=tuple(demo_sentences())) if recipe.fitted and not recipe.fit_texts else recipe
+            for recipe in (default_recipes() if recipes is None else recipes)
+        ]
         self.on_progress = on_progress
         self.with_controls = controls
         self._kept = kept
@@ -147,11 +151,9 @@ class Recipes:
         for recipe in self.all:
             module = self._reader.module(recipe)
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
-            if recipe.filter is not None:
-                fitted_on = recipe.filter.texts or fingerprint_of_head(self.backbone)
-                settings += [recipe.filter.name, recipe.filter.settings(module), fitted_on]
-            if recipe.weighting is not None:
-                settings += [recipe.filtered, recipe.weighting.texts]
+            if (part := recipe.part) is not None:
+                fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_head(self.backbone)
+                settings += [part.name, part.settings(module.SHARES), fitted_on]
             found[recipe.key] = fingerprint_of(*settings)
         return found
 

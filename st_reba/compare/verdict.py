@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..catalogue import TF_IDF, Kind
 from ..evaluation.bootstrap import Statistic
+from ..recipes import TF_IDF, Kind
 from .ranking import as_high, best_of, difference, has_number
 from .results import Result, Task, listed
 

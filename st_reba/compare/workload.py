@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ..catalogue import find
 from ..lm.backbone import depth
 from ..modules import CausalModule, InputEmbeddings
+from ..recipes import find
 
 # Two texts, of which one is longer by tokens of text alone.
 _SHORT, _LONG = "a", "a b c d e f g h"

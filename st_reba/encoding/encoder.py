@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..data.kept import check_characters
 from ..lm.gguf_names import is_gguf
-from ..readers.chunks import check_chunk_tokens, encode_chunks
+from ..reading.chunks import check_chunk_tokens, encode_chunks
 from .sources import Sources, check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]

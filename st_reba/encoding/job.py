@@ -76,6 +76,7 @@ def encode_file(
     engine: Engine | None = None,
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
+    settle: Callable[[Encoder], Encoder] = lambda encoder: encoder,
 ) -> Encoded:
     """Encode a file of any size; memory does not grow with it.
 
@@ -101,6 +102,8 @@ def encode_file(
         engine: Where the model runs; on the CPU in this process if None.
         overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
         on_progress: Called as the work goes on, after each batch of texts; with Ray also from a thread of its own.
+        settle: Called once, when all that can be refused is checked: what of the encoder takes time to find out, such
+            as its precision.
 
     Raises:
         ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
@@ -131,6 +134,7 @@ def encode_file(
             raise _exists(path)
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
+    encoder = settle(encoder)
     asked: Settings = {
         "keep": ", ".join(keep),
         **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},

@@ -1,8 +1,7 @@
 """Evaluators for what sentence-transformers has none for."""
 
-from typing import TYPE_CHECKING, Any
-
 from .agreement import AgreementEvaluator
+from .cls_energy import CLSEnergyEvaluator
 from .conditional import ConditionalSimilarityEvaluator
 from .dependency import DependencyEvaluator
 from .geometry import EmbeddingGeometryEvaluator
@@ -22,15 +21,3 @@ __all__ = [
     "Question",
     "TurningPointEvaluator",
 ]
-
-if TYPE_CHECKING:
-    from ..jtcse.cls_energy import CLSEnergyEvaluator
-
-
-def __getattr__(name: str) -> Any:
-    """That of JTCSE, which lies with the rest of it and stands on this package."""
-    if name != "CLSEnergyEvaluator":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ..jtcse.cls_energy import CLSEnergyEvaluator
-
-    return CLSEnergyEvaluator

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..files import durable_text
-from ..readers.layers import LayerReader
+from ..reading.layers import LayerReader
 from .drawing import BLUE, ORANGE, layer_axes
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class DependencyEvaluator(BaseEvaluator):
         sentences: What is looked at. The paper takes the test set of STS-B.
         pivot: ``"last"`` for autoregressive models, ``"first"`` for the CLS token of a BERT.
         layers: ``"last"`` reads what the first module hands on, of any model whose first module hands on tokens.
-            ``"all"`` reads every layer: see :class:`~st_reba.readers.layers.LayerReader` for the models that can be.
+            ``"all"`` reads every layer: see :class:`~st_reba.reading.layers.LayerReader` for the models that can be.
         name: Prefix of the metrics.
         batch_size: Sentences at a time.
         on_step: Called with the number of sentences whenever some have been read.

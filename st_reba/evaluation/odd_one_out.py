@@ -17,7 +17,7 @@ import numpy as np
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from ..readers.words import encode_words
+from ..reading.words import encode_words
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
 from ..files import durable_text
-from ..readers.layers import LayerReader
-from ..readers.store import Embed, EmbeddingStore, stand_in
+from ..reading.layers import LayerReader
 from .drawing import BLUE, GREY, ORANGE, layer_axes
+from .store import Embed, EmbeddingStore, stand_in
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 class TurningPointEvaluator(BaseEvaluator):
     """Scores the embedding that is read after each layer, with any evaluator of sentence embeddings.
 
-    Layer l's embedding is that of the model without the layers above l (:class:`~st_reba.readers.layers.LayerReader`);
+    Layer l's embedding is that of the model without the layers above l (:class:`~st_reba.reading.layers.LayerReader`);
     the turning point is the layer with the best score, the lowest of equals. Each text passes through the model once:
     its embeddings after all L + 1 layers are kept until the evaluation ends, (L + 1) x D numbers a text, in temporary
-    files (see :class:`st_reba.readers.store.EmbeddingStore`).
+    files (see :class:`st_reba.evaluation.store.EmbeddingStore`).
 
     The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
     ``turning_point``, the index of the best. The primary metric is the last layer's: what the model gives as it is.
@@ -59,7 +59,7 @@ class TurningPointEvaluator(BaseEvaluator):
         """Evaluate a model.
 
         Args:
-            model: A model that :class:`st_reba.readers.layers.LayerReader` can read.
+            model: A model that :class:`st_reba.reading.layers.LayerReader` can read.
             output_path: Where to write ``turning_point[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``.
             epoch: As in ST.
             steps: As in ST.

@@ -26,11 +26,10 @@ from transformers import PreTrainedTokenizerBase
 from ..hub.card import add_static
 from ..lm import backbone
 from ..modules import CausalModule
-from ..modules.after_pooling.idf_weights import IdfWeights
-from ..modules.after_pooling.moments import Moments, principal_directions
-from ..modules.after_pooling.transform import check_count
-from ..modules.after_pooling.whitening import WhiteningTransform
-from ..modules.training_free.causal import CausalTransformer, InputEmbeddings
+from ..modules.causal_transformer import CausalTransformer, InputEmbeddings
+from ..modules.embedding_transforms import WhiteningTransform, check_count
+from ..modules.idf_weights import IdfWeights
+from ..modules.moments import Moments, principal_directions
 from ..text.layout import NOT_TEXT, Layout
 from ..text.tokens import special_tokens
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model_card import BaseModelCardData
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
@@ -24,12 +25,6 @@ TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "MO
 
 # Of models that need nothing of ours.
 STATIC_TEMPLATE = Path(__file__).parents[1] / "assets" / "STATIC_CARD.md"
-
-if TYPE_CHECKING:
-    from sentence_transformers.base.model_card import BaseModelCardData as _AnyCardData
-else:
-    # What ours is mixed into is one already.
-    _AnyCardData = object
 
 # Seconds that a card waits for the Hub to say what a base model's licence is.
 _HUB_PATIENCE = 5
@@ -48,18 +43,20 @@ class MTEBResult(Protocol):
     def task(self) -> Any: ...
 
 
-@dataclass
-class _OurCardData(_AnyCardData):
-    """What our template asks for, beside what is in the card data of one of ST's families of models."""
+class _OurCardData(BaseModelCardData):
+    """What our template asks for, besides what the card data of one of ST's families of models has.
+
+    It stands before a family's dataclass, and adds no field to it.
+    """
 
     #: The family's own template.
     ST_TEMPLATE: ClassVar[Path]
     #: Whether a text has several vectors.
     MULTI_VECTOR: ClassVar[bool] = False
 
-    mteb_results: list[EvalResult] = field(default_factory=list, init=False, repr=False)
-    comparison: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
-    recipe: Mapping[str, str] | None = field(default=None, init=False, repr=False)
+    mteb_results: Sequence[EvalResult] = ()
+    comparison: Mapping[str, Any] | None = None
+    recipe: Mapping[str, str] | None = None
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
@@ -163,7 +160,8 @@ class _OurCardData(_AnyCardData):
         """mteb's scores for the front matter, together with those of ST's evaluators."""
         if not self.mteb_results:
             return {}
-        index = eval_results_to_model_index(self.model_name or self.get_default_model_name(), self.mteb_results)
+        name = self.model_name or self.get_default_model_name()
+        index = eval_results_to_model_index(name, list(self.mteb_results))
         if not self.eval_results_dict:
             return {"model-index": index}
         formatted = self.format_eval_metrics()
@@ -171,14 +169,12 @@ class _OurCardData(_AnyCardData):
         return formatted
 
 
-@dataclass
 class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
 
     ST_TEMPLATE = SentenceTransformerModelCardData().template_path
 
 
-@dataclass
 class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
     """That of a static model which was made of a language model: it has no module of ours, and a template of its own.
 
@@ -189,8 +185,8 @@ class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
 
     ST_TEMPLATE = STRebaCardData.ST_TEMPLATE
 
-    origin: str = field(default="", init=False, repr=False)
-    made: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
+    origin: str = ""
+    made: Mapping[str, Any] | None = None
 
     def try_to_set_base_model(self) -> None:
         super().try_to_set_base_model()
@@ -199,7 +195,7 @@ class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
     def get_model_specific_metadata(self) -> dict[str, Any]:
         return {
             **super().get_model_specific_metadata(),
-            **self.made,
+            **(self.made or {}),
             "base_name": _code(self.base_model or Path(self.origin).name),
             "licence": _code(self.license or ""),
             "st_reba_version": __version__,
@@ -212,7 +208,6 @@ _OURS: dict[type[Any], type[Any]] = {SentenceTransformerModelCardData: STRebaCar
 if compat.MULTI_VECTOR_IS_THERE:
     from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCardData
 
-    @dataclass
     class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
         """The same for models that give a text several vectors."""
 
@@ -228,7 +223,8 @@ def adopt(model: Any) -> None:
     if ours is None:
         return
     card_data = ours()
-    card_data.__dict__.update(vars(model.model_card_data))
+    for field in fields(model.model_card_data):
+        setattr(card_data, field.name, getattr(model.model_card_data, field.name))
     card_data.register_model(model)
     model.model_card_data = card_data
 
@@ -348,7 +344,7 @@ def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
     return str(Template(f"{heading}\n{text}").render(**values)).strip()
 
 
-def _replaced(old: list[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
+def _replaced(old: Sequence[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
     again = {(result.unique_identifier, result.metric_type) for result in new}
     return [result for result in old if (result.unique_identifier, result.metric_type) not in again] + new
 

@@ -72,7 +72,7 @@ class ReportingTransformer(Transformer):
     """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
 
     Overrides a private method of ST's, which passes on what ``from_pretrained`` returns. Should a later ST load in
-    another way, there is no report, and :class:`st_reba.modules.loaded_weights.CheckedTransformer` gets one by itself.
+    another way, there is no report, and :class:`st_reba.modules.checkpoints.SafeTransformer` gets one by itself.
     """
 
     #: Of ``output_loading_info=True``; None if there was none.

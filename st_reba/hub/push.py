@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -10,8 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from .checks import check_repo_id, check_saved_model, files_of, model_class
 
-#: What the client raises where no answer came: of the HTTP library that its version uses.
-_NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
+#: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
+_NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 #: What saved cards say where a model's id belongs.
 _PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id")
 

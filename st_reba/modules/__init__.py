@@ -11,27 +11,27 @@ from .after_pooling.partwise_whitening import PartwiseWhitening
 from .after_pooling.standardization import Centering, Standardization
 from .after_pooling.transform import EmbeddingTransform as EmbeddingTransform
 from .after_pooling.whitening import WhiteningTransform
+from .attention_pooling import AttentionPoolingModule
 from .base import CausalModule as CausalModule
-from .late_interaction.token_projection import TokenProjection
-from .trained.layer_states import LayerStates
-from .trained.layerwise_autoencoder import LayerwiseAutoencoder
-from .trained.twin_tower import TwinTower
-from .training_free.attention_pooling import AttentionPoolingModule
-from .training_free.bidirectional import BidirectionalLastLayer
-from .training_free.causal import CausalTransformer, InputEmbeddings
-from .training_free.contrastive_prompting import ContrastivePromptingModule
-from .training_free.early_late import EarlyLateModule
-from .training_free.echo import EchoModule
-from .training_free.echo_layers import EchoLayersModule
-from .training_free.hierarchical_token_prepending import HierarchicalTokenPrependingModule
-from .training_free.kv_rerouting import KVReroutingModule
-from .training_free.meta_eol import MetaEOLModule
-from .training_free.promptreps import PromptRepsModule
-from .training_free.reba import ReBAModule
-from .training_free.refined_thought import RefinedThoughtModule
-from .training_free.reranking import RerankModule
-from .training_free.token_prepending import TokenPrependingModule
-from .training_free.value_aggregation import ValueAggregationModule
+from .bidirectional import BidirectionalLastLayer
+from .causal_transformer import CausalTransformer, InputEmbeddings
+from .contrastive_prompting import ContrastivePromptingModule
+from .early_late import EarlyLateModule
+from .echo import EchoModule
+from .echo_layers import EchoLayersModule
+from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .kv_rerouting import KVReroutingModule
+from .layer_states import LayerStates
+from .layerwise_autoencoder import LayerwiseAutoencoder
+from .meta_eol import MetaEOLModule
+from .promptreps import PromptRepsModule
+from .reba import ReBAModule
+from .refined_thought import RefinedThoughtModule
+from .reranking import RerankModule
+from .token_prepending import TokenPrependingModule
+from .token_projection import TokenProjection
+from .twin_tower import TwinTower
+from .value_aggregation import ValueAggregationModule
 
 #: What a saved model may name. The two bases of other people's modules are public, too, and no model has them.
 __all__ = [

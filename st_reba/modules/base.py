@@ -25,8 +25,8 @@ from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..text.tokens import Span, special_tokens, tokenized
 from .changes import Change
+from .checks import DETERMINISTIC, FINAL_NORM, NORMALIZE_TEXT, POOL_OVER, READOUT, check_length, chosen
 from .checks import NO_LIMIT as _NO_LIMIT
-from .checks import check_length, chosen
 from .reader import LayoutReader
 from .readout import Reading
 
@@ -138,19 +138,11 @@ class CausalModule(LayoutReader):
         **transformer_kwargs: Any,
     ) -> None:
         preset = self._heeded(Preset(str(template)) if preset is None else preset)
-        pool_over = chosen(pool_over, preset.pool_over, self.POOL_OVER)
-        final_norm = chosen(final_norm, preset.final_norm, self.FINAL_NORM)
-        normalize_text = chosen(normalize_text, preset.normalize_text, False)
-        if pool_over not in ("text", "all", "whole"):
-            raise ValueError(f'pool_over={pool_over!r}: use "text", "all" or "whole".')
-        if not isinstance(final_norm, bool):
-            raise ValueError(f"final_norm={final_norm!r}: use True or False.")
-        if readout not in ("layer", "before_mlp"):
-            raise ValueError(f'readout={readout!r}: use "layer" or "before_mlp".')
-        if not isinstance(normalize_text, bool):
-            raise ValueError(f"normalize_text={normalize_text!r}: use True or False.")
-        if not isinstance(deterministic, bool):
-            raise ValueError(f"deterministic={deterministic!r}: use True or False.")
+        pool_over = POOL_OVER.check(chosen(pool_over, preset.pool_over, self.POOL_OVER))
+        final_norm = FINAL_NORM.check(chosen(final_norm, preset.final_norm, self.FINAL_NORM))
+        normalize_text = NORMALIZE_TEXT.check(chosen(normalize_text, preset.normalize_text, False))
+        READOUT.check(readout)
+        DETERMINISTIC.check(deterministic)
         self._check_tokenization(tokenization)
         super().__init__(
             model_name_or_path,

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from ..hub.saved_files import is_inside
 from ..lm import backbone
 from ..lm.attention import routes
-from ..text.templates import Rows
+from ..settings import Setting, choice, flag, whole
+from ..text.templates import PoolOver, Rows
 
 _Value = TypeVar("_Value")
 
@@ -19,6 +20,26 @@ MAX_COPIES = 1024
 
 #: Where tokenizers and ST keep "no limit".
 NO_LIMIT = int(1e30)
+
+
+# The settings of all modules, and those that several of them have.
+POOL_OVER: Setting[PoolOver] = choice("pool_over", "text", "all", "whole")
+FINAL_NORM = flag("final_norm")
+READOUT: Setting[Literal["layer", "before_mlp"]] = choice("readout", "layer", "before_mlp")
+NORMALIZE_TEXT = flag("normalize_text")
+DETERMINISTIC = flag("deterministic")
+ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
+
+
+def repetitions_from(least: int) -> Setting[int]:
+    """How often a text stands in the input, which is checked before a template of them is made."""
+    return whole(
+        "repetitions",
+        least,
+        MAX_COPIES,
+        f"give a whole number from {least} to {MAX_COPIES}, how often the text stands in the input. 2 is the usual "
+        "choice.",
+    )
 
 
 def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value:
@@ -87,21 +108,6 @@ def watched_last_layer(model: PreTrainedModel, instead: str) -> tuple[routes.Att
             "GPT-2."
         )
     return route, last
-
-
-def check_rows(rows: Rows) -> None:
-    """Refuse what is neither all tokens nor the last."""
-    if rows not in ("all", "last"):
-        raise ValueError(f'rows={rows!r}: use "all" for every token, or "last" for the last alone.')
-
-
-def check_repetitions(repetitions: int, least: int) -> None:
-    """Refuse what is not a sensible number of copies, before a template of them is made."""
-    if isinstance(repetitions, bool) or not isinstance(repetitions, int) or not least <= repetitions <= MAX_COPIES:
-        raise ValueError(
-            f"repetitions={repetitions!r}: give a whole number from {least} to {MAX_COPIES}, how often the text stands "
-            "in the input. 2 is the usual choice."
-        )
 
 
 def check_inside(subfolder: str) -> str:

@@ -25,9 +25,8 @@ from ..lm.run import Effect, run
 from ..lm.states import StatesAt
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
+from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .checks import check_inside, check_length, check_transformer_kwargs
-from .loaded_weights import CheckedTransformer
-from .saving import backbone_of, note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +52,7 @@ class Checked(ABCMeta):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class LanguageModel(CheckedTransformer, metaclass=Checked):
+class LanguageModel(SafeTransformer, metaclass=Checked):
     """A causal language model that ends where it is told to, with what is changed while it reads.
 
     Args:
@@ -169,7 +168,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             )
         nn.Module.__init__(self)
         compat.share(other, self)
-        if isinstance(other, CheckedTransformer):
+        if isinstance(other, SafeTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
         self._asked_to_unpad = other.unpad_inputs
         self._st_unpads = bool(getattr(other, "_st_unpads", other.can_flatten_inputs))
@@ -392,11 +391,11 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         note_requirement(Path(output_path))
 
 
-def initialise(module: CheckedTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
+def initialise(module: SafeTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
     """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
     check_length(kwargs.get("max_seq_length"), "max_seq_length")
     try:
-        CheckedTransformer.__init__(module, model_name_or_path, **kwargs)
+        SafeTransformer.__init__(module, model_name_or_path, **kwargs)
     except TypeError:
         # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
         limit = getattr(vars(module).get("processor"), "model_max_length", None)

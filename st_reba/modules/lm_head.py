@@ -1,30 +1,140 @@
-"""The language model's head, read block by block, without the language model."""
+"""The language model's head: read block by block, without the language model, and kept beside a backbone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Transformer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
-from transformers.utils.import_utils import check_torch_load_is_safe
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.saved_files import checked_index
 from ..lm import gguf
-from .saved_settings import check_model
-from .saving import backbone_of
+from .checkpoints import backbone_of
+from .saved_settings import check_model, hub_arguments
+from .stored import check_magnitudes
 
 #: Rows of the head (tokens of the vocabulary) in a block.
 BLOCK = 4096
 
 # What the head was called in checkpoints that transformers renames on loading (GPT-NeoX).
 _FORMER_NAMES = ("embed_out.weight",)
+
+
+class Head(nn.Module):
+    """The language model's head, or the rows of some tokens, for a module that reads it beside its backbone.
+
+    A backbone has no head. Where the head is tied to the input embeddings, they are it; else it is read from where the
+    module saved it, or from the language model's checkpoint.
+
+    Args:
+        backbone: A language model without its head, which knows where it was loaded from.
+        file: Under which name the module saves it beside the backbone.
+        model_kwargs: What the backbone was loaded with.
+        rows: The tokens whose rows are read. None: all, which need not be kept where they are the input embeddings.
+
+    Raises:
+        ValueError: If there is no head, it has a bias, or the file has that of another model.
+    """
+
+    #: (V, D), or the rows that are read, in the backbone's precision; None: it is the input embeddings.
+    weight: Tensor | None
+
+    def __init__(
+        self, backbone: PreTrainedModel, file: str, model_kwargs: Any = None, rows: Sequence[int] | None = None
+    ) -> None:
+        super().__init__()
+        check_plain(backbone.config)
+        self.file = file
+        self.rows = rows
+        where = hub_arguments(model_kwargs)
+        asked = {"cache_folder" if name == "cache_dir" else name: value for name, value in where.items()}
+        path = backbone.config.name_or_path
+        saved = Module.load_file_path(path, file, **asked) if path else None
+        weight: Tensor | None
+        if saved is not None:
+            weight = self._saved(saved, backbone)
+        elif rows is None and _is_tied(backbone.config):
+            weight = None
+        else:
+            blocks = head_blocks(backbone, **asked)
+            weight = torch.cat(list(blocks)) if rows is None else _picked(blocks, rows)
+        weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def _saved(self, file: str, backbone: PreTrainedModel) -> Tensor:
+        weight = load_file(file).get("weight")
+        width = backbone.config.get_text_config(decoder=True).hidden_size
+        count = None if self.rows is None else len(self.rows)
+        if weight is None or weight.ndim != 2 or weight.shape[1] != width or count not in (None, len(weight)):
+            raise ValueError(f"{file} has no head of this model: save the model again.")
+        check_magnitudes({"weight": weight}, file)
+        return weight
+
+    def of(self, backbone: PreTrainedModel) -> Tensor:
+        """(V, D), or the rows that are read."""
+        return cast(Tensor, backbone.get_input_embeddings().weight) if self.weight is None else self.weight
+
+    def save(self, directory: str) -> None:
+        """Save it beside the backbone, where it is not the backbone's own."""
+        if self.weight is not None:
+            weight = self.weight.detach().cpu().contiguous()
+            save_file({"weight": weight}, str(Path(directory) / self.file), metadata={"format": "pt"})
+
+
+def _picked(blocks: Iterator[Tensor], rows: Sequence[int]) -> Tensor:
+    """Some rows of a head, of which one block at a time is in memory."""
+    found = {
+        row: block[row % BLOCK].clone() for place, block in enumerate(blocks) for row in rows if row // BLOCK == place
+    }
+    return torch.stack([found[row] for row in rows])
+
+
+def head_beside(
+    module: Transformer, given: str | Transformer, file: str, model_kwargs: Any, rows: Sequence[int] | None = None
+) -> Head:
+    """The head that a module reads: that of the module which it shares its backbone with, if that reads the same rows.
+
+    Args:
+        module: Whose backbone is loaded.
+        given: What it was made of.
+        file, model_kwargs, rows: As for :class:`Head`.
+    """
+    shared = getattr(given, "head", None)
+    if isinstance(shared, Head) and shared.rows == rows:
+        return shared
+    return Head(module.model, file, model_kwargs, rows)
+
+
+def at_its_end(settings: dict[str, Any], module: type) -> dict[str, Any]:
+    """The settings with which a :class:`CausalTransformer` reads the last token of its prompt.
+
+    Raises:
+        ValueError: If they say something else.
+    """
+    found = {"pool_over": "all", "rows": "last", **settings}
+    if (found["pool_over"], found["rows"]) != ("all", "last"):
+        raise ValueError(
+            f'{module.__name__} reads the last token of its prompt: pool_over="all" and rows="last" are all '
+            "it can do; leave them out."
+        )
+    return found
+
+
+def scaled(logits: Tensor, config: Any) -> Tensor:
+    """Logits as the language model has them, of products with its head."""
+    config = config.get_text_config(decoder=True)
+    # Of Cohere, of Granite, and of Gemma 2.
+    logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def head_blocks(
@@ -94,7 +204,7 @@ def _loaded_head(model: PreTrainedModel) -> Tensor | None:
 
 
 def _is_tied(config: Any) -> bool:
-    return bool(getattr(config, "tie_word_embeddings", False))
+    return bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
 
 
 def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
@@ -105,19 +215,23 @@ def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
     file = _file(path, names, **hub_kwargs)
     if file is None:
         raise _missing(path, names)
-    yield from _blocks_of_file(file, names, path)
+    with safe_open(file, framework="pt") as weights:
+        key = _find(names, weights.keys())
+        if key is None:
+            raise _missing(path, names)
+        stored = weights.get_slice(key)
+        for first in range(0, stored.get_shape()[0], BLOCK):
+            yield _checked(stored[first : first + BLOCK], f"{key} in {path}")
 
 
 def _file(path: str, names: list[str], **hub_kwargs: Any) -> str | None:
     """Where the one file of a checkpoint that has the weight lies; no other is downloaded."""
-    for index_name, whole_name in ((SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME)):
-        if index := Module.load_file_path(path, index_name, **hub_kwargs):
-            shards = checked_index(Path(index)).weight_map
-            key = _find(names, shards)
-            return Module.load_file_path(path, shards[key], **hub_kwargs) if key else None
-        if whole := Module.load_file_path(path, whole_name, **hub_kwargs):
-            return whole
-    return None
+    index = Module.load_file_path(path, SAFE_WEIGHTS_INDEX_NAME, **hub_kwargs)
+    if index is None:
+        return Module.load_file_path(path, SAFE_WEIGHTS_NAME, **hub_kwargs)
+    shards = checked_index(Path(index)).weight_map
+    key = _find(names, shards)
+    return Module.load_file_path(path, shards[key], **hub_kwargs) if key else None
 
 
 def _names(config: Any) -> list[str]:
@@ -142,24 +256,6 @@ def _find(names: list[str], keys: Any) -> str | None:
     return None
 
 
-def _blocks_of_file(file: str, names: list[str], path: str) -> Iterator[Tensor]:
-    if file.endswith(".safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            key = _find(names, weights.keys())
-            if key is None:
-                raise _missing(path, names)
-            stored = weights.get_slice(key)
-            for first in range(0, stored.get_shape()[0], BLOCK):
-                yield _checked(stored[first : first + BLOCK], f"{key} in {path}")
-        return
-    check_torch_load_is_safe()
-    state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    key = _find(names, state)
-    if key is None:
-        raise _missing(path, names)
-    yield from _checked(state[key], f"{key} in {path}").split(BLOCK)
-
-
 def _checked(weight: Tensor, name: str) -> Tensor:
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize < 2:
         raise ValueError(
@@ -171,6 +267,7 @@ def _checked(weight: Tensor, name: str) -> Tensor:
 
 def _missing(path: str, names: list[str]) -> ValueError:
     return ValueError(
-        f"{path} has no weight named {' or '.join(names)}, so there is no language model's head. A model saved as an "
-        "embedder keeps its backbone alone: give the path or Hub id of the language model that it was made from."
+        f"{path} has no weight named {' or '.join(names)} in files of safetensors, so there is no language model's "
+        "head. A model saved as an embedder keeps its backbone alone: give the path or Hub id of the language model "
+        "that it was made from. One that is saved in .bin files is to be saved again."
     )

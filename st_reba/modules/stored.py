@@ -11,9 +11,9 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
+from .checkpoints import note_requirement
 from .checks import check_inside
 from .saved_settings import check_is_object, check_settings
-from .saving import note_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,50 +69,39 @@ class StoredModule(Module):
             "revision": revision,
             "local_files_only": local_files_only,
         }
-        return cls._restored(model_name_or_path, where)
+        place = "/".join(filter(None, (model_name_or_path, subfolder)))
+        check_is_object(cls, model_name_or_path, where)
+        settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
+        check_settings(settings, cls.config_keys, cls.__name__, f"{place}/{cls.config_file_name}")
+        if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
+            check_torch_load_is_safe()
+        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
+        try:
+            return cls.from_saved(settings, weights)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place} is not a saved {cls.__name__}: {str(error).rstrip('.')}.") from error
 
     @classmethod
-    def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
-        """The module made from its settings, with its weights; ``where`` is for ST's loaders."""
-        settings = cls._settings(model_name_or_path, where)
-        weights = cls._weights(model_name_or_path, where)
-        # Settings alone could ask for more memory than there is.
-        try:
-            with torch.device("meta"):
-                asked = {name: tuple(weight.shape) for name, weight in cls(**settings).state_dict().items()}
-        except TypeError as error:
-            raise ValueError(
-                f"{model_name_or_path}/{where['subfolder']} is not a saved {cls.__name__}: {error}."
-            ) from error
+    def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
+        """The module of saved settings and weights.
+
+        Raises:
+            TypeError, ValueError: If they are none of this class's, or do not fit each other.
+        """
+        # Settings alone could ask for more memory than there is: without memory it is seen what they ask for.
+        with torch.device("meta"):
+            module = cls(**settings)
+        asked = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
         found = {name: tuple(weight.shape) for name, weight in weights.items()}
         if asked != found:
             name = min(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))
             raise ValueError(
-                f"{model_name_or_path}/{where['subfolder']}: config.json and the weights do not fit each other ({name} "
-                f"is {asked.get(name, 'not there')} by the one and {found.get(name, 'not there')} by the other). They "
-                "are of two modules; save the model again."
+                f"config.json and the weights do not fit each other ({name} is {asked.get(name, 'not there')} by the "
+                f"one and {found.get(name, 'not there')} by the other). They are of two modules; save the model again."
             )
         check_magnitudes(weights, cls.__name__)
-        module = cls(**settings)
-        module.load_state_dict(weights)
+        module.to_empty(device="cpu").load_state_dict(weights)
         return module
-
-    @classmethod
-    def _settings(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Any]:
-        """What the module's configuration says, which is nothing but its settings."""
-        check_is_object(cls, model_name_or_path, where)
-        settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
-        file = "/".join(filter(None, (model_name_or_path, where["subfolder"], cls.config_file_name)))
-        check_settings(settings, cls.config_keys, cls.__name__, file)
-        return settings
-
-    @classmethod
-    def _weights(cls, model_name_or_path: str, where: dict[str, Any]) -> dict[str, Tensor]:
-        """The weights, pickled ones only where PyTorch reads them safely."""
-        if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
-            check_torch_load_is_safe()
-        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
-        return weights
 
 
 class FixedWeights(StoredModule):
@@ -146,20 +135,13 @@ class FixedWeights(StoredModule):
         return cast("Self", super()._apply(moved, recurse))
 
     @classmethod
-    def _restored(cls, model_name_or_path: str, where: dict[str, Any]) -> Self:
-        place = f"{model_name_or_path}/{where['subfolder']}"
-        settings = cls._settings(model_name_or_path, where)
-        weights = cls._weights(model_name_or_path, where)
-        sizes = {name: settings.pop(name, None) for name in cls.SIZES}
-        try:
-            module = cls(**settings, **weights)
-        except TypeError as error:
-            raise ValueError(f"{place} is not a saved {cls.__name__}: {error}.") from error
+    def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
+        sizes = {name: settings.get(name) for name in cls.SIZES}
+        module = cls(**{name: value for name, value in settings.items() if name not in sizes}, **weights)
         found = {name: getattr(module, name) for name in sizes}
         if sizes != found:
             raise ValueError(
-                f"{place}: config.json says {sizes} and the weights {found}. They are of two "
-                "modules; save the model again."
+                f"config.json says {sizes} and the weights {found}. They are of two modules; save the model again."
             )
         return module
 

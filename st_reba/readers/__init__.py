@@ -1,1 +1,1 @@
-"""Several recipes, layers or words out of one pass."""
+"""The former name of :mod:`st_reba.reading`, with warnings in its files."""

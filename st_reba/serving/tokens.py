@@ -56,12 +56,19 @@ class Tokens:
         Raises:
             ValueError: If a text is longer than :data:`CHARACTERS`, and so many have fewer tokens than are read.
         """
-        wanted = None if limit is None else limit + _BEHIND
-        size = CHARACTERS if wanted is None else _CHARACTERS * wanted
+        if limit is None:
+            if len(text) > CHARACTERS:
+                raise ValueError(
+                    f"has {len(text):,} characters, and the model reads all of them: send it in parts of at most "
+                    f"{CHARACTERS:,}"
+                )
+            return text, len(self.ids([text])[0])
+        wanted = limit + _BEHIND
+        size = _CHARACTERS * wanted
         part = self._part(text, max(size, CHARACTERS) if count_all else size)
         while True:
             count = len(self.ids([part])[0])
-            if len(part) == len(text) or (wanted is not None and count >= wanted):
+            if len(part) == len(text) or count >= wanted:
                 return part, count
             if len(part) >= CHARACTERS:
                 raise ValueError(

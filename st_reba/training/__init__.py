@@ -3,12 +3,11 @@
 Needs the extra ``train``: ``pip install "st-reba[train]"``.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from .bellm import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
 from .distil import DistilTraining, train_distil
 from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
 from .freeze import FreezeTraining, train_freeze
+from .jtcse import JTCSETraining, train_jtcse
 from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
 from .run_settings import RunSettings
 from .settings import Settings, read_settings, setting
@@ -39,15 +38,3 @@ __all__ = [
     "train_freeze",
     "train_jtcse",
 ]
-
-if TYPE_CHECKING:
-    from ..jtcse.training import JTCSETraining, train_jtcse
-
-
-def __getattr__(name: str) -> Any:
-    """Those of JTCSE, which lie with the rest of it and stand on this package."""
-    if name not in ("JTCSETraining", "train_jtcse"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ..jtcse import training
-
-    return getattr(training, name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,12 @@ def check(given: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]] = 
 def is_known(name: str) -> bool:
     """Whether sentence-transformers has such an argument."""
     return name in _fields()
+
+
+def nearest_name(name: str, others: Iterable[str]) -> str | None:
+    """The argument, or the one of some other names, that was likely meant by a name; None if none is near."""
+    found = get_close_matches(name, [*_fields(), *others], n=1, cutoff=0.6)
+    return found[0] if found else None
 
 
 def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:

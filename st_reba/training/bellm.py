@@ -18,13 +18,13 @@ from transformers import set_seed
 
 from ..hub.card import take_training
 from ..lm import backbone, gguf
-from ..losses import ContrastiveAngleLoss
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
-from ..modules.loaded_weights import CheckedTransformer
+from ..modules.checkpoints import SafeTransformer
 from ..optional import require_peft
 from ..text.templates import TEMPLATES, PoolOver
 from .digests import weights_digest
 from .fitting import asked, begin, fit, publish, save
+from .losses import ContrastiveAngleLoss
 from .rows import read_scored_pairs, read_triplets
 from .run_settings import RunSettings
 from .settings import setting
@@ -53,7 +53,7 @@ class BeLLMTraining(RunSettings):
         temperature: tau of Eq. 6, which the paper does not give: SimCSE's, whose setting it follows.
         contrastive_weight: Of Eq. 6, where there is an angle loss beside it.
         angle_weight: Of AnglE's angle loss, which the paper does not have and the released command has: see
-            :class:`st_reba.losses.ContrastiveAngleLoss`.
+            :class:`st_reba.training.losses.ContrastiveAngleLoss`.
         angle_scale: By which differences of angles are multiplied.
         rank: Of LoRA.
         alpha: LoRA's scale times its rank.
@@ -191,7 +191,8 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
-    loaded = CheckedTransformer(name, **arguments)
+    with settings.names_are_checked():
+        loaded = SafeTransformer(name, **arguments)
     count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
         cast(str, settings.bidirectional_layers), settings.bidirectional_layers
     )

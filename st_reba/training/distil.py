@@ -18,13 +18,13 @@ from sentence_transformers.util import get_device_name, pairwise_cos_sim
 from torch import Tensor, nn
 from transformers import set_seed
 
-from ..catalogue import POOLINGS, Recipe, find
 from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
 from ..files import durable
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require_datasets
+from ..recipes import POOLINGS, Recipe, find
 from .bellm import add_lora, merge_adapter
 from .digests import weights_digest
 from .fitting import asked, begin, fit, publish, save
@@ -59,7 +59,7 @@ class DistilTraining(RunSettings):
 
     Attributes:
         model: A decoder-only model's path or Hub id, that the teacher reads.
-        recipe: The teacher, by the key or name of any recipe: see :func:`st_reba.catalogue.find`.
+        recipe: The teacher, by the key or name of any recipe: see :func:`st_reba.recipes.find`.
         texts: Plain texts: see :func:`st_reba.training.read_sentences`. Some thousands.
         template: Of the teacher, where its recipe takes one; None: the recipe's own.
         student: The key of a recipe, which is read in one plain pass of the same model, with LoRA; ``"static"``, a
@@ -154,7 +154,7 @@ class DistilTraining(RunSettings):
             raise ValueError(
                 f"student: {error} A directory is given by its path, a model of the Hub as org/name."
             ) from None
-        if found.around is not None:
+        if found.part is not None:
             raise ValueError(
                 f"student: {self.student!r} has something fitted around its pooling, which a student learns by itself. "
                 "Give a recipe without, such as classical or prompteol."
@@ -265,7 +265,8 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
 
 
 def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
-    module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
+    with settings.names_are_checked():
+        module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
     if settings.max_seq_length is not None:
         module.max_seq_length = settings.max_seq_length
     return module.to(get_device_name())

@@ -16,13 +16,18 @@ from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
-from ..losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
-from ..losses.cosent import SCALE
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require_datasets
 from .arguments import without_evaluation
 from .digests import data_digest, weights_digest
 from .fitting import asked, begin, fit, publish, save
+from .losses import (
+    COSENT_SCALE,
+    EmbeddingCoSENTLoss,
+    LogResidualVarianceLoss,
+    PairScoreMSELoss,
+    ReconstructionLoss,
+)
 from .rows import read_scored_pairs, read_sentences
 from .run_settings import RunSettings
 from .settings import setting
@@ -59,9 +64,9 @@ class FreezeTraining(RunSettings):
             first trained to be decoded. ``"whitened"`` is ours: the encoders begin as a whitening of their states, see
             :meth:`st_reba.modules.LayerwiseAutoencoder.whiten`.
         loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
-            cosine of the embeddings: see :class:`st_reba.losses.EmbeddingCoSENTLoss`. None: the first for
+            cosine of the embeddings: see :class:`st_reba.training.losses.EmbeddingCoSENTLoss`. None: the first for
             ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
-        scale: Of ``"cosent"``: see :class:`st_reba.losses.EmbeddingCoSENTLoss`.
+        scale: Of ``"cosent"``: see :class:`st_reba.training.losses.EmbeddingCoSENTLoss`.
         lowest_score: The score in ``pairs`` that means 0.
         highest_score: The score in ``pairs`` that means 1.
         template: See :class:`st_reba.modules.LayerStates`.
@@ -94,7 +99,7 @@ class FreezeTraining(RunSettings):
     sentences: str | None = setting(None, may_change=True)
     stage: Stage = "autoencoder"
     loss: Loss | None = None
-    scale: float = setting(SCALE, above=0)
+    scale: float = setting(COSENT_SCALE, above=0)
     lowest_score: float = 0.0
     highest_score: float = 5.0
     template: str = "{text}"
@@ -225,9 +230,10 @@ def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
 
 def _states(settings: FreezeTraining) -> LayerStates:
     """The frozen model, where it shall run."""
-    states = LayerStates(
-        settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
-    )
+    with settings.names_are_checked():
+        states = LayerStates(
+            settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
+        )
     if settings.max_seq_length is not None:
         states.max_seq_length = settings.max_seq_length
     return states.requires_grad_(False).to(get_device_name()).eval()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
@@ -13,6 +14,14 @@ from sentence_transformers.util import get_device_name
 from . import arguments as of_st
 from .quantization import with_quantization
 from .settings import Settings
+from .values import nearest
+
+#: Usual names in ``model_kwargs``, for who has mistyped one. Others are taken as well.
+_USUAL = (
+    "attn_implementation", "cache_dir", "device_map", "dtype", "key_mapping", "low_cpu_mem_usage", "max_memory",
+    "offload_folder", "quantization_config", "revision", "subfolder", "token", "torch_dtype", "trust_remote_code",
+    "use_safetensors", "variant",
+)  # fmt: skip
 
 #: What of ``model_kwargs`` says where weights lie, not which they are.
 _PLACES = ("cache_dir", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict")
@@ -182,6 +191,22 @@ class RunSettings(Settings):
             given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
         return given
 
+    @contextmanager
+    def names_are_checked(self) -> Iterator[None]:
+        """Where a model is loaded with ``model_kwargs``, of which the model itself alone knows whether it takes all.
+
+        Raises:
+            ValueError: If it does not know a name in them; with the nearest one.
+        """
+        try:
+            yield
+        except TypeError as error:
+            for name in self.model_kwargs:
+                if f"unexpected keyword argument {name!r}" in str(error):
+                    told = f"model_kwargs: transformers knows no {name!r}.{nearest(name, _USUAL)}"
+                    raise ValueError(told) from error
+            raise
+
     def identity(self) -> dict[str, Any]:
         """The settings that a run which goes on must share with the run that was interrupted, but the arguments."""
         own = {
@@ -197,4 +222,8 @@ class RunSettings(Settings):
     def instead_of(cls, key: str, known: list[str]) -> str:
         if of_st.is_known(key):
             return f"It is an argument of sentence-transformers: write it below arguments. Keys: {', '.join(known)}."
+        if not nearest(key, known) and (near := of_st.nearest_name(key, FORMER)):
+            # What version 0.6 called so has another name now.
+            name = near if of_st.is_known(near) else next(iter(FORMER[near](1)))
+            return f"The nearest is {name}, an argument of sentence-transformers: write it below arguments."
         return super().instead_of(key, known)

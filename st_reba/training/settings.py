@@ -104,12 +104,15 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
     """
     try:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"{path}{line}: this is not YAML ({error.problem}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}: this is not YAML ({' '.join(str(error).split())}).") from None
     if not isinstance(given, dict):
         held = "nothing" if given is None else f"a {type(given).__name__}"
         keys = ", ".join(_known(kind))
-        raise ValueError(f"{path} holds {held}, but it must hold lines such as seed: 42. Keys: {keys}.")
+        raise ValueError(f"{path} holds {held}, but it must hold lines such as model: org/name. Keys: {keys}.")
     try:
         return _made(kind, given)
     except ValueError as error:
@@ -124,7 +127,8 @@ def _made(kind: type[S], given: Mapping[str, Any]) -> S:
         raise ValueError(f"the key {unknown[0]!r} is unknown. {kind.instead_of(str(unknown[0]), _known(kind))}")
     needed = [name for name, found in known.items() if found.default is MISSING and found.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
-        raise ValueError(f"the key {missing[0]!r} is missing. Add it: {described(hints[missing[0]], {})}.")
+        value = described(hints[missing[0]], {})
+        raise ValueError(f"the key {missing[0]!r} is missing. Add a line {missing[0]}: VALUE; it is {value}.")
     return kind(**{key: converted(value, hints[key]) for key, value in given.items()})
 
 

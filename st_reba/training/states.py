@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..files import durable, remove_scratch
 from ..lm.backbone import device
 from ..modules.fingerprint import fingerprint
-from ..modules.trained.layer_states import LayerStates
+from ..modules.layer_states import LayerStates
 
 _HASH_BYTES = 16
 _FORMAT = 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from ..files import durable, remove_scratch
-from ..modules.after_pooling.moments import principal_directions
+from ..modules.moments import principal_directions
 
 #: Texts that are kept as one file.
 _CHUNK = 1024
@@ -88,8 +88,11 @@ def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
     """
     x, y = inputs.double(), outputs.double()
     mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
-    # What hardly varies says nothing, and dropout would move it far.
-    inverse = scale.reciprocal().masked_fill(scale <= 1e-6 * mean.abs().clamp(min=scale.median()), 0)
+    # What hardly varies says nothing, and dropout would move it far. Where texts are fewer than dimensions, those in
+    # which a whitened table does not vary hold the rounding of float32, some 1e-6 of the others.
+    typical = scale.square().mean().sqrt()
+    constant = scale <= torch.maximum(1e-6 * mean.abs(), 1e-5 * typical)
+    inverse = scale.reciprocal().masked_fill(constant, 0)
     z = (x - mean) * inverse
     seen = max(1, len(z) - len(z) // 10)
     found = {}

@@ -14,7 +14,7 @@ _NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    dict: "a list of names and values",
+    dict: "names with values, {name: value}",
     list: "a list",
     type(None): "null",
 }

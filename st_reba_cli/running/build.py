@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from torch import nn
+from sentence_transformers.sentence_transformer.modules import Normalize
 
-from st_reba.catalogue import POOLINGS, Recipe, Row, every_row, find, matching
 from st_reba.data.demo import texts_to_fit
 from st_reba.files import whole_directory
 from st_reba.hub import compat
 from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
-from st_reba.modules.late_interaction import multi_vector_encoder
-from st_reba.modules.training_free.reranking import cross_encoder
+from st_reba.modules.multi_vector import multi_vector_encoder
+from st_reba.modules.reranking import cross_encoder
+from st_reba.recipes import POOLINGS, Recipe, Row, every_row, find, matching
 from st_reba.text.templates import PRESETS, language_of, preset
 
 from ..build import SavedDtype, layers_of
@@ -95,7 +94,13 @@ def run(
     else:
         _check_pooling(chosen, mode)
     fitted = f"the projection to {dimensions} dimensions" if dimensions else ""
-    texts = tuple(_fit_texts(chosen, fit_texts, fitted or (f"what is {chosen.filtered}" if chosen.fitted else "")))
+    texts = tuple(
+        _fit_texts(
+            chosen,
+            fit_texts,
+            fitted or (f"what is {chosen.part.name}" if chosen.part is not None and chosen.part.fitted else ""),
+        )
+    )
     if prompt_language is None and template is None and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     chosen = replace(chosen, fit_texts=texts)
@@ -126,9 +131,9 @@ def _pooled(
     chosen: Recipe, module: CausalModule, mode: str, normalize: bool, prompts: dict[str, str]
 ) -> SentenceTransformer:
     """One vector a text."""
-    parts: list[nn.Module] = [*chosen.weighed(module), Pooling(module.get_embedding_dimension(), mode)]
+    parts = chosen.pipeline(module, mode)
     if chosen.filter is not None:
-        parts.append(chosen.filter(SentenceTransformer(modules=parts, device="cpu")))
+        parts.append(chosen.filter.made(SentenceTransformer(modules=parts, device="cpu"), chosen.fit_texts))
     if normalize:
         parts.append(Normalize())
     return SentenceTransformer(modules=parts, device="cpu", prompts=prompts or None)
@@ -161,7 +166,7 @@ def _sparse_settings(chosen: Recipe, template: str | None, **given: Any) -> dict
         ValueError: If the recipe is not read at the end of a prompt, as it is.
     """
     row = chosen.row
-    if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.around or chosen.layer is not None:
+    if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.part or chosen.layer is not None:
         raise ValueError(
             f"--sparse with {chosen.spec}: the head is asked at the end of a prompt, behind the last layer. Give a "
             f"prompt's recipe, such as {SPARSE} or prompteol."
@@ -177,7 +182,7 @@ def _own_prompts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _of_method(method: str) -> Recipe:
     row = _row(method)
-    return Recipe(row, row.poolings[0], around=row.around)
+    return Recipe(row, row.poolings[0], part=row.around)
 
 
 def _row(method: str) -> Row:
@@ -208,15 +213,15 @@ def _either(names: Iterable[str]) -> str:
 def _check_pooling(chosen: Recipe, mode: str) -> None:
     """Refuse a pooling that what stands around it does not fit."""
     fitting = [POOLINGS[pooling] for pooling in chosen.poolings]
-    if chosen.around is not None and len(fitting) == 1 and mode not in fitting:
+    if chosen.part is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
 def _check_tokens(chosen: Recipe) -> None:
     """Refuse a recipe that has no vector of its own for each token."""
-    if chosen.around is not None:
+    if chosen.part is not None:
         raise ValueError(
-            f"--multi-vector: {chosen.filtered} stands around the pooling, and nothing is pooled. Give "
+            f"--multi-vector: {chosen.part.name} stands around the pooling, and nothing is pooled. Give "
             f"{chosen.row.key if chosen.row.around is None else 'another recipe, such as echo-2'}."
         )
     if not chosen.row.words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from st_reba.catalogue import Recipe, asked_for
 from st_reba.compare.mteb import language_of_tasks, resolve_tasks
 from st_reba.compare.results import Comparison
 from st_reba.compare.run import compare, compare_tasks, texts_of, work
@@ -14,6 +13,7 @@ from st_reba.data.demo import demo_questions, texts_to_fit
 from st_reba.data.tables import Data, Labelled
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.recipes import Recipe, asked_for
 from st_reba.text.templates import language_of
 
 from ..common import Dtype, Language

@@ -59,12 +59,14 @@ def run(
             chunk_tokens=chunk_tokens,
             chunk_overlap=chunk_overlap,
         )
-        if engine is EngineName.ray:
+
+        def settle(encoder: Encoder) -> Encoder:
+            if engine is EngineName.local:
+                return encoder_fastest(encoder, runner.device, dtype)[0]
             # The model is on other machines: each of their processors would choose for itself.
-            dtype = placement(runner.device, Dtype.auto if dtype is Dtype.fastest else dtype)[1]
-            encoder = replace(encoder, dtype=dtype.value)
-        else:
-            encoder, _ = encoder_fastest(encoder, runner.device, dtype)
+            asked = Dtype.auto if dtype is Dtype.fastest else dtype
+            return replace(encoder, dtype=placement(runner.device, asked)[1].value)
+
         with _terminable(), Shown() as shown:
             try:
                 made = encode_file(
@@ -80,6 +82,7 @@ def run(
                     engine=runner,
                     overwrite=overwrite,
                     on_progress=_telling(shown),
+                    settle=settle,
                 )
             except KeyboardInterrupt as stop:
                 shown.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
-from transformers.utils import logging as transformers_logging
 
 from st_reba.compare.precision import AGREED, agreement, cosines, pairwise_cosines, sampled
 from st_reba.data.demo import demo_sentences
@@ -31,11 +29,6 @@ from st_reba.modules import CausalModule
 from ..checks import check_model
 from ..common import STAND_IN, Dtype
 from ..printing import notes
-
-# What a command has to say, it says itself: these would stand before its errors, once for each time a model is loaded.
-transformers_logging.disable_progress_bar()
-transformers_logging.set_verbosity_error()
-logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
 
 Loaded = TypeVar("Loaded", bound=torch.nn.Module)
 

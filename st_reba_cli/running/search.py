@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from st_reba.catalogue import Recipe, Row
 from st_reba.compare.run import compare, texts_of, work
 from st_reba.compare.search import Found, candidates, searched, with_selection
 from st_reba.compare.search import search as run_search
 from st_reba.data.tables import Labelled
 from st_reba.lm.backbone import depth
 from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.recipes import Recipe, Row
 from st_reba.text.templates import language_of
 
 from ..common import Dtype, Language

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from st_reba.catalogue import Recipe, find
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
 from st_reba.compare.kept import Kept
@@ -27,6 +26,7 @@ from st_reba.compare.save import save_best
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.modules import CausalModule
 from st_reba.optional import require_report
+from st_reba.recipes import Recipe, find
 
 from ..common import STAND_IN, marked
 from ..printing import Shown, console, notes

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
 from st_reba.compare.report import page
-from st_reba.readers.store import EmbeddingStore
+from st_reba.evaluation.store import EmbeddingStore
+from st_reba.recipes import default_recipes
 
 from ..backbones import own
 from ..conftest import pipeline
@@ -195,7 +195,7 @@ class TestDiskFull:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.tsv", "report"]
 
     def test_embeddings_on_their_way(self, line, monkeypatch):
-        monkeypatch.setattr("st_reba.readers.store._Rows.write", full)
+        monkeypatch.setattr("st_reba.evaluation.store._Rows.write", full)
         said = run(*line)
         assert "the disk is full. Embeddings lie there while they are scored" in said
         assert "TMPDIR" in said

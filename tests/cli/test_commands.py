@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__
-from st_reba.catalogue import asked_for
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_questions, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.hub import compat
+from st_reba.recipes import asked_for
 from st_reba_cli import common
 from st_reba_cli.common import Dtype
 from st_reba_cli.running import compare, models, search

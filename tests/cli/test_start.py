@@ -16,13 +16,14 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba_cli as cli
 from st_reba import ReBAModule
-from st_reba.catalogue import PUBLIC_MODULES, every_row
 from st_reba.modules import CausalModule
+from st_reba.recipes import every_row
 from st_reba_cli import common
 from st_reba_cli.methods import DEFAULT, METHODS
 
 from .. import processes
 from ..backbones import TEXTS
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 
 COMMANDS = ("build", "compare", "distil", "encode", "export", "layers", "push", "search", "serve", "train", "verify")

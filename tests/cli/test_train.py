@@ -46,6 +46,11 @@ def test_bellm(config, tmp_path):
     ("more", "rows", "message"),
     [
         ("rnak: 2\n", "a\tb\tc\n", "bellm.yaml: the key 'rnak' is unknown. Keys: "),
+        (
+            "model_kwargs: {dtpye: bfloat16}\n",
+            "a\tb\tc\n",
+            "model_kwargs: transformers knows no 'dtpye'. The nearest is dtype.",
+        ),
         ("temperature: 0\n", "a\tb\tc\n", "bellm.yaml: temperature: 0 was given, but it must be a number, above 0."),
         (
             "",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import st_reba
 import st_reba_cli as cli
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
+from st_reba.recipes import default_recipes
 from st_reba_cli.common import clear_errors
 
 from ..backbones import TEXTS

@@ -8,15 +8,15 @@ from scipy.stats import pearsonr, spearmanr
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import default_recipes
 from st_reba.compare.columns import embed, geometry_columns, task_columns, word_sense_column
 from st_reba.compare.runner import Recipes
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import DEMO_PAIRS, DEMO_QUESTIONS, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator
+from st_reba.evaluation.store import EmbeddingStore
 from st_reba.evaluation.tasks import task_of
-from st_reba.readers.store import EmbeddingStore
+from st_reba.recipes import default_recipes
 
 from .. import oracles
 

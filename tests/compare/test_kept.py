@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import asked_for
 from st_reba.compare import reader
 from st_reba.compare.kept import Kept
 from st_reba.compare.run import Recipes, compare
 from st_reba.data.tables import Pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
+from st_reba.recipes import asked_for
 
 from ..backbones import TEXTS
 

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import asked_for, bags_of_input_embeddings, controls_of, default_recipes, find
 from st_reba.compare.columns import Column
 from st_reba.compare.results import Task
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, texts_of, work
@@ -15,6 +14,7 @@ from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.recipes import asked_for, bags_of_input_embeddings, controls_of, default_recipes, find
 
 from ..backbones import TEXTS
 from ..conftest import first, paired

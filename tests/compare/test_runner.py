@@ -15,15 +15,14 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.catalogue import asked_for, default_recipes, random_weights
 from st_reba.compare import reader, timing
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
 from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
 from st_reba.data.demo import demo_sentences
+from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.dry_run import TOKENS
-from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
-from st_reba.readers.store import EmbeddingStore
+from st_reba.recipes import FILTERS, IDF, PARTS, PARTWISE, asked_for, default_recipes, random_weights
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
@@ -104,7 +103,7 @@ def test_the_bag_stands_beside_the_recipes(recipes):
     made, _ = recipes
     own = [recipe.key for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
-    assert own == [recipe.key for recipe in default_recipes() if recipe.filtered != "filtered"]
+    assert own == [recipe.key for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
     around = ["", *(f", {name}" for name in (PARTWISE, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert made.controls == bags

@@ -5,10 +5,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from st_reba.catalogue import Control
 from st_reba.compare.results import Result, Task
 from st_reba.compare.verdict import verdict
 from st_reba.evaluation import bootstrap
+from st_reba.recipes import Control
 
 TASK = Task("STS", "accuracy x 100")
 BAG, RANDOM_A, RANDOM_B = "Bag of input embeddings", "Random weights, A", "Random weights, B"

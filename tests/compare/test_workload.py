@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import find
 from st_reba.compare import workload
 from st_reba.compare.precision import agreement, cosines, sampled
 from st_reba.compare.workload import Forecast, Pass, memory, speed
 from st_reba.lm.backbone import depth
+from st_reba.recipes import find
 
 from ..backbones import TEXTS
 

@@ -11,7 +11,7 @@ from st_reba.data.tables import Pairs, Retrieval, read_data
 from st_reba.evaluation.late_interaction import LateInteraction
 from st_reba.evaluation.tasks import task_of
 from st_reba.hub import compat
-from st_reba.modules.late_interaction import multi_vector_encoder
+from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
 

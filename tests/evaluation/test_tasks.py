@@ -19,8 +19,8 @@ from sklearn.metrics import average_precision_score
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, Triplets, read_data
 from st_reba.evaluation import bootstrap
+from st_reba.evaluation.store import EmbeddingStore, stand_in
 from st_reba.evaluation.tasks import Vectors, task_of
-from st_reba.readers.store import EmbeddingStore, stand_in
 
 from ..conftest import examples
 

@@ -178,7 +178,7 @@ def test_a_plot_with_a_gap(model, tmp_path):
 def test_without_matplotlib(model, tmp_path, monkeypatch):
     evaluator = TurningPointEvaluator(Scores([1.0, 2.0, 3.0, 4.0]))
     evaluator(model)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'Drawing needs matplotlib: pip install "st-reba\[report\]"'):
         evaluator.draw(tmp_path / "plot.png")
     assert not list(tmp_path.iterdir())

@@ -31,13 +31,13 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import PUBLIC_MODULES, find
 from st_reba.hub import card
-from st_reba.modules import CausalModule, registry
+from st_reba.modules import CausalModule, PromptRepsModule, RerankModule, registry
 from st_reba.modules.changes import Reroute, Steer
-from st_reba.modules.headed import HeadedModule
+from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 from ..logged import logged
 
@@ -122,7 +122,8 @@ def test_what_a_change_costs_is_told(roomy_path, tmp_path):
 
 
 #: Those that stand before a Pooling: what reads the head is a model of another family, whose card is ST's.
-POOLED = [each for each in PUBLIC_MODULES if issubclass(each, CausalModule) and not issubclass(each, HeadedModule)]
+HEADED = (PromptRepsModule, RerankModule)
+POOLED = [each for each in PUBLIC_MODULES if issubclass(each, CausalModule) and not issubclass(each, HEADED)]
 
 
 @pytest.fixture(scope="module")

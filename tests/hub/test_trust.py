@@ -137,7 +137,6 @@ class TestPickledWeights:
         EmbeddingFilter.load(str(tmp_path / "filter"))
         pickled = (
             lambda: LayerwiseAutoencoder.load(str(tmp_path / "autoencoder")),
-            lambda: list(head_blocks(str(model))),
             lambda: ReBAModule(str(model)),
         )
         for load in pickled:
@@ -147,7 +146,7 @@ class TestPickledWeights:
     def test_of_a_language_models_head(self, model_of, tmp_path):
         model = model_of()
         pickle_weights(own(model), {"lm_head.weight": Canary(tmp_path / "marker")})
-        with pytest.raises(Exception, match="[Ww]eights.only"):
+        with pytest.raises(ValueError, match="in files of safetensors"):
             list(head_blocks(str(model)))
         assert not (tmp_path / "marker").exists()
 

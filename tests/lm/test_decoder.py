@@ -14,7 +14,7 @@ from st_reba.lm.hooks import Hook, hooked, listen
 
 from ..backbones import TELLING, TEXTS, third
 from ..conftest import long, paired, pipeline, relative_error
-from ..readers.test_layers import after_each_layer, final_norm
+from ..reading.test_layers import after_each_layer, final_norm
 
 quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
 

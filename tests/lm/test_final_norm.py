@@ -10,12 +10,12 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule
-from st_reba.readers.layers import LayerReader
+from st_reba.reading.layers import LayerReader
 
 from ..backbones import TELLING, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
 from ..modules.test_invariance import EACH_MODULE, RECIPES
-from ..readers.test_layers import final_norm
+from ..reading.test_layers import final_norm
 
 
 @pytest.fixture(scope="module")

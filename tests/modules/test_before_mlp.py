@@ -19,8 +19,8 @@ from st_reba import (
     RefinedThoughtModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import find
 from st_reba.modules.changes import BeforeFeedForward
+from st_reba.recipes import find
 
 from .. import oracles
 from ..backbones import TELLING, TEXTS

@@ -11,10 +11,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule, TwinTower
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.modules import CausalModule
 
 from .. import backbones
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import paired, pipeline
 
 REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
 
@@ -65,16 +66,12 @@ def test_one_shard_alone_is_read(tied, tmp_path):
     assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
 
 
-@pytest.mark.parametrize("sharded", [True, False])
-def test_checkpoints_before_safetensors(sharded, tmp_path):
+def test_a_checkpoint_before_safetensors_is_refused(tmp_path):
     model = language_model()
     model.config.save_pretrained(tmp_path)
-    name = "pytorch_model-00001-of-00001.bin" if sharded else "pytorch_model.bin"
-    torch.save(model.state_dict(), tmp_path / name)
-    if sharded:
-        index = {"metadata": {}, "weight_map": dict.fromkeys(model.state_dict(), name)}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"in files of safetensors.* in \.bin files is to be saved again"):
+        head(str(tmp_path))
 
 
 def test_the_name_it_had_in_gpt_neox(tmp_path):
@@ -82,7 +79,7 @@ def test_the_name_it_had_in_gpt_neox(tmp_path):
     model.config.save_pretrained(tmp_path)
     state = {name.replace("lm_head", "embed_out"): value for name, value in model.state_dict().items()}
     assert "embed_out.weight" in state
-    torch.save(state, tmp_path / "pytorch_model.bin")
+    save_file(state, tmp_path / "model.safetensors")
     # Under its former name in memory, too, where transformers is old.
     assert torch.equal(head(str(tmp_path)), model.get_output_embeddings().weight)
 
@@ -124,7 +121,7 @@ class TestRefused:
     def test_quantised(self, tmp_path):
         model = language_model()
         model.config.save_pretrained(tmp_path)
-        torch.save({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, tmp_path / "pytorch_model.bin")
+        save_file({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, tmp_path / "model.safetensors")
         with pytest.raises(ValueError, match="is torch.int8 of shape .384, 32.*before it was quantised"):
             head(str(tmp_path))
 

@@ -14,9 +14,9 @@ import sentence_transformers
 from safetensors.numpy import load_file
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.hub.checks import model_class
 
+from ..catalogued import PUBLIC_MODULES
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
 
@@ -24,6 +24,7 @@ from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
 ARCHIVES = {
     "saved-0.1.tar.xz": "3396a4f7a9a1f8e3719596b069b1aad61a38ecffae03bd39f30b4f6d97eb7d28",
     "saved-0.7.tar.xz": "c5dd5eb76f00786ec85ee2a192526c6ce82c770031e0258548e88b95fc2d1f88",
+    "saved-0.8.tar.xz": "23d5f3dfb18925089cf5688cf2fd00dcdb7580a34c7a111fb2d9e4ebf5bc57f9",
 }
 CLASSES_OF_0_1 = [
     "AllButTheTop",

@@ -30,13 +30,12 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.catalogue import PUBLIC_MODULES
 from st_reba.modules import CausalModule, registry
 from st_reba.version import REQUIREMENT, __version__
 
 from .. import processes
 from ..backbones import TEXTS
-from ..catalogued import completed
+from ..catalogued import PUBLIC_MODULES, completed
 from ..conftest import long, paired, pipeline
 
 BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]

@@ -26,6 +26,10 @@ def test_what_cannot_be(saved, reranker_path, backbone_path):
     assert "There is no model to serve: give MODEL, --rerank, or both." in said()
     assert "--name is empty" in said(saved, "--name", "")
     assert "An API key is empty" in said(saved, "--api-key", "a,,b")
+    for key in ("Schlüssel", "good,密钥", "two\nlines"):
+        assert "An API key (--api-key, ST_REBA_API_KEY) has other characters than printable ASCII" in said(
+            "no-such-model/here", "--api-key", key
+        )
     assert "give it as --rerank" in said(reranker_path, "--port", "0")
     assert "give it as MODEL" in said("--rerank", saved, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")

@@ -139,7 +139,7 @@ def test_of_a_long_text_no_more_is_tokenised_than_is_read(client_of, model, monk
     answer = client.post("/v1/embeddings", json={"model": "m", "input": ["a", given] if kind == "text" else given})
     read = model[0].max_seq_length
     assert len(ids) > 100 * read
-    assert len(ran[-1]) < 10 * (read + 256)
+    assert max(map(len, ran)) < 10 * (read + 256)
     assert np.array_equal(vectors(answer)[-1:], model.encode([text]))
     assert answer.json()["usage"]["prompt_tokens"] == read + (len(token_ids("a")) if kind == "text" else 0)
     refused = client_of(Embedder("m", model, truncate=False)).post(

@@ -83,3 +83,27 @@ def test_a_classifier_is_no_reranker(reranker_path):
     model.model.config.num_labels = 3
     with pytest.raises(ValueError, match="gives 3 scores a pair"):
         Reranker("m", model)
+
+
+def test_long_queries_and_documents_are_tokenised_no_further_than_read(client_of, reranker, monkeypatch):
+    own = Reranker("r", reranker)
+    ran = []
+    run = own.ways[""]
+    monkeypatch.setitem(own.ways, "", lambda pairs: (ran.extend(pairs), run(pairs))[1])
+    long = " ".join(f"{TEXTS[2]} {number}" for number in range(2_000))
+    for query, documents in ((QUERY, [long, "a"]), (f"Who? {long}", [TEXTS[0], TEXTS[1]])):
+        answer = client_of(reranker=own).post("/rerank", json={"model": "r", "query": query, "documents": documents})
+        scores = {row["index"]: row["relevance_score"] for row in answer.json()["results"]}
+        expected = reranker.predict([(query, document) for document in documents])
+        np.testing.assert_allclose([scores[0], scores[1]], expected, atol=1e-6)
+    assert max(len(text) for pair in ran for text in pair) < 10 * (reranker.max_seq_length + 256)
+
+
+def test_a_query_that_would_be_tokenised_without_end(client_of, reranker, monkeypatch):
+    monkeypatch.setattr("st_reba.serving.tokens.CHARACTERS", 5_000)
+    own = Reranker("r", reranker, truncate=False)
+    given = {"model": "r", "query": " " * 90_000, "documents": ["a"]}
+    answer = client_of(reranker=own).post("/rerank", json=given)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "query"
+    assert answer.json()["error"]["message"].startswith("'query' has 90,000 characters")

@@ -14,10 +14,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from starlette.testclient import TestClient
 from tokenizers import processors
 from typer.testing import CliRunner
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.export import static_model
+from st_reba.serving.app import Server, make_app
+from st_reba.serving.models import Embedder
 from st_reba.serving.verify import Endpoint, EndpointError, verify
 from st_reba_cli import app
 
@@ -278,6 +282,58 @@ def test_forms(stub, reba):
         assert verify(Endpoint(url), reba).equal
 
 
+def test_a_static_model(stub, paths, tmp_path):
+    """Its tokenizer is none of transformers', and nothing cuts its texts."""
+    path = str(tmp_path / "static")
+    static_model(CausalTransformer(paths["open"]), backbones.TEXTS * 5, layer=0).save_pretrained(path)
+    static = SentenceTransformer(path, device="cpu", prompts=PROMPTS)
+    with TestClient(make_app(Server(Embedder("static", static)))) as client:
+
+        def served(texts):
+            answer = client.post("/v1/embeddings", json={"model": "static", "input": texts})
+            return [row["embedding"] for row in answer.json()["data"]]
+
+        assert causes(stub(served), static) == []
+    assert causes(stub(lambda texts: static.encode(texts, prompt_name="query")), static) == [
+        'the prompt is that of "query"'
+    ]
+    cut = copy.deepcopy(static)
+    cut.tokenizer.enable_truncation(16)
+    assert causes(stub(cut.encode), static) == ["texts are cut after 16 tokens, and the model reads all"]
+    assert "another model" in causes(stub(lambda texts: static.encode([text[::-1] for text in texts])), static)[0]
+    ends = CliRunner().invoke(app, ["verify", stub(static.encode), "--model", path, "--device", "cpu"])
+    assert ends.exit_code == 0, ends.output
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
+
+
+def test_answers_and_keys_that_cannot_be_read(stub, reba):
+    nested = stub(reba.encode)
+    for key in ("Schlüssel", "密钥", "two\nlines"):
+        with pytest.raises(ValueError, match="The API key has other characters than printable ASCII"):
+            Endpoint(nested, key=key)
+    with pytest.raises(EndpointError, match="does not answer|is no URL"):
+        Endpoint("http://127.0.0.1:port/v1/embeddings").embed(["a"])
+    with pytest.raises(EndpointError, match="does not answer|is no URL"):
+        Endpoint("http://hóst.invalid/pâth").embed(["a"])
+
+
+def test_an_answer_that_is_nested_without_end():
+    class Nested(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[" * 200_000)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nested) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(EndpointError, match="answered with something else than JSON"):
+            Endpoint(f"http://127.0.0.1:{server.server_port}/embed").embed(["a"])
+        server.shutdown()
+
+
 def test_servers_that_are_none(stub, reba):
     with pytest.raises(EndpointError, match="does not answer .*: check the URL, and that the server runs"):
         Endpoint("http://127.0.0.1:9", timeout=5)
@@ -296,7 +352,7 @@ def test_the_command(stub, last, tmp_path):
     last.save_pretrained(path, create_model_card=False)
     ends = CliRunner().invoke(app, ["verify", stub(last.encode), "--model", path, "--device", "cpu"])
     assert ends.exit_code == 0, ends.output
-    assert ends.output.startswith("Equal: http://127.0.0.1:")
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
     fault = stub(lambda texts: last.encode(texts, prompt=""))
     ends = CliRunner().invoke(app, ["verify", fault, "--model", path, "--device", "cpu"])
     assert ends.exit_code == 1

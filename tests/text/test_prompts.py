@@ -29,7 +29,7 @@ from st_reba import (
     ValueAggregationModule,
     encode_words,
 )
-from st_reba.readers.sweep import RecipeSweep
+from st_reba.compare.sweep import RecipeSweep
 from st_reba.text.templates import normalized
 
 from .. import oracles

@@ -54,11 +54,13 @@ def test_they_reach_the_trainer_whole(kind, read, tmp_path):
         ("arguments: {per_device_train_batch_size: 0}", "must be a whole number, at least 1."),
         ("arguments: {lr_scheduler_type: cosin}", """'cosin' was given, but it must be "linear" or "cosine" or"""),
         ("arguments: {batch_sampler: no_duplicate}", '"batch_sampler" or "no_duplicates"'),
-        ("arguments: {gradient_checkpointing_kwargs: 3}", "must be a list of names and values or text or null."),
+        ("arguments: {gradient_checkpointing_kwargs: 3}", "must be names with values, {name: value} or text or null."),
         ("arguments: {output_dir: x}", "output_dir cannot be given: the output directory of the run is where"),
         ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on"),
         ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine"),
-        ("arguments: fast", "arguments: 'fast' was given, but it must be a list of names and values."),
+        ("arguments: fast", "arguments: 'fast' was given, but it must be names with values, {name: value}."),
+        ("learning_rates: 1", "The nearest is learning_rate, an argument of sentence-transformers: write it below arg"),
+        ("epoch: 3", "The nearest is num_train_epochs, an argument of sentence-transformers: write it below arg"),
         ("bf16: true", "It is an argument of sentence-transformers: write it below arguments."),
         ("traplets: x", "The nearest is triplets."),
         ("epochs: 2\narguments: {num_train_epochs: 3}", "epochs and arguments: num_train_epochs say the same"),
@@ -158,7 +160,7 @@ def test_model_kwargs(read):
     ],
 )  # fmt: skip
 def test_quantisation_in_words(quantization, error, message, read, monkeypatch):
-    for package in ("bitsandbytes", "torchao.quantization"):
+    for package in ("bitsandbytes", "torchao"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(error, match=message):
         read(f"model_kwargs: {{quantization_config: {quantization}}}\n").loading()

@@ -12,9 +12,9 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch.nn.functional import normalize
 
 from st_reba import CausalTransformer
-from st_reba.catalogue import find
 from st_reba.data.demo import demo_sentences
 from st_reba.evaluation import AgreementEvaluator
+from st_reba.recipes import find
 from st_reba.training import distil, teacher
 from st_reba.training.distil import DistilTraining, shares, train_distil
 
@@ -144,6 +144,16 @@ def test_a_dimension_that_hardly_varies_says_nothing():
     found = teacher.linear_map(inputs, torch.randn(200, 4, generator=generator))
     assert not found.weight[:, 3].any()
     assert found.weight.abs().max() < 1
+
+
+def test_directions_in_which_few_texts_do_not_vary_say_nothing():
+    """Fewer texts than dimensions: in the others there is rounding alone, and a token that no text has lies there."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 59, generator=generator) @ torch.eye(59, 256)
+    inputs += 2e-6 * torch.randn(60, 256, generator=generator)
+    found = teacher.linear_map(inputs, normalize(torch.randn(60, 8, generator=generator), dim=-1))
+    assert not found.weight[:, 59:].any()
+    assert found.weight[:, :59].any()
 
 
 def test_a_linear_map_is_found_where_there_is_one():

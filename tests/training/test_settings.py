@@ -38,11 +38,11 @@ def test_defaults_and_values(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds nothing, but it must hold lines such as seed: 42. Keys: model, rank,"),
+        ("", "holds nothing, but it must hold lines such as model: org/name. Keys: model, rank,"),
         ("- a\n", "holds a list"),
-        ("model: [\n", "is not YAML"),
+        ("model: [\n", "config.yaml, line 2: this is not YAML (expected the node content, but found '<stream end>')."),
         ("model: m\nrnak: 3\n", "the key 'rnak' is unknown. Keys: model, rank, rate"),
-        ("rank: 3\n", "the key 'model' is missing. Add it: text."),
+        ("rank: 3\n", "the key 'model' is missing. Add a line model: VALUE; it is text."),
         ("model: m\nrank: 0\n", "rank: 0 was given, but it must be a whole number, at least 1."),
         ("model: m\nrank: 2.5\n", "rank: 2.5 was given, but it must be a whole number"),
         ("model: m\nrank: true\n", "rank: True was given, but it must be a whole number"),

@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...evaluation.store import Embed, EmbeddingStore, adopted_settings, stand_in
 from ...files import is_full
 from ...modules.fingerprint import fingerprint_of
-from ...readers.store import Embed, EmbeddingStore, adopted_settings, stand_in
 from ..results import Task
 from .samples import (
     Sample,

@@ -8,9 +8,9 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from ...catalogue import TF_IDF
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
 from ...optional import require_matplotlib
+from ...recipes import TF_IDF
 from ..ranking import best_of, has_number, pareto_front, rank
 from ..results import Comparison, Result, Task
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...catalogue import PARTS, Recipe, Row, changed, every_row, find
-from ...modules.after_pooling.choices import FILTERS
-from ...readers.layers import reads_one_layer
+from ...reading.layers import reads_one_layer
+from ...recipes import FILTERS, PARTS, Recipe, Row, changed, every_row, find
 from ...text.templates import preset
 
 
@@ -19,7 +18,7 @@ class Candidate:
         row: How the model is run, and under which change.
         layer: After which layer it is read; None for the recipe's own end.
         pooling: How token vectors become one.
-        filter: What stands behind that, one of :data:`~st_reba.modules.after_pooling.choices.FILTERS`; empty for none.
+        filter: What stands behind that, one of :data:`~st_reba.recipes.FILTERS`; empty for none.
     """
 
     row: Row

@@ -18,14 +18,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ...catalogue import POOLINGS, Recipe
 from ...data.tables import Labelled
 from ...evaluation.tasks import Role, Task, Vectors, task_of
 from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
-from ...modules.after_pooling.choices import HEAD_FILTER, fitted
-from ...modules.after_pooling.moments import Moments
-from ...readers.layers import LayerReader
+from ...modules.moments import Moments
+from ...reading.layers import LayerReader
+from ...recipes import PARTS, POOLINGS, Recipe
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split
 
@@ -195,11 +194,11 @@ class _Scorer:
         return task.score(Vectors(look_up))
 
     def _filter(self, name: str, vectors: Tensor) -> nn.Module:
-        if name == HEAD_FILTER:
+        if not PARTS[name].fitted:
             return self._head
         moments = Moments(vectors.shape[1])
         moments.add(vectors)
-        return fitted(name, moments)
+        return PARTS[name].from_moments(moments)
 
 
 def _reader(backbone: CausalModule, group: Sequence[Candidate]) -> Callable[[list[str], str | None], Tensor]:

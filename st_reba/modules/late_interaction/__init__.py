@@ -1,6 +1,9 @@
-"""One vector a token, and documents scored by how well they answer each token of a query."""
+"""The old path of :mod:`st_reba.modules.multi_vector`."""
 
-from .pipeline import DIMENSION, multi_vector_encoder
-from .token_projection import TokenProjection
+import warnings
 
-__all__ = ["DIMENSION", "TokenProjection", "multi_vector_encoder"]
+from ..multi_vector import DIMENSION as DIMENSION
+from ..multi_vector import multi_vector_encoder as multi_vector_encoder
+from ..token_projection import TokenProjection as TokenProjection
+
+warnings.warn(f"{__name__} is now st_reba.modules.multi_vector", DeprecationWarning, stacklevel=2)

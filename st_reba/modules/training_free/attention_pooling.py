@@ -1,51 +1,9 @@
-"""Attention pooling: the last token says how much each token counts."""
+"""The former name of :mod:`st_reba.modules.attention_pooling`."""
 
-from __future__ import annotations
+import warnings
 
-from typing import Any, ClassVar
+from ..attention_pooling import AttentionPoolingModule  # noqa: F401
 
-import torch
-from sentence_transformers.base.modules import Transformer
-
-from ...lm.attention.observers import MeanWeights
-from ...text.layout import Layout
-from ..checks import watched_last_layer
-from ..readout import Reading, last_position
-from .causal import CausalTransformer
-
-
-class AttentionPoolingModule(CausalTransformer):
-    r"""A mean of the tokens' states, weighted by the last token's attention in the last layer, averaged over its heads.
-
-    .. math:: e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}
-
-    The sums are over the tokens that ``pool_over`` names, the last of which is n; it gives one vector a text.
-
-    Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        **transformer_kwargs: As for :class:`CausalTransformer`.
-
-    Raises:
-        ValueError: If the last layer's attention cannot be watched, or as :class:`CausalTransformer` does.
-    """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
-    READS_HIDDEN_STATES = False
-    ONE_VECTOR: ClassVar[bool] = True
-    method = "Attention pooling"
-    equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
-
-    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
-        super().__init__(model_name_or_path, **transformer_kwargs)
-        _, self._last_layer = watched_last_layer(self.model, "ReBAModule")
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        selected = self._select(layout, 0, 0)
-        observer = MeanWeights(last_position(selected), self._last_layer)
-        states = self.run(layout, observe=observer, **kwargs)
-        weights = (observer.result() * selected).to(states)
-        # A text without tokens has no weights, and is left out behind this.
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        ids = layout.input_ids.gather(1, observer.queries[:, None])
-        return Reading(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)
+warnings.warn(
+    f"{__name__} is now st_reba.modules.attention_pooling: import from there.", DeprecationWarning, stacklevel=2
+)

@@ -1,81 +1,11 @@
-"""Hierarchical token prepending: every block of a long text hands on, layer by layer, what its end knew."""
+"""The former name of :mod:`st_reba.modules.hierarchical_token_prepending`."""
 
-from __future__ import annotations
+import warnings
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from ..hierarchical_token_prepending import HierarchicalTokenPrependingModule  # noqa: F401
 
-from sentence_transformers.base.modules import Transformer
-
-from ...text.templates import Blocks, Template
-from ..base import PoolOver
-from ..changes import Prepend, PrependBlocks
-from .token_prepending import TokenPrependingModule
-
-
-class HierarchicalTokenPrependingModule(TokenPrependingModule):
-    r"""Token prepending for long texts: two slots for each block of the text, read with mean pooling.
-
-    The text is cut into blocks. At the front stand slots :math:`s_1, \dots, s_m`, one for each, and right before block
-    b another, :math:`t_b`:
-
-    .. math:: h^{(l)}_{s_b}, h^{(l)}_{t_b} \leftarrow h^{(l)}_{n_b}, \quad b = 1, \dots, m, \quad l = 1, \dots, p - 1
-
-    where :math:`n_b` is the last token of block b and :math:`h^{(l)}` what layer l (from 0) is given. So every token
-    sees through the slots at the front what all blocks come to. Layer 0 is given one saved vector in all slots.
-
-    Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        block_length: Tokens of a block, at least 1. The default of 32 is this package's choice, not the paper's.
-        whole_sentences: Whether a block goes on to the end of the sentence that its last token stands in. False: blocks
-            are of that length.
-        template: Text with one ``{prepend}``, where the slots at the front stand, before one ``{text}``.
-        **transformer_kwargs: As for :class:`TokenPrependingModule`. ``pool_over=None`` is ``"text"``: the tokens of the
-            text, for mean pooling; ``rows=None`` is ``"all"``.
-
-    Raises:
-        ValueError: As :class:`TokenPrependingModule` does; or if sentences cannot be found among the tokens.
-    """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
-    config_keys = [*TokenPrependingModule.config_keys, "block_length", "whole_sentences"]
-    POOL_OVER: ClassVar[PoolOver] = "text"
-    PREPENDING: ClassVar[type[Prepend]] = PrependBlocks
-    method = "Hierarchical token prepending"
-    equation = (
-        r"e_i = h_i, \quad \text{where layer } l < p \text{ is given } "
-        r"h^{(l)}_{s_b}, h^{(l)}_{t_b} \leftarrow h^{(l)}_{n_b} \text{ for each block } b"
-    )
-    citation = (
-        "Xueying Ding, Xingyue Huang, Mingxuan Ju, Liam Collins, Yozen Liu, Leman Akoglu, Neil Shah, Tong Zhao: "
-        "Hierarchical Token Prepending: Enhancing Information Flow in Decoder-based LLM Embeddings. ACL 2026, "
-        "arXiv:2511.14868."
-    )
-
-    def __init__(
-        self,
-        model_name_or_path: str | Transformer,
-        *,
-        block_length: int = 32,
-        whole_sentences: bool = True,
-        template: str = "{prepend}{text}",
-        **transformer_kwargs: Any,
-    ) -> None:
-        if type(block_length) is not int or block_length < 1:
-            raise ValueError(f"block_length={block_length!r}: give the tokens of a block, 1 or more.")
-        if not isinstance(whole_sentences, bool):
-            raise ValueError(f"whole_sentences={whole_sentences!r}: use True or False.")
-        super().__init__(model_name_or_path, template=template, **transformer_kwargs)
-        self.block_length = block_length
-        self.whole_sentences = whole_sentences
-
-    @property
-    def cost(self) -> str:
-        return (
-            "One pass over the text and two slots a block, up to the output layer: about as much as the classical "
-            "embedding."
-        )
-
-    def _templates(self) -> list[Template]:
-        return [replace(self._template, blocks=Blocks(self.block_length, self.whole_sentences))]
+warnings.warn(
+    f"{__name__} is now st_reba.modules.hierarchical_token_prepending: import from there.",
+    DeprecationWarning,
+    stacklevel=2,
+)

@@ -48,11 +48,14 @@ class Endpoint:
 
     Raises:
         EndpointError: If it does not answer.
+        ValueError: If the key cannot be sent.
     """
 
     def __init__(
         self, url: str, model: str | None = None, form: Form = "auto", key: str | None = None, timeout: float = 60.0
     ) -> None:
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ValueError("The API key has other characters than printable ASCII: give the one of the server.")
         self._key, self._timeout = key, timeout
         self.url, self.form = self._found(url.rstrip("/"), form)
         self.model = model
@@ -104,19 +107,21 @@ class Endpoint:
         try:
             listed = self._ask(f"{self.url.removesuffix(_OPENAI)}/models")
             return str(listed["data"][0]["id"])
-        except (EndpointError, KeyError, IndexError, TypeError):
+        except (EndpointError, KeyError, IndexError, TypeError) as error:
+            if isinstance(error, EndpointError) and error.status is None:
+                raise
             raise EndpointError(
                 f"{self.url}: the server does not list its models: give the one to ask for, --served-name NAME."
             ) from None
 
-    def _ask(self, url: str, given: object = None) -> Any:
-        body = None if given is None else json.dumps(given).encode()
+    def _ask(self, url: str, sent: object = None) -> Any:
+        body = None if sent is None else json.dumps(sent).encode()
         headers = {"Content-Type": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=self._timeout) as answer:
-                return json.load(answer)
+                given = answer.read()
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
             raise EndpointError(f"{url} answered {error.code}: {said}", error.code) from None
@@ -128,7 +133,11 @@ class Endpoint:
                     "slow, give --timeout more seconds, or the long text fewer tokens with --max-tokens."
                 ) from None
             raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
-        except ValueError:
+        except ValueError as error:
+            raise EndpointError(f"{url} is no URL that can be asked ({error}): check it.") from None
+        try:
+            return json.loads(given)
+        except (ValueError, RecursionError):
             raise EndpointError(
                 f"{url} answered with something else than JSON: is it a server of embeddings?"
             ) from None

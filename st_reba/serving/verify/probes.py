@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 
 from sentence_transformers import SentenceTransformer
 
+from ..tokens import Tokens
 from .readings import text_limit
 
 LONG, EMPTY = "long", "empty"
@@ -45,24 +46,21 @@ def probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> l
         max_tokens: Of the long text, at most.
     """
     limit = text_limit(model, prompt) or max_tokens
-    texts = {**_SHORT, LONG: _long(model, min(limit + limit // 2 + 8, max_tokens))}
-    return [Probe(name, text, _tokens(model, text)) for name, text in texts.items()]
+    tokens = Tokens(model.tokenizer)
+    texts = {**_SHORT, LONG: _long(tokens, min(limit + limit // 2 + 8, max_tokens))}
+    return [Probe(name, text, len(tokens.ids([text])[0])) for name, text in texts.items()]
 
 
-def _long(model: SentenceTransformer, tokens: int) -> str:
+def _long(tokens: Tokens, count: int) -> str:
     """A text no part of which is like another, so that it shows where it was cut."""
 
     def sentences() -> Iterator[str]:
-        for number in count(1):
+        for number in itertools.count(1):
             yield f"Item {number} weighs {number * 37 % 101} grams and is {'red' if number % 3 else 'blue'}."
 
     text = ""
     for sentence in sentences():
-        if _tokens(model, text) >= tokens:
+        if len(tokens.ids([text])[0]) >= count:
             break
         text = f"{text} {sentence}".lstrip()
     return text
-
-
-def _tokens(model: SentenceTransformer, text: str) -> int:
-    return len(model.tokenizer(text, add_special_tokens=False)["input_ids"])

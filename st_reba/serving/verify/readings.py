@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ...modules import CausalModule, CausalTransformer
@@ -84,6 +85,14 @@ class Reading:
             yield
             return
         tokenizer = self.model.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            # That of a static model, which cuts no text.
+            tokenizer.enable_truncation(self.length)
+            try:
+                yield
+            finally:
+                tokenizer.no_truncation()
+            return
         before = tokenizer.model_max_length
         extra = 0 if isinstance(self.model[0], CausalModule) else _around(self.model, self.prompt)
         tokenizer.model_max_length = self.length + extra
@@ -167,13 +176,14 @@ def _prompts(own: Reading) -> Iterator[Reading]:
 
 def _specials(own: Reading) -> Iterator[Reading]:
     tokenizer = own.model.tokenizer
+    ids = own.model.preprocess(["a"], prompt=own.prompt).get("input_ids")
+    # A static model adds none.
+    if isinstance(tokenizer, Tokenizer) or not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.shape[1]:
+        return
     found = {
         "eos": {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None},
         "bos": {tokenizer.bos_token_id, tokenizer.cls_token_id} - {None},
     }
-    ids = own.model.preprocess(["a"], prompt=own.prompt).get("input_ids")
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.shape[1]:
-        return
     for name, known in found.items():
         at_end = name == "eos"
         if int(ids[0, -1 if at_end else 0]) in known:

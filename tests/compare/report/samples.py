@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from st_reba.catalogue import Control
 from st_reba.compare.results import Comparison, Result, Task
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.recipes import Control
 
 _DEMO = """
 Bag of input embeddings | mean | 11.3 | 25.0 | 11982 | 0.03

@@ -1,0 +1,245 @@
+"""All repetition recipes from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from rich.progress import track
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import batch_to_device
+from torch import Tensor
+
+from ..lm.backbone import device
+from ..modules import CausalModule, CausalTransformer, ReBAModule
+from ..modules.readout import blank
+from ..recipes import every_row
+from ..text.layout import Layout
+
+
+class RecipeVectors(NamedTuple):
+    """The tokens of some texts, as one recipe reads them.
+
+    Attributes:
+        recipe: Its name.
+        states: (B, n, D).
+        mask: (B, n), which of them are real.
+    """
+
+    recipe: str
+    states: Tensor
+    mask: Tensor
+
+
+class RecipeSweep:
+    r"""Classical, Echo-2 to Echo-k and ReBA-1 to ReBA-k, all from one forward pass over k copies of a text.
+
+    Attention is causal, so the states and the attention of the first j copies are those of a pass over j copies alone:
+    Echo-j is copy j of the states, and ReBA-j the sum
+
+    .. math:: e_i^{(j)} = \sum_{c=1}^{j} \sum_{t=1}^{n} a_{i,(c-1)n+t} v_{(c-1)n+t}, \quad (c-1)n+t \geq i
+
+    up to copy j, of the same weights. Each equals its own module (``CausalTransformer``, ``EchoModule``,
+    ``ReBAModule``) in a pipeline with ST's ``Pooling``, truncation included: a text that is too long for k copies is
+    read by fewer copies where those have room for more of it, in a pass of its own; and so is one that Classical
+    tokenises otherwise, as a whole with a prompt or cut at a character's end.
+
+    Args:
+        backbone: The loaded model (any module of st_reba, or an ST ``Transformer``), whose weights are shared; or its
+            path or Hub id.
+        repetitions: k >= 1.
+        poolings: Modes of ST's ``Pooling``. If "lasttoken" is the only one, :math:`e_n` alone is computed, which is
+            cheaper.
+
+    Attributes:
+        recipes: The names, by number of copies, as their rows have them: "Classical", "ReBA-1", "Echo-2", ...
+        poolings: The poolings.
+
+    Raises:
+        ValueError: If a setting is out of range, or the model is not causal, or has no attention, or its positions have
+            no room for k copies.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Transformer,
+        repetitions: int = 3,
+        poolings: Sequence[str] = ("mean", "lasttoken"),
+    ) -> None:
+        allowed = Pooling.POOLING_MODES
+        if isinstance(poolings, str) or not poolings or any(mode not in allowed for mode in poolings):
+            raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
+        module = ReBAModule(backbone, repetitions=repetitions)
+        self._modules = [module.varied(copies, "all") for copies in range(1, repetitions + 1)]
+        self._classical = CausalTransformer(module)
+        self._dimension = module.get_embedding_dimension()
+        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in names(copies))
+        self.poolings = tuple(dict.fromkeys(poolings))
+        self._pools = [Pooling(self._dimension, mode) for mode in self.poolings]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the backbone is."""
+        return device(self._modules[0].model)
+
+    def module(self, recipe: str) -> CausalModule:
+        """A module that truncates texts as a recipe does."""
+        if recipe == names(1)[0]:
+            return self._classical
+        return next(module for module in self._modules if recipe in names(module.repetitions))
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        texts: Sequence[str],
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+    ) -> dict[tuple[str, str], Tensor]:
+        """Sentence embeddings under every recipe and pooling.
+
+        Args:
+            texts: T strings.
+            prompt: As for ST's ``encode``: context, once, never pooled.
+            batch_size: Texts at a time.
+            show_progress_bar: Whether to show the batches go by.
+
+        Returns:
+            For each (recipe, pooling), (T, D), float32, on the CPU.
+
+        Raises:
+            ValueError: If ``texts`` are not strings, ``batch_size`` is not positive, or the prompt leaves no room.
+        """
+        _check(texts, batch_size)
+        rows: Literal["all", "last"] = "last" if self.poolings == ("lasttoken",) else "all"
+        keys = [(recipe, pooling) for recipe in self.recipes for pooling in self.poolings]
+        embeddings = torch.empty(len(keys), len(texts), self._dimension, dtype=torch.float32)
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        for batch in track(_batches(order, batch_size), "Batches", disable=not show_progress_bar):
+            for chosen, readings in self._passes([texts[index] for index in batch], prompt, rows):
+                pooled = torch.stack(list(self._pooled(readings))).float().cpu()
+                # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
+                embeddings[: len(pooled), [batch[index] for index in chosen]] = pooled
+        return dict(zip(keys, embeddings, strict=True))
+
+    def token_embeddings(
+        self,
+        texts: Sequence[str],
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+    ) -> Iterator[dict[str, Tensor]]:
+        """Word embeddings under every recipe, one text after another, a batch in memory at a time.
+
+        Args:
+            texts: T strings.
+            prompt: As for ST's ``encode``: context, once, never read.
+            batch_size: Texts at a time.
+            show_progress_bar: Whether to show the batches go by.
+
+        Yields:
+            For each text, for each recipe, (n, D), float32, on the CPU. A text without tokens has one zero vector.
+
+        Raises:
+            ValueError: As for :meth:`encode`.
+        """
+        _check(texts, batch_size)
+        return self._words(texts, prompt, batch_size, show_progress_bar)
+
+    @torch.inference_mode()
+    def _words(
+        self, texts: Sequence[str], prompt: str | None, batch_size: int, show_progress_bar: bool
+    ) -> Iterator[dict[str, Tensor]]:
+        for batch in track(_batches(range(len(texts)), batch_size), "Batches", disable=not show_progress_bar):
+            order = sorted(batch, key=lambda index: -len(texts[index]))
+            words: dict[int, dict[str, Tensor]] = {index: {} for index in batch}
+            for chosen, readings in self._passes([texts[index] for index in order], prompt, "all"):
+                for recipe, states, mask in readings:
+                    states = states.float().cpu()
+                    for row, (index, count) in enumerate(zip(chosen, mask.sum(dim=1).tolist(), strict=True)):
+                        words[order[index]][recipe] = states[row, :count]
+            yield from words.values()
+
+    def _pooled(self, readings: Iterable[RecipeVectors]) -> Iterator[Tensor]:
+        """(B, D) for each recipe and, in it, each pooling."""
+        for _, states, mask in readings:
+            for pool in self._pools:
+                yield pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
+
+    def _passes(
+        self, texts: Sequence[str], prompt: str | None, rows: Literal["all", "last"]
+    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
+        """Run the backbone, part by part of a batch: which texts ran, and how each recipe reads them.
+
+        A pass serves the recipes of at most as many copies. Where fewer copies have room for more of a text, their pass
+        comes later, with the recipes that it serves.
+        """
+        # The most copies for each length that some recipe truncates to, the shortest length first.
+        most: dict[int | None, ReBAModule] = {}
+        for module in reversed(self._modules):
+            most.setdefault(module.max_tokens(prompt), module.eval())
+        pending, shorter = list(range(len(texts))), -1
+        for limit, module in most.items():
+            layout = Layout.of(module.preprocess([texts[index] for index in pending], prompt=prompt))
+            lengths = layout.text_length.tolist()
+            more = [row for row, length in enumerate(lengths) if length > shorter]
+            if not more:
+                break
+            layout = Layout.of(batch_to_device(layout.part(torch.tensor(more)).features(), self.device))
+            reader = module.varied(module.repetitions, rows)
+            for part in reader.parts(layout):
+                yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
+            pending = [pending[row] for row in more if lengths[row] == limit]
+            if not pending or limit is None:
+                break
+            shorter = limit
+        yield from self._classical_passes(texts, prompt)
+
+    def _classical_passes(
+        self, texts: Sequence[str], prompt: str | None
+    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
+        """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
+        modules = (self._classical.eval(), self._modules[0])
+        layouts = [module.lay_out(texts, prompt) for module in modules]
+        # (3, T, 2, N)
+        both = torch.stack(list(Layout.interleaved(layouts).features().values())).unflatten(1, (-1, 2))
+        chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
+        if len(chosen) == 0:
+            return
+        layout = Layout.of(batch_to_device(layouts[0].part(chosen).features(), self.device))
+        for part in self._classical.parts(layout):
+            features = self._classical(layout.part(part).features())
+            reading = RecipeVectors(names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
+            yield chosen[part].tolist(), iter([reading])
+
+
+def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
+    """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
+    empty = layout.text_length == 0
+    for copies, reading in enumerate(module.copy_sums(layout), start=1):
+        for recipe, states in zip(names(copies), (reading.states, reading.sums.to(reading.states.dtype)), strict=True):
+            yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
+
+
+@cache
+def names(copies: int) -> tuple[str, str]:
+    """The recipe that reads the last of so many copies, and the one that looks back from all of them."""
+    rows = {row.module is ReBAModule: row.name for row in every_row(copies) if row.copies == copies}
+    return rows[False], rows[True]
+
+
+def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def _check(texts: Sequence[str], batch_size: int) -> None:
+    if isinstance(texts, str):
+        raise ValueError("texts is one string: give a list of texts.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts[{index}] is a {type(text).__name__}: give a list of strings.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give the texts to run at a time, 1 or more.")

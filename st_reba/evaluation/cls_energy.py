@@ -1,0 +1,102 @@
+"""How much of what attention gathers lies in CLS (JTCSE, Equation 6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sentence_transformers.base import BaseModel
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..lm.dry_run import dry_run
+from ..modules import encoders
+from .metrics_file import append_metrics
+
+logger = logging.getLogger(__name__)
+
+
+class CLSEnergyEvaluator(BaseEvaluator):
+    r"""The CLS energy weight of an encoder, or of two towers, on plain texts.
+
+    .. math:: E_{CLS} = \frac{\lVert h_{cls} \rVert_2}{\lVert H \rVert_F}
+
+    with H the context tensor of a layer, the values as its attention has weighed them, of all tokens but CLS and
+    padding, and :math:`h_{cls}` its row for CLS (JTCSE, Equation 6). The mean over layers, towers and texts is the
+    metric ``cls_energy``. The paper finds it higher where sentence embeddings are better.
+
+    It falls with the length of the text, since H has a row for each token: compare models on the same texts and
+    tokenizer.
+
+    Args:
+        texts: What is read; those without tokens are left out.
+        name: Prefix of the metrics.
+        batch_size: Texts at a time.
+        write_csv: Whether to append the metrics to a file where an evaluation is given an ``output_path``.
+
+    Raises:
+        ValueError: If there are no texts.
+    """
+
+    def __init__(self, texts: Sequence[str], *, name: str = "", batch_size: int = 32, write_csv: bool = True) -> None:
+        super().__init__()
+        self.texts = [text for text in texts if text.strip()]
+        if not self.texts:
+            raise ValueError(f"CLSEnergyEvaluator needs texts, and the {len(texts)} given are empty.")
+        self.name = name
+        self.batch_size = batch_size
+        self.write_csv = write_csv
+        self.primary_metric = f"{name}_cls_energy" if name else "cls_energy"
+
+    def __call__(
+        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model.
+
+        Args:
+            model: Its first module is a :class:`st_reba.TwinTower`, or ST's ``Transformer`` with a BERT-like encoder.
+            output_path: Where to append to ``cls_energy[_<name>]_results.csv``.
+            epoch: As in ST.
+            steps: As in ST.
+
+        Raises:
+            ValueError: If the model is not of BERT's build.
+        """
+        metrics = {"cls_energy": float(self.shares(model).mean())}
+        logger.info("CLS energy weight of %d texts: %s", len(self.texts), metrics)
+        if output_path is not None and self.write_csv:
+            append_metrics(output_path, "cls_energy", self.name, epoch, steps, metrics)
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def shares(self, model: BaseModel) -> Tensor:
+        """(N,): the energy weight in each text; their mean is the metric, and they can be resampled."""
+        head: Any = model[0]
+        towers = getattr(head, "towers", (head.model,))
+        for tower in towers:
+            encoders.check_family(tower.config, "The model", called="CLSEnergyEvaluator")
+        with dry_run(model):
+            return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
+
+    def _batches(self) -> list[list[str]]:
+        return [self.texts[start : start + self.batch_size] for start in range(0, len(self.texts), self.batch_size)]
+
+    def _of_batch(self, model: Any, towers: Sequence[PreTrainedModel], texts: list[str]) -> Tensor:
+        features = model.preprocess(texts)
+        inputs = {name: features[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        energies = []
+        for tower in towers:
+            with encoders.watching_contexts(tower) as contexts:
+                tower(**inputs)
+            energies += [_energy(context, inputs["attention_mask"]) for context in contexts]
+        return torch.stack(energies).mean(dim=0).cpu()
+
+
+def _energy(context: Tensor, mask: Tensor) -> Tensor:
+    """(B,) of a context tensor (B, N, D), whose first token is CLS, and a mask (B, N)."""
+    norms = context.float().norm(dim=-1) * mask
+    return norms[:, 0] / norms[:, 1:].norm(dim=-1).clamp_min(torch.finfo(norms.dtype).tiny)

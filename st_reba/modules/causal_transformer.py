@@ -1,0 +1,104 @@
+"""The classical embedding: a causal language model read as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ..text.layout import Layout
+from ..text.templates import Template, preset
+from .base import CausalModule, PoolOver, Rows
+from .changes import AttendBothWays, Change, EarlyExit
+from .checks import ROWS, chosen
+from .readout import Reading
+
+
+class CausalTransformer(CausalModule):
+    r"""Word i is the last hidden state :math:`v_i` of token i (Table 1 of the ReBA paper, "Classical").
+
+    What ST's own ``Transformer`` does, for causal models, with what the other modules share: right padding whatever the
+    tokenizer says, prompts that are not pooled, zero vectors for empty texts.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        template: Text with one ``{text}``, for prompts that surround the input; or a name in
+            :data:`st_reba.TEMPLATES`. A name brings how its authors read it, in all that follows here and in
+            ``output_layer``, ``final_norm`` and ``normalize_text`` of :class:`CausalModule`; a text brings nothing.
+        pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. None: ``"text"``, unless the
+            template's name says otherwise: the prompts are read to their end.
+        rows: ``"all"`` hands on every token, (B, n, D). ``"last"`` computes and hands on the last alone, (B, 1, D): the
+            cheap way when last pooling is all that is wanted. None: ``"all"``, unless the template's name says
+            otherwise: of the PromptEOL family, the last is read.
+        **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the template has another number of slots, or the model is not causal.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalModule.config_keys, "template", "rows"]
+    method = "Classical"
+    equation = r"e_i = v_i, \quad i = 1, \dots, n"
+    citation = ""
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str = "{text}",
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
+        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
+        self.template = str(parsed)
+        self._set_rows(handed_on)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        return self._read_tokens(layout, **kwargs)
+
+
+def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:
+    """Refuse a template that repeats the text, for a module that reads it once."""
+    if template.copies != 1:
+        raise ValueError(
+            f"The template {str(template)!r} has {template.copies} slots: {reader.__name__} reads one copy. "
+            "Use EchoModule for templates that repeat the text."
+        )
+    return template
+
+
+class InputEmbeddings(CausalTransformer):
+    r"""Word i is the input embedding of token i: no context at all.
+
+    The control without which a score means little: on small decoders the mean of the input embeddings beats many a
+    contextual recipe.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    method = "Bag of input embeddings"
+    equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
+
+    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
+        super().__init__(model_name_or_path, unfit_changes=_without_layers, **transformer_kwargs)
+
+    @property
+    def cost(self) -> str:
+        return "One look-up per token: next to nothing beside the classical embedding."
+
+    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
+        return cast(Tensor, self.model.get_input_embeddings()(inputs["input_ids"]))
+
+
+def _without_layers(change: Change) -> str | None:
+    # Version 0.1 let these stand, without effect.
+    if isinstance(change, (AttendBothWays, EarlyExit)):
+        return None
+    return f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."

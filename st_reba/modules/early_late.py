@@ -1,0 +1,162 @@
+"""Early and late: what a text says word by word, and what a prompt makes of it, out of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from ..lm import backbone, decoder
+from ..lm.anatomy import Anatomy
+from ..lm.states import StatesAt, at
+from ..text.layout import Layout
+from ..text.templates import Template, preset
+from .base import CausalModule, PoolOver
+from .causal_transformer import check_one_copy
+from .readout import Reading, compact, last_of, last_position
+
+#: After which share of the layers the tokens are read.
+EARLY = 1 / 8
+
+
+class EarlyLateModule(CausalModule):
+    r"""Word i is its own state after an early layer, and beside it the last state at the end of a prompt.
+
+    .. math:: e_i = [h^{(l)}_i ; v_N], \quad i = 1, \dots, n
+
+    with the residual stream :math:`h^{(l)}` after layer l and the last hidden state :math:`v_N` of the layout's last
+    token. Early states tell which words a text has, in a little context; the state at the end of a prompt that asks for
+    one word tells what it is about. Each is strong where the other is weak, and one pass over the prompt has both.
+
+    With ``Pooling("mean")`` an embedding is :math:`[\frac{1}{n} \sum_i h^{(l)}_i ; v_N]`, (2D,). The halves are of very
+    different sizes and shapes: :class:`st_reba.PartwiseWhitening`, fitted on a few hundred plain texts, stands behind
+    it::
+
+        module = EarlyLateModule(path)
+        pooled = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")])
+        model = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts)])
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`: ``"prompteol-zh"`` for Chinese. A
+            name brings ``normalize_text``, ``output_layer`` and ``final_norm``, too; see :class:`CausalTransformer`.
+        early_layer: l, counted from 1; at most the layer at which the model stops. None: an eighth of the model's
+            layers, those above ``output_layer`` included.
+        pool_over: ``"text"``: the tokens of the text are those that have a vector.
+        **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``; ``output_layer`` and ``final_norm``
+            are about the late state.
+
+    Raises:
+        ValueError: If a setting is out of range, the template has another number of slots, or the model is not causal,
+            or its layers are not found, or the two states are not of one width.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalModule.config_keys, "template", "early_layer"]
+    READS_HIDDEN_STATES = False
+    SHARES: ClassVar[tuple[float, ...]] = (0.3, 0.7)
+    method = "Early and late"
+    equation = r"e_i = [h^{(l)}_i ; v_N], \quad i = 1, \dots, n"
+    citation = (
+        "The prompt: Ting Jiang, Shaohan Huang, Zhongzhi Luan, Deqing Wang, Fuzhen Zhuang: Scaling Sentence Embeddings "
+        "with Large Language Models. arXiv:2307.16645, 2023."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str = "prompteol",
+        early_layer: int | None = None,
+        pool_over: PoolOver | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        if pool_over not in (None, "text"):
+            raise ValueError(f'pool_over={pool_over!r}: {type(self).__name__} has vectors for text only; use "text".')
+        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over="text", **transformer_kwargs)
+        self.template = str(parsed)
+        self.early_layer = self._checked(early_layer)
+        self._check_widths()
+        if self.early_layer < backbone.depth(self.model):
+            # Of the last layer's states one is read, unless the early ones are its own.
+            self._last_layer_parts = decoder.PositionWise(self.model)
+
+    def _checked(self, early_layer: int | None) -> int:
+        layers = backbone.depth(self.model)
+        if early_layer is None:
+            return min(max(1, round(EARLY * self._whole_depth)), layers)
+        if type(early_layer) is not int or not 1 <= early_layer <= layers:
+            raise ValueError(
+                f"early_layer={early_layer!r}: {type(self.model).__name__} runs {layers} layers here; give the layer "
+                f"whose states are read, 1 to {layers}, or None for an eighth of the way up."
+            )
+        return early_layer
+
+    def _check_widths(self) -> None:
+        """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
+        self.layer_places()
+        sketch = Anatomy(self.model).sketch
+        early, late = sketch.gave[self.early_layer - 1].shape[-1], sketch.states.shape[-1]
+        if self.final_norm and early != late:
+            raise ValueError(
+                f"{type(self.model).__name__} projects its last states from {early} values to {late}, and the halves "
+                "of an embedding are of one width: use final_norm=False, which leaves the projection out."
+            )
+
+    def get_embedding_dimension(self) -> int:
+        """2D: early, then late."""
+        return 2 * int(super().get_embedding_dimension())
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """All but the mean."""
+        why = 'the early half of an embedding is the mean over the text\'s tokens. Use Pooling("mean").'
+        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"mean"}, why)
+
+    @property
+    def own_equation(self) -> str:
+        return self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
+            rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
+            r"N: \text{the end of the prompt}"
+        )
+
+    @property
+    def cost(self) -> str:
+        return (
+            "One pass over the text and the template around it: the classical embedding of a text so much longer, "
+            "with twice the dimensions."
+        )
+
+    @property
+    def unfit_for_chunks(self) -> str | None:
+        return (
+            "gives all tokens of a text the same second half, so a chunk's vector would be half its text's. Use "
+            "CausalTransformer, or encode each chunk as a text of its own."
+        )
+
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
+        """Refused: half of each vector is about the whole text.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} gives all tokens of a text the same second half: it has no word embeddings. Use "
+            f"CausalTransformer, with output_layer={self.early_layer} and final_norm=False for the first half alone."
+        )
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        host = layout.on_host
+        real = host.attention_mask.bool()
+        early = StatesAt([self.layer_places().at(self.model, self.early_layer - 1)], "after")
+        states = self.run(layout, observe=early, read=last_of(real), **kwargs)
+        # Where accelerate has placed the layers, each may lie on a device of its own.
+        [words] = early.states()
+        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(host, 0, 0))
+        late = at(states, last_position(real))[:, None].expand_as(words)
+        return Reading(torch.cat([words, late], dim=-1), mask, ids)

@@ -1,0 +1,142 @@
+"""KV re-routing: every token sees what the last one knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+
+from ..lm.precision import widened
+from ..settings import flag
+from ..text.layout import Layout
+from .base import PoolOver, Rows
+from .causal_transformer import CausalTransformer
+from .changes import Change, Reroute
+from .changes.change import listed
+from .readout import Reading
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+HYBRID = flag("hybrid")
+
+
+class KVReroutingModule(CausalTransformer):
+    r"""In some layers, the last token's own key and value stand before all others, where every token sees them.
+
+    .. math:: \tilde K = [k_n; K], \quad \tilde V = [v_n; V], \quad
+        o_i = \mathrm{softmax}\left(\tfrac{q_i \tilde K_{\le i}^T}{\sqrt d} + [b, 0, \dots]\right) \tilde V_{\le i}
+
+    (Tang and Yang, "KV-Embedding".) One pass: a layer's keys and values are as it computed them, rotary positions
+    included, and the causal mask hides all later tokens but that one. The embedding is the average of the mean of the
+    tokens' last hidden states and the last one's,
+
+    .. math:: e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right)
+
+    scaled to length 1: use ``Pooling("mean")`` and ``Normalize()``.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        layers: The indices of the layers; negative ones from the top. None: the middle third. See
+            :func:`st_reba.evaluation.intrinsic_dimension.select_layers` for the paper's way to find them.
+        prefix_bias: b, added to the logit of the key that stands before all others.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
+        pool_over: ``"all"``, ``"text"`` or ``"whole"``; see :class:`CausalModule`. The last token is that of the whole
+            layout. None: ``"all"``.
+        hybrid: Hand on two vectors a text, (B, 2, D): the mean of the tokens that ``pool_over`` names, and the last of
+            them. ``Pooling("mean")`` then gives the paper's embedding, ``Pooling("lasttoken")`` the last token alone.
+            False: every token, or the last, as ``rows`` says.
+        rows: As for :class:`CausalTransformer`, without ``hybrid``; with it, always ``"all"``.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a layer is out of range, or does not call transformers' attention interface, or the model is not
+            causal.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*CausalTransformer.NAMED_CHANGES, Reroute)
+    method = "KV re-routing"
+    equation = (
+        r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
+        r"\tilde K = [k_n; K], \ \tilde V = [v_n; V] \text{ in some layers}"
+    )
+    citation = (
+        "Yixuan Tang, Yi Yang: KV-Embedding: Training-free Text Embedding via Internal KV Re-routing in Decoder-only "
+        "LLMs. ACL 2026."
+    )
+
+    # Of a chunk, where the whole text is read token by token.
+    _reads_both = False
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        layers: Sequence[int] | None = None,
+        prefix_bias: float = 0.0,
+        template: str = "compress",
+        pool_over: PoolOver | None = None,
+        hybrid: bool = True,
+        rows: Rows | None = None,
+        changes: Sequence[Change | Mapping[str, Any]] = (),
+        **transformer_kwargs: Any,
+    ) -> None:
+        rerouting = Reroute(layers, prefix_bias)
+        HYBRID.check(hybrid)
+        if hybrid and rows == "last":
+            raise ValueError(
+                'rows="last" hands on the last token alone, and hybrid=True needs the mean of all of them too: '
+                "set hybrid=False, or leave rows out."
+            )
+        # The mean needs them all, however the template's authors read it.
+        rows = "all" if hybrid else rows
+        super().__init__(
+            model_name_or_path,
+            template=template,
+            pool_over=pool_over,
+            rows=rows,
+            changes=[rerouting, *listed(changes)],
+            **transformer_kwargs,
+        )
+        made, _ = self._fitted_as(Reroute)
+        self.layers = list(made.layers)
+        self.prefix_bias = made.prefix_bias
+        self.hybrid = hybrid
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one."""
+        return (
+            "One pass over the text and the template; one more key a layer: little more than the classical embedding."
+        )
+
+    def handing_on_all(self) -> Self:
+        twin = super().handing_on_all()
+        twin._reads_both, twin.hybrid = self.hybrid, False
+        return twin
+
+    def read_chunk(self, tokens: Reading) -> Reading:
+        """With ``hybrid``, the mean of a chunk's tokens, and the last of them."""
+        return _mean_and_last(tokens) if self._reads_both else tokens
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        tokens = super()._read(layout, **kwargs)
+        return _mean_and_last(tokens) if self.hybrid else tokens
+
+
+def _mean_and_last(tokens: Reading) -> Reading:
+    """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
+    mask = tokens.mask[..., None]
+    count = tokens.mask.sum(dim=1).clamp(min=1)
+    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
+    text = torch.arange(len(count), device=count.device)
+    last = tokens.states[text, count - 1]
+    states = torch.stack([mean.to(last.dtype), last], dim=1)
+    return Reading(states, tokens.mask[:, :1].expand(-1, 2), tokens.ids[text, count - 1][:, None].expand(-1, 2))

@@ -1,0 +1,92 @@
+"""The state of a text's last token behind every layer, from one pass."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+
+from ..lm.states import StatesAt
+from ..text.layout import Layout
+from .base import PoolOver
+from .causal_transformer import CausalTransformer
+from .changes import BeforeFeedForward, Change
+from .readout import Reading, compact, last_of
+
+
+class LayerStates(CausalTransformer):
+    r"""A causal model that hands on its last token's residual stream behind every layer.
+
+    .. math:: z_l = h^{(l)}_n, \quad l = 1, \dots, L
+
+    where :math:`h^{(l)}` is what layer l leaves in the residual stream (FREEZE, section 3.2: "last token at each layer,
+    after the residual connection"): raw, **before** the final norm, for the last layer too, of which transformers hands
+    out the normalised state alone. The input embeddings, :math:`h^{(0)}`, are not among them.
+
+    Adds ``layer_states`` (B, L, D) to the features, for :class:`LayerwiseAutoencoder`. The token embeddings are those
+    of :class:`CausalTransformer`, so that ST's ``Pooling`` means what it means there. One pass gives all of it, and of
+    each layer nothing is kept but one vector a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
+        pool_over: Whose last token is read: ``"text"`` (the text's own) or ``"all"`` (the layout's); see
+            :class:`CausalModule`. None: ``"text"``, or as the template's name says.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If the template has another number of slots, the model is not causal, its layers cannot be read, or
+            its last layer is to be read before the feed-forward part.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    EVERY_LAYER: ClassVar[bool] = True
+    ONE_VECTOR: ClassVar[bool] = True
+    method = "Layer states"
+    equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
+    citation = (
+        "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
+        "Extractors for Semantic Tasks. 2024."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str = "{text}",
+        pool_over: PoolOver | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model_name_or_path, template=template, pool_over=pool_over, unfit_changes=_unfit, **transformer_kwargs
+        )
+        #: L, the number of layers.
+        self.depth = len(self.layer_places().paths)
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. Version 0.1, which wrote no ``final_norm``, handed on all tokens whatever."""
+        config = super().load_config(*args, **kwargs)
+        return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        selected = self._select(layout, 0, 0)
+        last = (selected * torch.arange(selected.shape[1], device=selected.device)).argmax(dim=1)
+        tokens = StatesAt([self.layer_places().at(self.model, layer) for layer in range(self.depth)], "after", last)
+        states = self.run(layout, observe=tokens, **kwargs)
+        layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
+        layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
+        read = self._select(layout.on_host, 0, 0)
+        reading = compact(states, layout.input_ids, last_of(read) if self.rows == "last" else read)
+        return reading._replace(extra={"layer_states": layers})
+
+
+def _unfit(change: Change) -> str | None:
+    if isinstance(change, BeforeFeedForward):
+        return (
+            f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave the "
+            "change out."
+        )
+    return None

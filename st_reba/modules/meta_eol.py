@@ -1,0 +1,184 @@
+"""MetaEOL: one text read at the end of several prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ..lm import backbone
+from ..lm.attention import routes
+from ..lm.attention.masks import AfterPrefix
+from ..lm.prefixes import Prefixes
+from ..lm.run import Effect
+from ..settings import Setting, choice
+from ..text.layout import Layout, sent
+from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
+from .base import CausalModule, PoolOver
+from .causal_transformer import check_one_copy
+from .readout import Reading, compact, last_of
+
+#: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_TEMPLATES = 64
+
+
+AT_THE_END: Setting[PoolOver] = choice(
+    "pool_over", "all", says='MetaEOL reads each prompt at its end, behind the text; use "all".'
+)
+
+
+class MetaEOLModule(CausalModule):
+    r"""A text stands in P prompts, and vector p is the last hidden state of the last token of prompt p.
+
+    .. math:: e_p = v^{(p)}_{N_p}, \quad p = 1, \dots, P
+
+    (Lei et al., ACL 2024.) The embedding is their mean: use ``Pooling("mean")``. The B texts of a batch run as one
+    batch of B * P rows; all prompts are given the same part of a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        templates: P texts with one ``{text}`` each, or names in :data:`st_reba.TEMPLATES`; 1 to 64. None: the paper's
+            eight, :data:`st_reba.META_TASKS`. ``"ck"``: Pretended CoT and Knowledge. What the presets say alike of
+            ``output_layer``, ``final_norm`` and ``normalize_text`` holds unless it is given: the paper's eight change
+            the texts, and Pretended CoT and Knowledge are read after the last layer but one, without the final norm.
+        pool_over: ``"all"``: a prompt is read at its end.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If there are too few or too many templates, one has another number of slots, or the longest leaves
+            no room for text, or the model is not causal.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalModule.config_keys, "templates"]
+    PROMPTS_MAY_DIFFER = False
+    ONE_VECTOR: ClassVar[bool] = True
+    method = "MetaEOL"
+    equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
+    citation = (
+        "Yibin Lei, Di Wu, Tianyi Zhou, Tao Shen, Yu Cao, Chongyang Tao, Andrew Yates: Meta-Task Prompting Elicits "
+        "Embeddings from Large Language Models. ACL 2024."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        templates: str | Sequence[str] | None = None,
+        pool_over: PoolOver = "all",
+        **transformer_kwargs: Any,
+    ) -> None:
+        AT_THE_END.check(pool_over)
+        presets = _presets(templates)
+        parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
+        super().__init__(
+            model_name_or_path, template=parsed[0], preset=agreed(presets), pool_over=pool_over, **transformer_kwargs
+        )
+        self.templates = [str(template) for template in parsed]
+        self._parsed = [self._laid_out(template) for template in parsed]
+        self._set_rows("last")
+        # Where tokens see what follows, what stands before a text changes with it.
+        self._shares_prefixes = self.reuses_states and routes.make_cacheable(self.model)
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one."""
+        count = len(self.templates)
+        if not self._shares_prefixes:
+            return (
+                f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
+                "embedding of a text as long as text and prompt."
+            )
+        return (
+            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once a batch "
+            f"over what stands before it: {count} times the classical embedding of a text so much longer."
+        )
+
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
+        """Refused: its vectors are those of prompts.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} hands on one vector a prompt, not one a token: it has no word embeddings. "
+            "Use CausalTransformer, EchoModule or ReBAModule for words."
+        )
+
+    @property
+    def layouts_a_text(self) -> int:
+        """One a prompt."""
+        return len(self.templates)
+
+    def _templates(self) -> list[Template]:
+        return self._parsed
+
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
+        return [Layout.interleaved(layouts[:count]), *layouts[count:]]
+
+    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+        prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
+        if prefixes is None:
+            return super()._readings(layout, **kwargs)
+        rest = prefixes.rest_of(layout)
+        rows = torch.arange(len(rest.input_ids))
+        return [
+            self._read_behind(prefixes, rows[part] % len(self.templates), rest.part(part), **kwargs)
+            for part in self.parts(rest)
+        ]
+
+    def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
+        """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
+        if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
+            return None
+        quiet = backbone.without_hidden_states(self.model)
+        return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
+
+    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
+        """Read what follows the prefixes of these prompts, (B,), in the host's memory."""
+        last = last_of(layout.on_host.attention_mask.bool())
+        lengths = sent(prefixes.lengths[prompts], layout.input_ids.device)
+        new = layout.input_ids.shape[1]
+        inputs = {
+            "input_ids": layout.input_ids,
+            "position_ids": lengths[:, None] + torch.arange(new, device=lengths.device),
+            "past_key_values": prefixes.cache(prompts),
+            "use_cache": True,
+        }
+        behind = [Effect(masking=AfterPrefix(lengths, new))]
+        states = self.run(layout, inputs=lambda: inputs, change=behind, read=last, **kwargs)
+        return compact(states, layout.input_ids, last)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        last = last_of(layout.on_host.attention_mask.bool())
+        return compact(self.run(layout, read=last, **kwargs), layout.input_ids, last)
+
+    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+        """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).
+
+        A text without tokens has zero vectors.
+        """
+        found = super()._handed_on(features, readings)
+        names = ("token_embeddings", "attention_mask", "input_ids")
+        # One token a row, so that the rows of a text are its tokens now.
+        return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}
+
+
+def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
+    if templates is None:
+        return PRESET_SETS["meta-tasks"]
+    if isinstance(templates, str) and templates in PRESET_SETS:
+        return PRESET_SETS[templates]
+    if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= MAX_TEMPLATES:
+        given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
+        raise ValueError(
+            f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
+            f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
+        )
+    check_template_length([str(Template.parse(template)) for template in templates])
+    return [preset(template) for template in templates]

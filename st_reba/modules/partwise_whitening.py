@@ -1,0 +1,161 @@
+"""Whitening of embeddings that are made of parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .base import CausalModule
+from .embedding_transforms import ROUNDING, EmbeddingTransform, check_shrinkage, check_that_they_vary
+from .moments import Moments, embedding_moments, principal_directions, whole_dimension
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: What is added to the variance of each direction by default, as a share of their mean.
+SHRINKAGE = 10.0
+
+
+class PartwiseWhitening(EmbeddingTransform):
+    r"""Standardises and decorrelates each part of an embedding on its own, and gives each a length of its own.
+
+    .. math::
+        e' = \Bigl[ \sqrt{s_p} \frac{z_p W_p}{\lVert z_p W_p \rVert} \Bigr]_{p = 1, \dots, P}, \qquad
+        z_p = (e_p - \mu_p) V_p^{-1/2}, \qquad
+        W_p = U_p (\Lambda_p + \varepsilon \bar\lambda_p I)^{-1/2}
+
+    with the means :math:`\mu_p` and variances :math:`V_p` (a diagonal matrix) of part p over a collection of texts, and
+    their correlation matrix :math:`U_p \Lambda_p U_p^\top` (PCA-cor whitening, Kessy et al., 2018, arXiv 1512.00809,
+    shrunk). As part p has the length :math:`\sqrt{s_p}`, the cosine of two embeddings is the mean of their parts'
+    cosines, weighted by the shares :math:`s_p`, whose sum is 1. Of dimensions in which the collection does not vary,
+    nothing is left.
+
+    A large :math:`\varepsilon` does little more than standardise; a small one gives all directions nearly one variance,
+    as :class:`WhiteningTransform` does. Directions stand in the order of falling variance within each part, so
+    ``truncate_dim`` would cut off whole parts: leave it out.
+
+    Use :meth:`fit` or :meth:`from_moments`.
+
+    Args:
+        mean: (P, D).
+        weight: (P, D, D), the transposes of :math:`V_p^{-1/2} W_p`.
+        shares: P numbers above 0, whose sum is 1.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or the shares are none.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*EmbeddingTransform.config_keys, "shares"]
+
+    mean: Tensor
+    weight: Tensor
+
+    def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
+        super().__init__()
+        self.shares = _checked(shares)
+        if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
+            raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
+        if len(mean) != len(self.shares):
+            raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
+        self.in_features = self.out_features = mean.numel()
+        self._keep(mean=mean, weight=weight)
+
+    @classmethod
+    def fit(
+        cls,
+        model: SentenceTransformer,
+        texts: Iterable[str],
+        *,
+        shares: Sequence[float] | None = None,
+        shrinkage: float = SHRINKAGE,
+        **kwargs: Any,
+    ) -> Self:
+        r"""Fit on the embeddings that a model gives texts, however many: they are never held together.
+
+        Args:
+            model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.
+            texts: Any iterable of strings; no labels are needed. Some hundreds are enough.
+            shares: How much each part counts; there are as many parts, of equal width. None: those of the model's first
+                module, (0.3, 0.7) for :class:`EarlyLateModule`; any other's vectors are one part.
+            shrinkage: :math:`\varepsilon`, above 0: what is added to each direction's variance, as a share of their
+                mean.
+            **kwargs: For :func:`~.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
+
+        Raises:
+            ValueError: If a setting is out of range, the embeddings cannot be cut into so many equal parts, or the
+                texts are too few or too much alike.
+        """
+        if shares is None:
+            shares = model[0].SHARES if isinstance(model[0], CausalModule) else CausalModule.SHARES
+        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
+        if known := whole_dimension(model):
+            _check_parts(known, _checked(shares))
+        return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)
+
+    @classmethod
+    def from_moments(cls, moments: Moments, *, shares: Sequence[float], shrinkage: float = SHRINKAGE) -> Self:
+        """Fit on the mean and covariance of embeddings.
+
+        Args:
+            moments: Of embeddings (P * D,).
+            shares: How much each of the P parts counts: numbers above 0, whose sum is 1.
+            shrinkage: As for :meth:`fit`.
+
+        Raises:
+            ValueError: As for :meth:`fit`.
+        """
+        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
+        _check_parts(len(moments.mean), _checked(shares))
+        check_that_they_vary(moments)
+        mean = moments.mean.view(len(shares), -1)
+        width = mean.shape[1]
+        weights = []
+        for part, own_mean in enumerate(mean):
+            own = slice(part * width, (part + 1) * width)
+            covariance = moments.covariance[own, own]
+            deviation = covariance.diagonal().sqrt()
+            # What does not vary has no scale, and nothing to say.
+            scale = deviation.reciprocal().masked_fill(deviation <= ROUNDING * own_mean.abs(), 0)
+            if not scale.any():
+                raise ValueError(
+                    f"Part {part + 1} of {len(shares)} of the embeddings is the same for all {moments.count} texts: "
+                    "give texts that differ, and see that the module in front reads something of the text there."
+                )
+            variances, directions = principal_directions(scale[:, None] * covariance * scale)
+            # Where there is none, rounding makes a variance slightly negative.
+            variances = variances.clamp(min=0)
+            weights.append(directions * scale / (variances + shrinkage * variances.mean()).sqrt()[:, None])
+        return cls(mean, torch.stack(weights), shares)
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        mean, weight = self.mean.to(embedding.dtype), self.weight.to(embedding.dtype)
+        parts = embedding.unflatten(-1, tuple(mean.shape)) - mean
+        mapped = normalize(torch.einsum("...pd,pkd->...pk", parts, weight), dim=-1)
+        lengths = torch.tensor(self.shares, dtype=embedding.dtype, device=embedding.device).sqrt()
+        return (mapped * lengths[:, None]).flatten(-2)
+
+
+def _checked(shares: Sequence[float]) -> list[float]:
+    listed = list(shares) if isinstance(shares, Sequence) and not isinstance(shares, str) else []
+    numbers = all(isinstance(share, (int, float)) and share > 0 for share in listed)
+    if not listed or not numbers or not math.isclose(sum(listed), 1, abs_tol=1e-6):
+        raise ValueError(
+            f"shares={shares!r}: give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
+        )
+    return [float(share) for share in listed]
+
+
+def _check_parts(dimension: int, shares: Sequence[float]) -> None:
+    if dimension % len(shares):
+        raise ValueError(
+            f"shares={list(shares)}: embeddings of {dimension} values cannot be cut into {len(shares)} equal parts. "
+            "Give as many shares as the module in front hands on parts."
+        )

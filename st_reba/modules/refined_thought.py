@@ -1,0 +1,350 @@
+"""Refined Thought: think about the text again, with a memory of the last time."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from ..lm import backbone
+from ..lm.all_layers import last_layer
+from ..lm.attention import routes
+from ..lm.attention.masks import AfterPrefix
+from ..lm.attention.observers import MeanWeights
+from ..lm.precision import weighted_sum, widened
+from ..lm.run import Effect
+from ..lm.states import at, put
+from ..settings import Setting, choice, whole
+from ..text.layout import NOT_TEXT, Layout
+from ..text.templates import Template
+from .base import CausalModule, PoolOver
+from .checks import watched_last_layer
+from .readout import Reading, compact, even_slices
+
+#: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_ITERATIONS = 1024
+
+# What each further pass sets for tokens of its own.
+_OWN = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "input_ids",
+        "inputs_embeds",
+        "past_key_values",
+        "position_ids",
+        "use_cache",
+    }
+)
+
+
+ITERATIONS = whole(
+    "iterations",
+    1,
+    MAX_ITERATIONS,
+    f"give a whole number of passes from 1 to {MAX_ITERATIONS}; 1 is the base model.",
+)
+TOLERANCE: Setting[float | None] = Setting(
+    "tolerance",
+    lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < 2),
+    "give a cosine distance from 0 to 2, or None to take all passes.",
+)
+IN_EOS: Setting[PoolOver] = choice("pool_over", "all", says='refined thought is in EOS, behind the text; use "all".')
+
+
+class RefinedThoughtModule(CausalModule):
+    r"""RT with T passes over a text that ends in EOS.
+
+    Pass 1 is the base model. The memory of a pass is
+
+    .. math:: m = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} \, h_j
+
+    with the last layer's attention A and the last hidden states h. The next pass reads m, as an input embedding, right
+    before EOS (positions 0 .. n+1), in place of the memory before it. The embedding is EOS's last hidden state of the
+    last pass: use ``Pooling("lasttoken")``. T = 1 is the base model.
+
+    As attention is causal, the text's keys and values never change: they are computed once, and each further pass is
+    two tokens a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        iterations: T >= 1.
+        tolerance: A text whose embedding moved less than this in a pass, in cosine distance, stops there; None: all
+            take T passes. ``encode(output_value=None)`` says under ``passes`` how many each text took.
+        pool_over: ``"all"``: from the text to EOS.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, the tokenizer has no EOS, the model is not causal, or its attention
+            cannot be watched.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalModule.config_keys, ITERATIONS.name, TOLERANCE.name]
+    ONE_VECTOR: ClassVar[bool] = True
+    method = "Refined Thought"
+    equation = (
+        r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
+        r"m_t = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} h_j \text{ before EOS}"
+    )
+    citation = "Refined Thought (新精炼思想): iterative sentence embeddings with an attention-guided memory token."
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        iterations: int = 2,
+        tolerance: float | None = None,
+        pool_over: PoolOver = "all",
+        **transformer_kwargs: Any,
+    ) -> None:
+        ITERATIONS.check(iterations)
+        TOLERANCE.check(tolerance)
+        IN_EOS.check(pool_over)
+        super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
+        self.iterations = iterations
+        self.tolerance = tolerance
+        self._last_layer = 0
+        self._reuses_cache = False
+        if iterations > 1:
+            self._prepare_passes()
+
+    @property
+    def cost(self) -> str:
+        if self.iterations == 1:
+            return super().cost
+        if not self._reuses_cache:
+            return f"{self.iterations} passes over the text: about {self.iterations} times the classical embedding."
+        further = "1 pass" if self.iterations == 2 else f"{self.iterations - 1} passes"
+        return (
+            f"One pass over the text and {further} of two tokens over its cached keys and values: little more than "
+            "the classical embedding."
+        )
+
+    @property
+    def unfit_poolings(self) -> Mapping[str, str]:
+        """Whatever reads more than EOS; with one pass it is the base model, and any will do."""
+        why = (
+            "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
+            'Use Pooling("lasttoken").'
+        )
+        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
+
+    def _prepare_passes(self) -> None:
+        self._route, self._last_layer = watched_last_layer(self.model, "iterations=1")
+        if not self.reuses_states:
+            # Then the text's own states change with what follows them.
+            return
+        self._reuses_cache = routes.make_cacheable(self.model)
+        if not self._reuses_cache:
+            warnings.warn(
+                f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole text. "
+                "The numbers are the same; it takes more time.",
+                stacklevel=3,
+            )
+
+    def _templates(self) -> list[Template]:
+        return [replace(self._template, end=True)]
+
+    def _positions(self) -> int | None:
+        positions = super()._positions()
+        return positions if positions is None or self.iterations == 1 else positions - 1
+
+    def _part_size(self, layout: Layout) -> int:
+        """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""
+        return len(layout.input_ids) if self._reuses_cache else super()._part_size(layout)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        if self.iterations == 1:
+            states = self.run(layout, **kwargs)
+            passes = torch.ones(len(states), dtype=torch.long, device=states.device)
+        else:
+            self._refuse_what_is_for_one_pass(kwargs)
+            take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
+            states, passes = take_passes(layout, self.iterations, **kwargs)
+        reading = compact(states, layout.input_ids, self._select(layout.on_host, 0, 0))
+        return reading._replace(extra={"passes": passes})
+
+    def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
+        unfit = sorted(name for name, value in kwargs.items() if name in _OWN or isinstance(value, Tensor))
+        if unfit:
+            raise ValueError(
+                f"forward was given {', '.join(unfit)}: with iterations={self.iterations} each pass reads other "
+                "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
+            )
+
+    def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
+        ids, last = layout.input_ids, layout.ends
+        cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
+        states, memory = self._first_pass(layout, last, cache, **kwargs)
+        thought = _Thought(at(states, last), self.tolerance)
+        eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
+        position_ids = torch.stack([last, last + 1], dim=1)
+        behind = [Effect(masking=AfterPrefix(last, new=2))]
+        both = torch.ones_like(position_ids)
+        pair = replace(layout, input_ids=both, attention_mask=both, copy_index=NOT_TEXT * both)
+        while thought.passes_taken < iterations and thought.goes_on:
+            weights = MeanWeights(torch.ones_like(last), self._last_layer)
+            inputs = {
+                "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
+                "past_key_values": cache,
+                "position_ids": position_ids,
+                "use_cache": True,
+            }
+            step = self.run(pair, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
+            # Behind a text's own prefix the weights are 0.
+            found = weights.result()
+            memory = _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
+            thought.refine(step[:, 1])
+        return put(states, last, thought.embedding), thought.passes
+
+    def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The base model's states (B, N, D) and memory (B, D), in parts of the size that runs best; fills the cache."""
+        states, memories = [], []
+        for rows in even_slices(len(last), super()._part_size(layout)):
+            part = layout.part(rows)
+            length = part.input_ids.shape[1]
+            weights = MeanWeights(last[rows], self._last_layer)
+            inputs = {"input_ids": part.input_ids, "past_key_values": cache, "use_cache": True}
+            with cache.filling(rows):
+                found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
+            memories.append(_weighted(weights.result() * part.attention_mask, found))
+            states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
+        return torch.cat(states), torch.cat(memories)
+
+    def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
+        last = layout.ends
+        states, memory = self._whole_pass(layout, **kwargs)
+        thought = _Thought(at(states, last), self.tolerance)
+        longer = _with_room_for_memory(layout, last)
+        while thought.passes_taken < iterations and thought.goes_on:
+            refined, memory = self._whole_pass(longer, memory, **kwargs)
+            # The text's own states change only where tokens see what follows, and only while it is thought about.
+            states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
+            thought.refine(at(refined, last + 1))
+        return put(states, last, thought.embedding), thought.passes
+
+    def _whole_pass(self, layout: Layout, memory: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """States (B, N, D) and memory (B, D) of a pass that reads a memory, if there is one, right before EOS."""
+        last = layout.ends
+
+        def inputs() -> dict[str, Tensor]:
+            embeddings = self.model.get_input_embeddings()(layout.input_ids)
+            return {"inputs_embeds": embeddings if memory is None else put(embeddings, last - 1, memory)}
+
+        weights = MeanWeights(last, self._last_layer)
+        states = self.run(layout, inputs=inputs, observe=weights, **kwargs)
+        return states, _weighted(weights.result() * layout.attention_mask, states)
+
+
+def _with_room_for_memory(layout: Layout, last: Tensor) -> Layout:
+    """The layout with one more token, whose id means nothing, right before the ``last`` of each row, (B,)."""
+    ids = pad(layout.input_ids, (0, 1))
+    eos = ids.gather(1, last[:, None])
+    ids = ids.scatter(1, last[:, None] + 1, eos)
+    mask = pad(layout.attention_mask, (0, 1)).scatter(1, last[:, None] + 1, 1)
+    longer = pad(layout.copy_index, (0, 1), value=NOT_TEXT)
+    return replace(layout, input_ids=ids, attention_mask=mask, copy_index=longer)
+
+
+class _PrefixLayer(DynamicLayer):
+    """A layer's cache with room for two more tokens, which each further pass writes anew, copying nothing else.
+
+    It keeps everything whatever the layer's window: the mask does the windowing.
+    """
+
+    def __init__(self, batch: int, length: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.length = length
+        #: The texts whose prefixes are being computed; None when all are there.
+        self.filled_rows: slice | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values to attend to: those given, in the first pass; the prefix and those given, after it."""
+        if self.filled_rows is not None:
+            if not self.is_initialized:
+                self.keys, self.values = self._room_for(key_states), self._room_for(value_states)
+                self.is_initialized = True
+            for kept, given in ((self.keys, key_states), (self.values, value_states)):
+                rows = cast(Tensor, kept)[self.filled_rows]
+                rows[:, :, : given.shape[2]] = given
+                # What is masked is still multiplied, by 0.
+                rows[:, :, given.shape[2] :] = 0
+            return key_states, value_states
+        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
+        if torch.is_grad_enabled():
+            # The last pass still needs what it saw.
+            keys, values = keys.clone(), values.clone()
+        keys[:, :, -2:], values[:, :, -2:] = key_states, value_states
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def _room_for(self, states: Tensor) -> Tensor:
+        return states.new_empty(self.batch, states.shape[1], self.length + 2, states.shape[3])
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Tokens of the prefix; none while it is being computed."""
+        return 0 if self.filled_rows is not None else self.length
+
+
+class _PrefixCache(Cache):
+    """The cache of a batch of texts, whose prefixes are computed in parts."""
+
+    def __init__(self, depth: int, batch: int, length: int) -> None:
+        self._prefixes = [_PrefixLayer(batch, length) for _ in range(depth)]
+        super().__init__(layers=list(self._prefixes))
+
+    @contextlib.contextmanager
+    def filling(self, rows: slice) -> Iterator[None]:
+        """In this block, a pass computes the prefixes of these texts."""
+        for layer in self._prefixes:
+            layer.filled_rows = rows
+        yield
+        for layer in self._prefixes:
+            layer.filled_rows = None
+
+
+class _Thought:
+    """EOS's state of each text, (B, D), while it is refined."""
+
+    def __init__(self, embedding: Tensor, tolerance: float | None) -> None:
+        self.embedding = embedding
+        self.tolerance = tolerance
+        self.active = torch.ones(len(embedding), dtype=torch.bool, device=embedding.device)
+        self.passes = torch.ones(len(embedding), dtype=torch.long, device=embedding.device)
+        self.passes_taken = 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any text has not settled; without a tolerance none does, and nobody waits to be told so."""
+        return self.tolerance is None or bool(self.active.any())
+
+    def refine(self, embedding: Tensor) -> None:
+        """Take the state of one more pass, for the texts that have not settled."""
+        new, old = (widened(last_layer(states)) for states in (embedding, self.embedding))
+        moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
+        self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
+        self.passes = self.passes + self.active
+        self.passes_taken += 1
+        if self.tolerance is not None:
+            self.active = self.active & (moved >= self.tolerance)
+
+
+def _weighted(weights: Tensor, states: Tensor) -> Tensor:
+    """sum_j weights_j states_j, of the last layer: (B, N) and (B, N, D) to (B, D), float32 or float64."""
+    return weighted_sum(weights[:, None], last_layer(states))[:, 0]

@@ -1,0 +1,101 @@
+"""Token prepending: let a slot before the text know, layer by layer, what its end knew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from ..text.templates import PREPENDED_ONE_WORD, Preset, Template
+from .base import PoolOver, Rows
+from .changes import Change, Prepend
+from .changes.change import listed
+from .changes.prepend import Slots
+from .checks import ROWS, chosen
+from .early_exit import EarlyExitModule
+
+
+class TokenPrependingModule(EarlyExitModule):
+    r"""A slot before the text takes, in the first layers, the last token's state of the layer below.
+
+    .. math:: h^{(l)}_{s} \leftarrow h^{(l)}_{n}, \quad l = 1, \dots, p - 1
+
+    :math:`h^{(l)}` is what layer l (from 0) is given, s the slot, n the last token, and p ``prepend_layers``: so the
+    text sees, through the slot, what comes after it. What layer 0 is given in the slot is one vector for all texts,
+    drawn from N(0, 1) where the model's input embeddings come from, as the authors' code does with a new entry of the
+    vocabulary, and saved with the model.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        prepend_layers: p, from 1 to the layers that are run; 1 never replaces the slot's own state. None: three in ten
+            of them, 2 at least (8 of 27).
+        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question, read as its authors do:
+            the last token of everything, of texts that are changed as :func:`st_reba.text.templates.normalized` does.
+        output_layer: After which layer to stop, counted from 1, or from the top if negative. None: 27 of 32 layers, in
+            proportion; -1: all.
+        final_norm: Whether the states that are read go through the model's final norm. None: False, as in the paper:
+            they are those of the residual stream.
+        seed: Of the vector.
+        pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. Slots are never handed on. None:
+            ``"all"``.
+        rows: ``"all"`` hands on every token that is read. ``"last"`` computes and hands on the last alone, (B, 1, D).
+            None: ``"last"`` of the default template, ``"all"`` of any other.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, or the model is not causal, or cannot stop after ``output_layer``, or
+            its input embeddings cannot be looked at.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*EarlyExitModule.config_keys, "prepend_layers", "seed", "rows"]
+    method = "Token prepending"
+    equation = r"e = h_n, \quad \text{where layer } l < p \text{ is given } h^{(l)}_s \leftarrow h^{(l)}_n"
+    citation = (
+        "Yuchen Fu, Zifeng Cheng, Zhiwei Jiang, Zhonghui Wang, Yafeng Yin, Zhengliang Li, Qing Gu: Token Prepending: A "
+        "Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL 2025."
+    )
+
+    #: What is changed.
+    PREPENDING: ClassVar[type[Prepend]] = Prepend
+    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Prepend)
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        prepend_layers: int | None = None,
+        template: str | None = None,
+        output_layer: int | None = None,
+        final_norm: bool | None = None,
+        seed: int = 0,
+        pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
+        changes: Sequence[Change | Mapping[str, Any]] = (),
+        **transformer_kwargs: Any,
+    ) -> None:
+        known = PREPENDED_ONE_WORD if template is None else Preset(template)
+        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
+        prepending = self.PREPENDING(prepend_layers, seed)
+        super().__init__(
+            model_name_or_path,
+            template=Template.parse(known.template, prepends=True),
+            preset=known,
+            pool_over=pool_over,
+            output_layer=output_layer,
+            final_norm=final_norm,
+            changes=[prepending, *listed(changes)],
+            **transformer_kwargs,
+        )
+        made, _ = self._fitted_as(Prepend)
+        self.prepend_layers = made.prepend_layers
+        self.seed = seed
+        self._set_rows(handed_on)
+
+    @property
+    def initial_state(self) -> Tensor:
+        """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
+        return cast(Slots, self._fitted_as(Prepend)[1]).initial_state

@@ -1,0 +1,109 @@
+"""Value aggregation: what attention reads off the text, layer by layer, instead of where it ends up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from sentence_transformers.base.modules import Transformer
+
+from ..lm.hooks import until_halted
+from ..lm.projections import output_projections
+from ..lm.states import StatesAt
+from ..text.layout import Layout
+from ..text.templates import Template, preset
+from .base import CausalModule, PoolOver
+from .causal_transformer import check_one_copy
+from .changes import BeforeFeedForward, Change
+from .checks import check_layers, resolve_layers
+from .readout import Reading, last_position
+
+
+class ValueAggregationModule(CausalModule):
+    r"""The last token's attention outputs, averaged over layers (aligned weighted value aggregation).
+
+    .. math:: e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} \big[ \textstyle\sum_j A^{(l,h)}_{nj} v^{(l,h)}_j
+        \big]_{h = 1, \dots, H}
+
+    :math:`v_j` are the value vectors and :math:`A_{nj}` the weights with which the last token n attends to them, head
+    by head; the output projection :math:`W_O` brings the heads into the space of the residual stream (its bias, where
+    there is one, included). These are read where the model computes them anyway, in one pass and without attention
+    maps; nothing above the last chosen layer's attention is run.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        layers: :math:`\Lambda`: ``"all"``, or the indices of the layers that count; negative ones from the top.
+        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`: best a prompt at whose end the model
+            is about to say what the text means. A name brings ``normalize_text``, too; see :class:`CausalTransformer`.
+        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: the last of the text. None: ``"all"``.
+        **transformer_kwargs: As for ST's ``Transformer``.
+
+    Raises:
+        ValueError: If a setting is out of range, or the model is not causal, or has no attention, or its output
+            projections are not found.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    config_keys = [*CausalModule.config_keys, "layers", "template"]
+    READS_HIDDEN_STATES = False
+    POOL_OVER: ClassVar[PoolOver] = "all"
+    EVERY_LAYER: ClassVar[bool] = True
+    ONE_VECTOR: ClassVar[bool] = True
+    method = "Value aggregation"
+    equation = (
+        r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
+        r"\big[ \sum_j A^{(l,h)}_{nj} v^{(l,h)}_j \big]_{h = 1, \dots, H}"
+    )
+    citation = (
+        "Yeqin Zhang, Yunfei Wang, Jiaxuan Chen, Ke Qin, Yizheng Zhao, Cam-Tu Nguyen: LLM-based Embeddings: Attention "
+        "Values Encode Sentence Semantics Better Than Hidden States. arXiv:2602.01572, 2026."
+    )
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        layers: Literal["all"] | Sequence[int] = "all",
+        template: str = "prompteol",
+        pool_over: PoolOver | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        checked_layers = check_layers(layers)
+        parsed = check_one_copy(Template.parse(template), type(self))
+        super().__init__(
+            model_name_or_path,
+            template=parsed,
+            preset=preset(template),
+            pool_over=pool_over,
+            unfit_changes=_unfit,
+            **transformer_kwargs,
+        )
+        self.template = str(parsed)
+        self.layers = checked_layers
+        self._projections = output_projections(self.model)
+        self._aggregated = resolve_layers(checked_layers, self.model, self._projections.paths)
+
+    @property
+    def cost(self) -> str:
+        return "One pass over the text, up to the last layer that counts: no more than the classical embedding."
+
+    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+        position = last_position(self._select(layout, 0, 0))
+        projections = [self._projections.at(self.model, layer) for layer in sorted(self._aggregated)]
+        outputs = StatesAt(projections, "after", position, halts=True)
+        with until_halted():
+            self.run(layout, observe=outputs, **kwargs)
+        states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
+        ids = layout.input_ids.gather(1, position[:, None])
+        return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)
+
+
+def _unfit(change: Change) -> str | None:
+    if isinstance(change, BeforeFeedForward):
+        return (
+            f"ValueAggregationModule with {change}: it reads what attention gives, which no feed-forward part changes. "
+            "Leave the change out."
+        )
+    return None

@@ -1,0 +1,378 @@
+"""Vectors of chunks that know the document which they are cut from (late chunking)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast, overload
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+
+from ..lm import backbone
+from ..modules import CausalModule
+from ..modules.readout import ONE_BY_ONE, Reading
+from ..text.layout import Layout
+from ..text.tokens import Span
+
+#: Tokens of chunks that are pooled at a time, padding counted.
+_TOGETHER = 2**16
+# A part of a text may have a few more tokens on its own than within the text.
+_SLACK = 8
+
+
+@dataclass(frozen=True)
+class DocumentChunks:
+    """The chunks of a text.
+
+    Attributes:
+        spans: The characters of each: the first, and one past the last.
+        vectors: (chunks, D), float32.
+    """
+
+    spans: list[Span]
+    vectors: np.ndarray
+
+
+# A string is a sequence of strings; the first that fits counts.
+@overload
+def encode_chunks(  # type: ignore[overload-overlap]
+    model: SentenceTransformer,
+    texts: str,
+    *,
+    spans: Sequence[Span] | None = None,
+    chunk_tokens: int | None = None,
+    overlap: int = 0,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    truncate_dim: int | None = None,
+    normalize_embeddings: bool = False,
+    show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
+) -> DocumentChunks: ...
+
+
+@overload
+def encode_chunks(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    spans: Sequence[Sequence[Span]] | None = None,
+    chunk_tokens: int | None = None,
+    overlap: int = 0,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    truncate_dim: int | None = None,
+    normalize_embeddings: bool = False,
+    show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
+) -> list[DocumentChunks]: ...
+
+
+def encode_chunks(
+    model: SentenceTransformer,
+    texts: str | Sequence[str],
+    *,
+    spans: Sequence[Any] | None = None,
+    chunk_tokens: int | None = None,
+    overlap: int = 0,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    truncate_dim: int | None = None,
+    normalize_embeddings: bool = False,
+    show_progress_bar: bool = False,
+    on_windows: Callable[[int, int], None] = lambda done, total: None,
+) -> DocumentChunks | list[DocumentChunks]:
+    r"""A vector for each chunk of a text, of states that have read the text.
+
+    .. math:: e_C = f\left( \{ v_i : i \in C \} \right)
+
+    (Guenther et al., "Late Chunking".) The text is read whole, once; :math:`v_i` are what the model's first module
+    hands on, and f is all that stands behind it: pooling, normalisation, filters. Special tokens that are handed on
+    belong to the chunk at whose end of the text they stand. The one chunk of a whole text has the vector that
+    ``model.encode`` gives it.
+
+    A text of more tokens than the model reads at a time is read in windows that overlap by half. A chunk is read in
+    the first window that holds it whole; where none does, in one that ends with it.
+
+    Args:
+        model: A model whose first module is one of st_reba's and hands on one vector for each token of the text.
+        texts: One text, or several.
+        spans: The chunks of the text, ``(first character, one past the last)``; for several texts, a list for each. A
+            token that holds any character of a chunk belongs to it. Chunks may overlap.
+        chunk_tokens: In place of ``spans``: chunks of so many of the text's own tokens; the last may have fewer, and
+            characters of several tokens are not divided.
+        overlap: How many tokens a chunk shares with the next one; less than ``chunk_tokens``. It is less where the next
+            character has several tokens and would not fit beside them.
+        prompt_name: One of the model's prompts, by name; None: its default prompt.
+        prompt: A prompt in full: it stands before every text, and before every window.
+        batch_size: Texts, or windows, at a time.
+        truncate_dim: Keep a vector's first values; the model's own setting if None.
+        normalize_embeddings: Scale vectors to length 1, after truncation.
+        show_progress_bar: Whether to show one.
+        on_windows: Called after each batch with how many windows (texts, where none is too long) have been read, and of
+            how many.
+
+    Returns:
+        The chunks of each text, in the order of ``spans``, or of the text. A text without tokens has none.
+
+    Raises:
+        ValueError: If a setting or a span cannot be used, or the model has no vectors of tokens.
+    """
+    if isinstance(texts, str):
+        several, spans = [texts], None if spans is None else [spans]
+    else:
+        several = list(texts)
+    _check_settings(several, spans, chunk_tokens, overlap, batch_size)
+    reader, prompt = _reader(model), _prompt(model, prompt_name, prompt)
+    known: list[list[Span]] = []
+    windows: list[_Window] = []
+    for number, (text, own) in enumerate(zip(several, reader.own_offsets(several), strict=True)):
+        if chunk_tokens is not None:
+            known.append(_cut(own, chunk_tokens, overlap))
+        else:
+            assert spans is not None
+            known.append([_checked(span, text, number) for span in spans[number]])
+        windows += _windows(reader, text, number, own, known[-1], prompt)
+    dimension = truncate_dim or model.truncate_dim
+    found: dict[tuple[int, int], np.ndarray] = {}
+    # Longest first, as in encode.
+    windows.sort(key=lambda window: window.part[0] - window.part[1])
+    model.eval()
+    model.to(model.device)
+    with torch.inference_mode(), tqdm(total=len(windows), desc="Windows", disable=not show_progress_bar) as progress:
+        for start in range(0, len(windows), batch_size):
+            batch = windows[start : start + batch_size]
+            keys = [(window.text, number) for window in batch for number, _ in window.chunks]
+            readings = _read(reader, [several[window.text] for window in batch], batch, prompt)
+            vectors = _pooled(model, reader, readings, dimension, normalize_embeddings)
+            found.update(zip(keys, vectors, strict=True))
+            progress.update(len(batch))
+            on_windows(start + len(batch), len(windows))
+    chunks = [
+        DocumentChunks(of_text, np.stack([found[number, chunk] for chunk in range(len(of_text))]))
+        if of_text
+        else DocumentChunks([], np.zeros((0, _width(model, dimension)), np.float32))
+        for number, of_text in enumerate(known)
+    ]
+    return chunks[0] if isinstance(texts, str) else chunks
+
+
+def check_chunk_tokens(chunk_tokens: int, overlap: int) -> None:
+    """Refuse chunks of no tokens, or that do not go on.
+
+    Raises:
+        ValueError: If they are.
+    """
+    if type(chunk_tokens) is not int or chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens={chunk_tokens!r}: give the tokens of a chunk, 1 or more.")
+    if type(overlap) is not int or not 0 <= overlap < chunk_tokens:
+        raise ValueError(
+            f"overlap={overlap!r}: give the tokens that a chunk shares with the next one, 0 to {chunk_tokens - 1}, "
+            "fewer than it has."
+        )
+
+
+@dataclass
+class _Window:
+    """What is read at a time.
+
+    Attributes:
+        text: Its text's number.
+        part: The characters of it.
+        chunks: The numbers and spans of the chunks that are read off it.
+    """
+
+    text: int
+    part: Span
+    chunks: list[tuple[int, Span]] = field(default_factory=list)
+
+
+def _check_settings(
+    texts: Sequence[str],
+    spans: Sequence[Sequence[Span]] | None,
+    chunk_tokens: int | None,
+    overlap: int,
+    batch_size: int,
+) -> None:
+    if (spans is None) == (chunk_tokens is None):
+        raise ValueError("Give the chunks either as spans, or by chunk_tokens, how many tokens each has.")
+    if spans is not None and len(spans) != len(texts):
+        raise ValueError(f"{len(texts)} texts and {len(spans)} lists of spans were given: give one list a text.")
+    if chunk_tokens is not None:
+        check_chunk_tokens(chunk_tokens, overlap)
+    elif overlap:
+        raise ValueError(f"overlap={overlap}: spans say themselves where they overlap. Leave it out.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give a whole number from 1.")
+
+
+def _reader(model: SentenceTransformer) -> CausalModule:
+    """The model's first module, which hands on every token of a text."""
+    module = model[0]
+    if not isinstance(module, CausalModule):
+        raise ValueError(
+            f"The model's first module is {type(module).__name__}: chunks are read by one of st_reba's modules."
+        )
+    if reason := module.unfit_for_chunks:
+        raise ValueError(f"{type(module).__name__} {reason}")
+    return module.handing_on_all()
+
+
+def _prompt(model: SentenceTransformer, name: str | None, prompt: str | None) -> str | None:
+    """What stands before each text, as for ``model.encode``."""
+    if prompt is not None:
+        return prompt
+    if name is not None and name not in model.prompts:
+        names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
+        raise ValueError(f'prompt_name="{name}": the model has {names}. Or give the prompt in full.')
+    return model.prompts.get(name or model.default_prompt_name or "")
+
+
+def _cut(own: Sequence[Span], length: int, overlap: int) -> list[Span]:
+    """Chunks of so many tokens, as the characters from the first one's to the last one's."""
+    # Where a chunk may begin or end: at the tokens at which a character begins, and at the end.
+    cuts = [index for index, (start, _) in enumerate(own) if not index or start >= own[index - 1][1]] + [len(own)]
+    spans: list[Span] = []
+    first = last = 0
+    while cuts[last] < len(own):
+        # The next character is part of the chunk, alone if it is longer than one: the overlap gives way.
+        while first < last and cuts[last + 1] - cuts[first] > length:
+            first += 1
+        last = max(last + 1, bisect_right(cuts, cuts[first] + length) - 1)
+        spans.append((own[cuts[first]][0], own[cuts[last] - 1][1]))
+        first = max(first + 1, bisect_right(cuts, cuts[last] - overlap) - 1)
+    return spans
+
+
+def _checked(span: Any, text: str, number: int) -> Span:
+    pair = tuple(span) if isinstance(span, Sequence) and not isinstance(span, str) else ()
+    if [type(place) for place in pair] != [int, int] or not 0 <= pair[0] < pair[1] <= len(text):
+        raise ValueError(
+            f"Text {number} has the span {span!r}: give (first character, one past the last), within its {len(text)} "
+            "characters, at least one."
+        )
+    return pair[0], pair[1]
+
+
+def _windows(
+    reader: CausalModule, text: str, number: int, own: Sequence[Span], spans: Sequence[Span], prompt: str | None
+) -> list[_Window]:
+    """What is read of a text, for its chunks."""
+    if not spans:
+        return []
+    limit = reader.max_tokens(prompt)
+    whole = _Window(number, (0, len(text)), list(enumerate(spans)))
+    if not own or limit is None:
+        return [whole]
+    # With all that stands around it, the text may have a token more than on its own.
+    if len(own) <= limit and reader.token_offsets(text, prompt)[-1][1] >= own[-1][1]:
+        return [whole]
+    length = max(1, limit - min(_SLACK, limit // 4))
+    step = max(1, length // 2)
+    begins, ends = [begin for begin, _ in own], [end for _, end in own]
+    windows: dict[int, _Window] = {}
+    for chunk, span in enumerate(spans):
+        first, behind = bisect_right(ends, span[0]), bisect_left(begins, span[1])
+        if behind - first > length:
+            raise ValueError(
+                f"Text {number} has the span {span}, {behind - first} tokens, and the model reads {length} of a longer "
+                "text at a time. Divide it."
+            )
+        start = -(-max(0, behind - length) // step) * step
+        start = min(start if start <= first else behind - length, max(0, len(own) - length))
+        if start not in windows:
+            end = start + length
+            part = (begins[start] if start else 0, ends[end - 1] if end < len(own) else len(text))
+            windows[start] = _Window(number, part)
+        windows[start].chunks.append((chunk, span))
+    return list(windows.values())
+
+
+def _read(
+    reader: CausalModule, texts: Sequence[str], windows: Sequence[_Window], prompt: str | None
+) -> list[tuple[Tensor, Tensor]]:
+    """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
+    parts = [text[slice(*window.part)] for text, window in zip(texts, windows, strict=True)]
+    features = batch_to_device(reader.preprocess(parts, prompt=prompt), backbone.device(reader.model))
+    leading = reader.leading_handed_on(Layout.of(features)).tolist()
+    handed = reader(features)
+    counts = handed["attention_mask"].sum(dim=1).tolist()
+    found = []
+    for row, (text, part, window) in enumerate(zip(texts, parts, windows, strict=True)):
+        offsets = reader.token_offsets(part, prompt)
+        for _, (begin, end) in window.chunks:
+            first, last = begin - window.part[0], end - window.part[0]
+            own = [index for index, (start, stop) in enumerate(offsets) if start < last and stop > first]
+            if not own:
+                raise ValueError(
+                    f"Text {window.text} has the span {(begin, end)}, {text[begin:end]!r}, in which the tokenizer "
+                    "finds no token. Leave it out, or make it longer."
+                )
+            start, stop = leading[row] + own[0], leading[row] + own[-1] + 1
+            # What stands around the text belongs to the chunks at its ends.
+            if own[0] == 0 and window.part[0] == 0:
+                start = 0
+            if own[-1] == len(offsets) - 1 and window.part[1] == len(text):
+                stop = counts[row]
+            found.append((handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]))
+    return found
+
+
+def _pooled(
+    model: SentenceTransformer,
+    reader: CausalModule,
+    chunks: Sequence[tuple[Tensor, Tensor]],
+    dimension: int | None,
+    normalize_embeddings: bool,
+) -> Iterator[np.ndarray]:
+    """What the rest of the model makes of each chunk, in their order."""
+    vectors: dict[int, np.ndarray] = {}
+    for together in _groups([len(ids) for _, ids in chunks]):
+        states, ids = (pad_sequence([chunks[index][which] for index in together], batch_first=True) for which in (0, 1))
+        counts = torch.tensor([len(chunks[index][1]) for index in together], device=states.device)
+        mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
+        reading = reader.read_chunk(Reading(states, mask, ids))
+        features: dict[str, Any] = {
+            "token_embeddings": reading.states,
+            "attention_mask": reading.mask.long(),
+            "input_ids": reading.ids,
+            **({ONE_BY_ONE: True} if reader.deterministic else {}),
+        }
+        for module in list(model.children())[1:]:
+            features = module(features)
+        embeddings = features.get("sentence_embedding")
+        if embeddings is None:
+            raise ValueError("The model has no pooling, so a chunk has no vector: add Pooling behind its first module.")
+        embeddings = embeddings[:, :dimension]
+        if normalize_embeddings:
+            embeddings = normalize(embeddings, dim=1)
+        vectors.update(zip(together, embeddings.float().cpu().numpy(), strict=True))
+    return iter(vectors[index] for index in range(len(chunks)))
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of chunks that are pooled together, those of like length."""
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if group and (len(group) + 1) * lengths[index] > _TOGETHER:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _width(model: SentenceTransformer, dimension: int | None) -> int:
+    whole = cast(int, model.get_embedding_dimension())
+    return whole if dimension is None else min(whole, dimension)

@@ -1,0 +1,144 @@
+"""Vectors of words in their sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base import BaseModel
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..modules import CausalModule
+
+# Batches that are encoded before their words are read off and their tokens let go.
+_BATCHES = 8
+
+
+class WordTokens(NamedTuple):
+    """Where a word stands among the tokens of its sentence.
+
+    Attributes:
+        indices: The tokens that hold any character of it.
+        length: How many tokens the sentence has.
+    """
+
+    indices: list[int]
+    length: int
+
+
+def encode_words(
+    model: BaseModel,
+    sentences: Sequence[str],
+    words: Sequence[str],
+    *,
+    batch_size: int = 32,
+    show_progress_bar: bool = False,
+) -> np.ndarray:
+    """The embedding of one word in each sentence: the mean of its tokens' embeddings.
+
+    A word is found by its characters, at its first occurrence; a token that holds any of them belongs to it. A default
+    prompt of the model stands before each sentence, as in ``encode``.
+
+    Args:
+        model: A model whose first module is one of st_reba's and hands on one vector for each token of the text.
+        sentences: B sentences.
+        words: B words, one for each sentence.
+        batch_size: Sentences at a time.
+        show_progress_bar: Whether to show one.
+
+    Returns:
+        (B, D), float32.
+
+    Raises:
+        ValueError: If there are no sentences, or a word does not occur in its sentence, or was truncated away, or the
+            model does not hand on one vector a token.
+    """
+    module = model[0]
+    if not isinstance(module, CausalModule):
+        raise ValueError(f"The model's first module is {type(module).__name__}: words need one of st_reba's modules.")
+    found = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
+    if not found:
+        raise ValueError("No sentences were given: encode_words needs at least one, and a word for each.")
+
+    # Longest first, as in encode; a few batches at a time, because a token's vector is as large as a sentence's.
+    order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
+    vectors: dict[int, Tensor] = {}
+    with tqdm(total=len(order), desc="Words", disable=not show_progress_bar) as progress:
+        for start in range(0, len(order), _BATCHES * batch_size):
+            part = order[start : start + _BATCHES * batch_size]
+            tokens = cast(SentenceTransformer, model).encode(
+                [sentences[index] for index in part],
+                output_value="token_embeddings",
+                batch_size=batch_size,
+                show_progress_bar=False,
+            )
+            vectors.update(zip(part, pool_words(tokens, [found[index] for index in part]).cpu(), strict=True))
+            progress.update(len(part))
+    return torch.stack([vectors[index] for index in range(len(order))]).numpy()
+
+
+def find_words(
+    module: CausalModule, sentences: Sequence[str], words: Sequence[str], prompt: str | None = None
+) -> list[WordTokens]:
+    """Which tokens of each sentence hold its word: its first occurrence, by characters.
+
+    Args:
+        module: Whose tokenizer and truncation count.
+        sentences: B sentences.
+        words: B words, one for each sentence.
+        prompt: What stands before each sentence.
+
+    Raises:
+        ValueError: If a word does not occur in its sentence, or was truncated away, or there are not as many words as
+            sentences.
+    """
+    if len(sentences) != len(words):
+        raise ValueError(f"{len(sentences)} sentences and {len(words)} words were given: give one word a sentence.")
+    spans = [_span(sentence, word) for sentence, word in zip(sentences, words, strict=True)]
+    found = []
+    for sentence, word, (start, end) in zip(sentences, words, spans, strict=True):
+        offsets = module.token_offsets(sentence, prompt)
+        indices = [index for index, (first, last) in enumerate(offsets) if first < end and last > start]
+        if not indices:
+            raise ValueError(f"{word!r} was truncated away: {sentence!r} is longer than max_seq_length.")
+        found.append(WordTokens(indices, len(offsets)))
+    return found
+
+
+def pool_words(token_embeddings: Tensor | Sequence[Tensor], found: Sequence[WordTokens]) -> Tensor:
+    """The mean of each word's token embeddings.
+
+    Args:
+        token_embeddings: (B, n, D), padded on the right to the longest sentence, as a module hands them on; or B of
+            (n_i, D), as ``encode(output_value="token_embeddings")`` gives them.
+        found: What :func:`find_words` says about the B sentences.
+
+    Returns:
+        (B, D), float32, on the device of the embeddings.
+
+    Raises:
+        ValueError: If the embeddings are not one for each token of the sentence.
+    """
+    lengths = [word.length for word in found]
+    if isinstance(token_embeddings, Tensor):
+        lengths = [max(lengths)] * len(lengths)
+    vectors = []
+    for tokens, word, length in zip(token_embeddings, found, lengths, strict=True):
+        if len(tokens) != length:
+            raise ValueError(
+                f"The model hands on {len(tokens)} vectors for {length} tokens of a sentence: words need "
+                'pool_over="text", and pool_copies="last" or rows="all" where there is such a setting.'
+            )
+        vectors.append(tokens[word.indices].float().mean(dim=0))
+    return torch.stack(vectors)
+
+
+def _span(sentence: str, word: str) -> tuple[int, int]:
+    start = sentence.find(word) if word else -1
+    if start < 0:
+        raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
+    return start, start + len(word)

@@ -1,0 +1,294 @@
+"""Which recipes there are, and how they are asked for: by name or key, a few or all, in a language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from itertools import chain
+from typing import Any, TypeVar
+
+from sentence_transformers.base.modules import Module
+
+from ..modules import CausalModule, registry
+from ..text.templates import PromptLanguage
+from . import rows
+from .parts import FILTERS, IDF, PARTS
+from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
+
+#: The result of the control without a model.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
+
+#: Copies of a text, at most, of what can be had by its name.
+_MOST_COPIES = 64
+
+# A name as tables show it: a row's, with a layer and what stands around the pooling.
+_SHOWN = re.compile(rf"(.+?)(?:, layer (\d+))?(?:, ({'|'.join(map(re.escape, PARTS))}))?")
+
+# Of other people's modules.
+_registered: list[Row] = []
+
+_Class = TypeVar("_Class", bound=type[Module])
+
+
+def every_row(repetitions: int = 3) -> list[Row]:
+    """Every recipe that has at most so many copies of the text, from 1."""
+    repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
+    every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
+    return [row for row in every if row.settings.get("repetitions", 1) <= repetitions]
+
+
+def changed(row: Row) -> list[Row]:
+    """A row under each change that makes another recipe of it; one that is listed, as it is listed.
+
+    What does not go together is refused when it is built: see :func:`st_reba.modules.changes.combined`.
+    """
+    listed = [other for other in every_row() if other.unchanged == row.key]
+    made = [own for change in rows.CHANGES.values() if (own := change.row(row)).own_poolings]
+    return [next((other for other in listed if other.settings == own.settings), own) for own in made]
+
+
+def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """Every training-free recipe, under the poolings that make sense for it.
+
+    Args:
+        repetitions: Copies of the text, at most.
+        fit_texts: Plain texts that the filters and the idf weights are fitted on; None: a comparison takes those of the
+            package's word-sense questions.
+    """
+    texts = tuple(fit_texts or ())
+    compared = [row for row in every_row(repetitions) if row.compared == "all"]
+    recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
+    around = [Recipe(rows.CLASSICAL, "", texts, PARTS[name]) for name in (*FILTERS, IDF)]
+    recipes += [replace(recipe, pooling=pooling) for recipe in around for pooling in recipe.poolings]
+    return without_repeats(recipes)
+
+
+def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """The few recipes to try first: what one has without a recipe, and the best cheap one of each family.
+
+    Args:
+        fit_texts: As for :func:`default_recipes`.
+    """
+    texts = tuple(fit_texts or ())
+    return [Recipe(row, pooling, texts, row.around) for row in every_row() for pooling in row.tried]
+
+
+def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """The recipes that someone names, each once.
+
+    Args:
+        names: Each ``"few"``, ``"all"``, or as for :func:`find`; keys may stand in one, with commas between.
+        repetitions: Copies of the text, at most, of ``"all"``.
+        fit_texts: As for :func:`default_recipes`.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    recipes: list[Recipe] = []
+    for name in names:
+        if name == "all":
+            recipes += default_recipes(repetitions, fit_texts)
+        elif name == "few":
+            recipes += worth_trying(fit_texts)
+        elif "," in name and _shown_as(name) is None:
+            recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
+        else:
+            found = replace(find(name), fit_texts=tuple(fit_texts or ()))
+            recipes += [replace(found, pooling=pooling) for pooling in found.poolings]
+    return list({recipe.key: recipe for recipe in recipes}.values())
+
+
+def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
+    """The same recipes, each once, with their prompts in a language where they are there in it.
+
+    What asks in Chinese by its key stays as it is.
+
+    Args:
+        recipes: As they are asked for.
+        language: That :func:`st_reba.text.templates.language_of` finds the texts in, or that someone asks for.
+    """
+    found = [replace(recipe, row=row_in_language(recipe.row, language)) for recipe in recipes]
+    return list({recipe.key: recipe for recipe in found}.values())
+
+
+def row_in_language(row: Row, language: PromptLanguage) -> Row:
+    """A row with its prompt in a language, or as it is where it has none in that."""
+    if language == "en" or not row.chinese:
+        return row
+    plain = row.unchanged or row.key
+    return _by_key()[f"{plain}-zh{row.key.removeprefix(plain)}"]
+
+
+def find(name: str) -> Recipe:
+    """A recipe under its usual pooling, to be fitted on no texts.
+
+    Args:
+        name: As tables show it, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or its key: ``"reba-2"``, to be read
+            after a layer ``"reba-2@12"``, under a change ``"reba-2-prepended"``, and with what stands around the
+            pooling ``"classical+whitened"``.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    known = _by_key()
+    key, _, part = name.partition("+")
+    key, _, layer = key.partition("@")
+    parts = {own.key: own for own in PARTS.values()}
+    if key in known and (not part or part in parts) and (not layer or layer.isdecimal()):
+        row = known[key]
+        found = Recipe(row, "", (), parts.get(part, row.around), int(layer) if layer else None)
+    elif (shown := _shown_as(name)) is not None:
+        found = shown
+    elif name == TF_IDF or (name.startswith(of_control := f"{RANDOM}, ") and _shown_as(name.removeprefix(of_control))):
+        raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
+    else:
+        keys = [row.key for row in [*every_row(), rows.BAG]]
+        near = [
+            f"{close}{f'@{layer}' if layer.isdecimal() else ''}{f'+{own}' if own else ''}"
+            for close in get_close_matches(key.lower(), keys, n=1 if part else 3, cutoff=0.4)
+            for own in (get_close_matches(part.lower(), parts, n=1, cutoff=0.4) or [""])
+        ]
+        raise ValueError(
+            f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
+            f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
+            f"{', '.join('+' + key for key in parts)}; that of what a search tries, before that with one of "
+            f"{', '.join('-' + name for name in rows.CHANGES)}; that of a prompt, with -zh for its Chinese words."
+        )
+    if found.part is not None and not found.poolings:
+        raise ValueError(
+            f"{name!r}: {found.part.name} goes with {' or '.join(found.part.poolings)} pooling, and {found.method} has "
+            f"{' or '.join(found.row.poolings)} pooling; leave it out, or give it to another recipe, such as "
+            f"classical+{found.part.key}."
+        )
+    return replace(found, pooling=found.poolings[0])
+
+
+def _shown_as(name: str) -> Recipe | None:
+    """The recipe that tables show under a name, if any; its pooling is still to be chosen."""
+    whole = _SHOWN.fullmatch(name)
+    if whole is None:
+        return None
+    method, layer, part = whole.groups()
+    row = next((row for row in _by_key().values() if row.name == method), None)
+    if row is None or (layer is not None and not row.searched):
+        return None
+    recipe = Recipe(row, "", (), row.around if part is None else PARTS[part], None if layer is None else int(layer))
+    return recipe if recipe.name == name else None
+
+
+@cache
+def _by_key() -> dict[str, Row]:
+    listed = {row.key: row for row in every_row(_MOST_COPIES)}
+    plain = [row.in_chinese() for row in listed.values() if row.chinese and not row.unchanged]
+    every = [*listed.values(), *(row for row in plain if row.key not in listed)]
+    under_changes = list(chain(*(changed(row) for row in every if row.searched)))
+    for row in listed.values():
+        if row.chinese and row.unchanged:
+            change = rows.CHANGES[row.key.removeprefix(f"{row.unchanged}-")]
+            under_changes.append(change.row(listed[row.unchanged].in_chinese()))
+    return {row.key: row for row in [*every, *under_changes, rows.BAG]}
+
+
+def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:
+    """The recipe that a module with these arguments is, whatever its pooling; None if it is none of them."""
+    return next((row for row in _by_key().values() if row.module is module and row.settings == settings), None)
+
+
+def register(module: _Class, *own: Row) -> _Class:
+    """Let saved models that have a module of yours load, and let it stand in comparisons.
+
+    Your package calls it where it is imported, so that ``import theirs; SentenceTransformer(path)`` loads without
+    ``trust_remote_code``, and ``import theirs`` before a comparison is all that it takes to be in it.
+
+    Args:
+        module: A class of your own, importable under its own name; most often derived from
+            :class:`st_reba.modules.CausalModule`.
+        *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``; for others none.
+
+    Returns:
+        The class, so that this can be a decorator.
+
+    Raises:
+        TypeError: If it is no class of modules.
+        ValueError: If it is defined where nobody can import it, or a recipe has a key or a name that another one has.
+    """
+    if not (isinstance(module, type) and issubclass(module, Module)):
+        raise TypeError(f"register({module!r}): give a class derived from st_reba's CausalModule or from ST's Module.")
+    if "<locals>" in module.__qualname__ or module.__module__ == "__main__":
+        raise ValueError(
+            f"{module.__name__} is defined in {module.__module__}, {module.__qualname__}: a saved model names its "
+            "modules by where they are imported from. Define it at the top of a module that can be imported."
+        )
+    if not own and issubclass(module, CausalModule):
+        own = (_row_of(module),)
+    # A module that is reloaded registers again.
+    others = [row for row in _by_key().values() if _reference(row.module) != _reference(module)]
+    for row in own:
+        if any(row.key == other.key or row.name == other.name for other in others):
+            raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
+    registry.register(module)
+    _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
+    _by_key.cache_clear()
+    return module
+
+
+def _row_of(module: type[CausalModule]) -> Row:
+    """What can be told of a module by itself."""
+    key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
+    summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
+    name = module.method if "method" in vars(module) else module.__name__
+    return Row(key, name, module, summary, cost="")
+
+
+def _reference(module: type[Any]) -> str:
+    return f"{module.__module__}.{module.__name__}"
+
+
+def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The same with one recipe in the place of those that are one by definition: it names the others.
+
+    Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
+    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. The words of such
+    recipes differ, and do not depend on the pooling: the rows under other poolings have them.
+    """
+    last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
+    kept = []
+    for recipe in recipes:
+        if recipe is not last.get(recipe.row.key):
+            kept.append(recipe)
+        elif recipe.row.same_if_last not in last:
+            same = [other.name for other in last.values() if other.row.same_if_last == recipe.row.key]
+            kept.append(replace(recipe, same_as=tuple(same)))
+    return kept
+
+
+def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
+
+    What helps a recipe there helps the bag, too, so that its gain means little without it.
+    """
+    bag = Recipe(rows.BAG, "mean")
+    around = {recipe.part: recipe for recipe in recipes if recipe.part is not None}
+    return [bag, *(replace(bag, fit_texts=recipe.fit_texts, part=part) for part, recipe in around.items())]
+
+
+def controls_of(recipe: Recipe) -> tuple[Control, ...]:
+    """What a recipe is to be held against.
+
+    What stands around a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
+    """
+    if recipe.random:
+        return ()
+    itself = Control("random", recipe.on_random_weights().key, "itself on random weights")
+    if recipe.bag:
+        return (itself,)
+    plain, *alike = bags_of_input_embeddings([recipe])
+    return (
+        Control("tf-idf", TF_IDF_RESULT, "tf-idf, without any model"),
+        Control("bag", plain.key, plain.called),
+        *(Control("filtered bag", bag.key, f"{bag.called} as well") for bag in alike),
+        itself,
+    )

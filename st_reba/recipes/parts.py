@@ -1,0 +1,134 @@
+"""What can stand around the pooling of a recipe, by the name that it adds to the recipe's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from ..modules import (
+    AllButTheTop,
+    CausalModule,
+    Centering,
+    EmbeddingFilter,
+    IdfWeights,
+    PartwiseWhitening,
+    Standardization,
+    WhiteningTransform,
+)
+from ..modules.after_pooling.moments import Moments, embedding_moments
+from ..modules.after_pooling.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..modules.after_pooling.whitening import SHRINKAGE
+
+#: Poolings as the papers call them, and as ST does.
+POOLINGS = {"mean": "mean", "last": "lasttoken"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A filter behind the pooling of any recipe, or weights of tokens before it.
+
+    Attributes:
+        name: As tables show it.
+        says: What it does, without a full stop.
+        module: Its class.
+        poolings: Those that it can stand around.
+    """
+
+    name: str
+    says: str
+    module: type[Any]
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+
+    @property
+    def key(self) -> str:
+        """As people type it behind a recipe's key: ``classical+all-but-the-top``."""
+        return self.name.replace(" ", "-")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is fitted on plain texts; the other is computed from the language model's head."""
+        return self.module is not EmbeddingFilter
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether it stands before the pooling."""
+        return self.module is IdfWeights
+
+    def settings(self, shares: Sequence[float]) -> dict[str, Any]:
+        """What a filter is fitted with, besides texts.
+
+        Args:
+            shares: How much each part of the vectors counts: ``SHARES`` of the module that gives them.
+        """
+        if self.module is PartwiseWhitening:
+            return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
+        return {"shrinkage": SHRINKAGE} if self.module is WhiteningTransform else {}
+
+    def from_moments(self, moments: Moments, shares: Sequence[float] = CausalModule.SHARES) -> nn.Module:
+        """A filter that is fitted, on embeddings that were seen elsewhere.
+
+        Args:
+            moments: Of the embeddings of plain texts.
+            shares: As for :meth:`settings`.
+
+        Raises:
+            ValueError: If there are too few texts, or they are too much alike.
+        """
+        return cast(nn.Module, self.module.from_moments(moments, **self.settings(shares)))
+
+    def made(self, model: SentenceTransformer, texts: Sequence[str]) -> nn.Module:
+        """A filter for a model that begins with a module of st_reba's and ends in its pooling.
+
+        Raises:
+            ValueError: If there are too few texts, or the model has no head.
+        """
+        if not self.fitted:
+            return EmbeddingFilter.from_language_model(model)
+        return self.from_moments(embedding_moments(model, texts), cast(CausalModule, model[0]).SHARES)
+
+
+#: What stands behind a recipe whose vectors are made of parts, and behind its controls.
+PARTWISE = "partwise whitened"
+#: What stands before a pooling.
+IDF = "idf-weighted"
+
+#: All there are, by name.
+PARTS = {
+    part.name: part
+    for part in (
+        Part(
+            "filtered",
+            "without the directions that frequent tokens are written in, as the model's head shows them",
+            EmbeddingFilter,
+        ),
+        Part("centred", "less the mean of a sample of plain texts", Centering),
+        Part(
+            "standardised",
+            "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
+            Standardization,
+        ),
+        Part(
+            "whitened",
+            "the principal directions of a sample of plain texts, scaled to nearly one variance",
+            WhiteningTransform,
+        ),
+        Part(
+            "all but the top",
+            "less the mean of a sample of plain texts and the directions in which they vary most",
+            AllButTheTop,
+        ),
+        Part(
+            PARTWISE,
+            "each part standardised, a little whitened over a sample of plain texts, and given its share",
+            PartwiseWhitening,
+        ),
+        Part(IDF, "each token counts by how few of a sample of plain texts have it", IdfWeights, poolings=("mean",)),
+    )
+}
+
+#: What can stand behind the pooling of any recipe.
+FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, IDF))

@@ -1,0 +1,343 @@
+"""What a recipe is: a row, and that row under one pooling, ready to be run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+
+from ..modules import CausalModule, CausalTransformer, EchoModule, IdfWeights, InputEmbeddings
+from ..text.templates import PromptLanguage
+from .parts import POOLINGS, Part
+
+#: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
+TF_IDF = "tf-idf"
+#: What stands before a recipe's name where it is run on random weights.
+RANDOM = "Random weights"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe, as plain data.
+
+    Attributes:
+        key: As people type it: lower case, digits and hyphens.
+        name: As tables show it.
+        module: The class that does it.
+        says: What it does, for people: a clause without a full stop.
+        page: Its page of the documentation, without the ending; empty: none.
+        cost: Passes over the text, the classical embedding's being 1.
+        settings: The module's arguments.
+        settings_if_last: More of them where the last token alone is pooled.
+        poolings: Keys of :data:`POOLINGS` that make sense for it, the usual one first.
+        compared: When ``compare`` runs it: never but by its key, or with ``--recipes all``.
+        tried: The poolings under which it is among the few that ``compare`` runs by default.
+        searched: Whether a search tries it.
+        around: The part that it is never without.
+        copies: How many copies of the text :class:`st_reba.compare.sweep.RecipeSweep` needs to give it, under this
+            name; None if it has to be run on its own.
+        words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
+        same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
+        own_template: Arguments that hold where the user gives a template's text of their own.
+        paper: Who it is from; empty: the module's ``citation`` says it.
+        unchanged: Key of the row that this is under a change; empty: it is none.
+        chinese: The module's arguments that ask in Chinese; none: there is no such prompt, or it is Chinese as it is.
+    """
+
+    key: str
+    name: str
+    module: type[CausalModule]
+    says: str
+    page: str = ""
+    cost: str = "1"
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings_if_last: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+    compared: Literal["never", "all"] = "all"
+    tried: tuple[str, ...] = ()
+    searched: bool = False
+    around: Part | None = None
+    copies: int | None = None
+    words: bool = False
+    same_if_last: str = ""
+    own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    paper: str = ""
+    unchanged: str = ""
+    chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
+        """The module's arguments under a pooling, read after a layer, or at its own end if None."""
+        last = self.settings_if_last if pooling in ("last", POOLINGS["last"]) else {}
+        return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
+
+    def build(self, backbone: CausalModule, pooling: str = "", layer: int | None = None) -> CausalModule:
+        """The module, on a backbone that is already loaded.
+
+        Raises:
+            ValueError: If this backbone cannot run it.
+        """
+        return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
+
+    def in_chinese(self) -> Row:
+        """The same recipe with its Chinese prompt: nobody runs it who does not ask for it, or has Chinese texts."""
+        return replace(
+            self,
+            key=f"{self.key}-zh",
+            name=f"{self.name}, Chinese",
+            says=f"{self.says}; in Chinese words",
+            settings={**self.settings, **self.chinese},
+            compared="never",
+            tried=(),
+            chinese={},
+        )
+
+    @property
+    def prompt_languages(self) -> tuple[PromptLanguage, ...]:
+        """Those that it can ask in: none where it has no prompt, or one in English that has no counterpart."""
+        if self.chinese:
+            return ("en", "zh")
+        return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
+
+    @property
+    def own_poolings(self) -> tuple[str, ...]:
+        """Those under which it is not another recipe."""
+        return tuple(pooling for pooling in self.poolings if pooling != "last" or not self.same_if_last)
+
+    @property
+    def citation(self) -> str:
+        """Who it is from."""
+        return self.paper or self.module.citation
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What makes another row of a row: a change of how the model reads, see :mod:`st_reba.modules.changes`.
+
+    Attributes:
+        name: As tables show it behind the row's.
+        says: What it does, without a full stop.
+        settings: The module's arguments that make it.
+        page: Its page of the documentation, without the ending.
+        paper: Who it is from.
+        unseen_at_the_end: Whether a model's last token, which sees all others anyway, is the same under it.
+        poolings: Those under which it is worth a look.
+    """
+
+    name: str
+    says: str
+    settings: Mapping[str, Any] = field(hash=False)
+    page: str
+    paper: str
+    unseen_at_the_end: bool = False
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+
+    def row(self, row: Row) -> Row:
+        """That row under the change: it is read at its own end, and nobody runs it who does not ask for it."""
+        same = row.same_if_last and f"{row.same_if_last}-{self.name}"
+        if self.unseen_at_the_end:
+            reads_the_last = issubclass(row.module, (CausalTransformer, EchoModule))
+            same = row.same_if_last or (row.key if reads_the_last else "")
+        return replace(
+            row,
+            key=f"{row.key}-{self.name}",
+            name=f"{row.name}, {self.name}",
+            says=f"{row.says}; {self.says}",
+            page=self.page,
+            settings={**row.settings, **self.settings},
+            poolings=tuple(pooling for pooling in row.poolings if pooling in self.poolings),
+            compared="never",
+            tried=(),
+            searched=False,
+            copies=None,
+            same_if_last=same,
+            paper=" ".join(filter(None, (row.citation, self.paper))),
+            unchanged=row.key,
+        )
+
+
+Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a recipe is to be held against.
+
+    Attributes:
+        kind: Which control it is.
+        name: Of its result, recipe and pooling.
+        called: What to call it in a sentence about the recipe.
+    """
+
+    kind: Kind
+    name: str
+    called: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A row under one pooling.
+
+    Attributes:
+        row: Which.
+        pooling: A key of :data:`POOLINGS`.
+        fit_texts: Plain texts that what stands around the pooling is fitted on.
+        part: What stands around the pooling, if anything does.
+        layer: After which layer it is read; None for its own end.
+        random: Whether this is the control on random weights.
+        same_as: Other recipes whose vectors have the same direction as its own, by definition.
+    """
+
+    row: Row
+    pooling: str
+    fit_texts: tuple[str, ...] = ()
+    part: Part | None = None
+    layer: int | None = None
+    random: bool = False
+    same_as: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """Its name, whatever stands around the pooling: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
+        return self.row.name if self.layer is None else f"{self.row.name}, layer {self.layer}"
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        words = (RANDOM if self.random else "", self.method, "" if self.part is None else self.part.name)
+        return ", ".join(filter(None, words))
+
+    @property
+    def key(self) -> str:
+        """Name and pooling: what tells it from all others."""
+        return f"{self.name}, {self.pooling}"
+
+    @property
+    def spec(self) -> str:
+        """As people type it: ``"reba-2"``, read after a layer ``"reba-2@12"``, filtered ``"classical+whitened"``."""
+        layer = "" if self.layer is None else f"@{self.layer}"
+        part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
+        return f"{self.row.key}{layer}{part}"
+
+    @property
+    def says(self) -> str:
+        """What it does, in a sentence for people."""
+        clauses = [self.row.says]
+        if self.random:
+            clauses.insert(0, "the same architecture and tokenizer with weights that were never trained")
+        if self.layer is not None:
+            clauses.append(f"read after layer {self.layer}, where the model stops")
+        if self.part is not None:
+            clauses.append(self.part.says)
+        sentence = "; ".join(clauses)
+        return f"{sentence[0].upper()}{sentence[1:]}."
+
+    @property
+    def bag(self) -> bool:
+        """Whether this is the control that looks at no context."""
+        return self.row.module is InputEmbeddings
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """Those that make sense for the row, with what stands around it; the usual one first."""
+        return tuple(pooling for pooling in self.row.poolings if self.part is None or pooling in self.part.poolings)
+
+    @property
+    def control(self) -> bool:
+        """Whether it is there to be beaten."""
+        return self.bag or self.random
+
+    @property
+    def called(self) -> str:
+        """What to call it in a sentence, as a control."""
+        if self.bag:
+            bag = f"the bag of {'random' if self.random else 'input'} embeddings"
+            return bag if self.part is None else f"{bag}, {self.part.name}"
+        own = replace(self, random=False).key
+        return f"{own} on random weights" if self.random else own
+
+    @property
+    def copies(self) -> int | None:
+        """As the row's, where its tokens are read at its own end and pooled as they are."""
+        weighed = self.part is not None and self.part.weighs_tokens
+        return self.row.copies if self.layer is None and not weighed else None
+
+    @property
+    def words(self) -> bool:
+        """Whether it has word embeddings of its own: not where another row has them."""
+        return self.row.words and self.part is None and self.layer is None and not self.same_as
+
+    @property
+    def filter(self) -> Part | None:
+        """What stands behind the pooling."""
+        return None if self.part is None or self.part.weighs_tokens else self.part
+
+    @property
+    def fitted(self) -> bool:
+        """Whether what stands around the pooling is fitted on plain texts."""
+        return self.part is not None and self.part.fitted
+
+    def build(self, backbone: CausalModule) -> CausalModule:
+        """The module, on a backbone that is already loaded."""
+        return self.row.build(backbone, self.pooling, self.layer)
+
+    def model(self, backbone: CausalModule) -> SentenceTransformer:
+        """The recipe as a ready model, on the backbone's device.
+
+        Raises:
+            ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
+        """
+        model = self.pooled(backbone)
+        if self.filter is None:
+            return model
+        made = self.filter.made(model, self.fit_texts)
+        return SentenceTransformer(modules=[*model.children(), made], device=str(backbone.model.device))
+
+    def pooled(self, backbone: CausalModule) -> SentenceTransformer:
+        """The recipe up to the pooling."""
+        return SentenceTransformer(
+            modules=self.pipeline(self.build(backbone), POOLINGS[self.pooling]), device=str(backbone.model.device)
+        )
+
+    def pipeline(self, module: CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
+        """A module, what weighs its tokens, and the pooling.
+
+        Args:
+            module: That of the recipe.
+            modes: The pooling, as ST calls it; several: their vectors stand one after another.
+
+        Raises:
+            ValueError: If the tokens cannot be weighed.
+        """
+        pooling = Pooling(module.get_embedding_dimension(), modes)
+        if self.part is None or not self.part.weighs_tokens:
+            return [module, pooling]
+        return [module, IdfWeights.fit(module, self.fit_texts), pooling]
+
+    def on_random_weights(self) -> Recipe:
+        """Its control."""
+        return replace(self, random=True)
+
+
+def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
+    """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
+    control = CausalTransformer(backbone)
+    control.model = random_model(backbone.model, seed)
+    return control
+
+
+def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """The same architecture with freshly initialised weights, on the same device, in the same precision."""
+    config = copy.deepcopy(model.config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModel.from_config(config)
+    # It has no head, and that of the checkpoint would be a trained one.
+    fresh.config.tie_word_embeddings = True
+    return cast(PreTrainedModel, fresh.to(model.device, model.dtype).eval())

@@ -1,0 +1,258 @@
+"""Every recipe once, as plain data: a table, as long as there are recipes.
+
+A new one is a row here, a module of its own if it needs one, a page of the documentation, and a test of its definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..modules import (
+    AttentionPoolingModule,
+    BidirectionalLastLayer,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoLayersModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    MetaEOLModule,
+    PromptRepsModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
+from ..text.templates import PRESETS
+from .parts import PARTS, PARTWISE
+from .recipe import Row, Variant
+
+# A table is set by hand: key, name and class first, then what it does, then all else.
+# fmt: off
+
+#: Under what other rows can be read, by the name that it adds to a recipe's.
+CHANGES = {
+    change.name: change
+    for change in (
+        Variant(
+            "bidirectional",
+            "the last layer attends both ways",
+            {"bidirectional_layers": 1}, page="bidirectional", paper=BidirectionalLastLayer.citation,
+            unseen_at_the_end=True,
+        ),
+        Variant(
+            "re-routed",
+            "in the middle layers every token sees the last one's key and value",
+            {"changes": (Reroute(),)}, page="changes", paper=KVReroutingModule.citation,
+        ),
+        Variant(
+            "prepended",
+            "a slot before the text takes, in the first layers, the state of the last token",
+            {"changes": (Prepend(),)}, page="changes", paper=TokenPrependingModule.citation,
+        ),
+        Variant(
+            "steered",
+            "in an early layer the last token moves away from what a second prompt finds irrelevant",
+            {"changes": (Steer(),)}, page="changes", paper=ContrastivePromptingModule.citation, poolings=("last",),
+        ),
+        Variant(
+            "before-mlp",
+            "read before the last layer's feed-forward part, which is not run",
+            {"readout": "before_mlp"}, page="before-mlp", paper=BeforeFeedForward.citation,
+        ),
+    )
+}
+
+_PROMPTEOL = "Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023."
+_ZHANG = (
+    "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
+    "Models. ICIC 2024."
+)
+#: A template of the user's own is read as the prompts of PromptEOL are.
+_AS_A_PROMPT = PRESETS["prompteol"].reading()
+_LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
+_AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
+
+
+def repeated(copies: int) -> list[Row]:
+    """The rows that read so many copies of a text, two or more."""
+    return [
+        Row(
+            f"echo-{copies}", f"Echo-{copies}", EchoModule,
+            f"the text stands {copies} times, and is read in its last copy",
+            page="echo", cost=f"about {copies}", settings={"repetitions": copies},
+            tried=("mean",) if copies == 2 else (), searched=copies <= 3, copies=copies, words=True,
+        ),
+        Row(
+            f"reba-{copies}", f"ReBA-{copies}", ReBAModule,
+            f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
+            page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
+            tried=("mean", "last") if copies == 2 else (), searched=copies == 2, copies=copies, words=True,
+        ),
+    ]
+
+
+def _thought(passes: int) -> Row:
+    return Row(
+        f"rt-{passes}", f"RT-{passes}", RefinedThoughtModule,
+        f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
+        page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",),
+    )
+
+
+#: What every model has without a recipe.
+CLASSICAL = Row(
+    "classical", "Classical", CausalTransformer,
+    "the last hidden states of one ordinary causal pass",
+    page="classical", tried=("mean", "last"), searched=True, copies=1, words=True,
+)
+
+#: Those that read a text once and are shown first.
+FIRST = (
+    CLASSICAL,
+    Row(
+        "reba-1", "ReBA-1", ReBAModule,
+        f"backward attention without repetition: each token {_LOOKS_BACK}",
+        page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, searched=True, copies=1,
+        words=True, same_if_last="classical",
+    ),
+)
+
+#: Those that ``--recipes all`` shows beside what they are without the change.
+_TURNED, _TURNED_ECHO, _TURNED_REBA = (
+    replace(CHANGES["bidirectional"].row(row), compared="all") for row in (CLASSICAL, *repeated(2))
+)
+
+_OTHERS = (
+    replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
+    _TURNED_ECHO,
+    Row(
+        "echo-2-layers", "Echo-2, last layers", EchoLayersModule,
+        "the text stands 2 times, and each token of its last copy is a weighted mean of the last layers' states",
+        page="echo-layers", cost="about 2", settings={"repetitions": 2, "last_layers": 2}, words=True,
+    ),
+    _TURNED_REBA,
+    Row(
+        "bidirectional-prompt", "Bidirectional, prompt", BidirectionalLastLayer,
+        "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
+        "word",
+        page="bidirectional", poolings=("last",),
+    ),
+    *map(_thought, (2, 4, 8)),
+    Row(
+        "prompteol", "PromptEOL", CausalTransformer,
+        "the last token of a prompt that asks what the text means in one word",
+        settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",), searched=True,
+        paper=_PROMPTEOL, **_AT_ITS_END,
+    ),
+    Row(
+        "prompteol-zh", "PromptEOL, Chinese", CausalTransformer,
+        "the last token of a prompt that asks what the text means in one word; in Chinese words",
+        settings={"template": "prompteol-zh"}, searched=True, paper=_PROMPTEOL, **_AT_ITS_END,
+    ),
+    Row(
+        "pretended-cot", "Pretended CoT", CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
+        settings={"template": "pretended-cot"}, chinese={"template": "pretended-cot-zh"}, searched=True, paper=_ZHANG,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "knowledge", "Knowledge", CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
+        settings={"template": "knowledge"}, chinese={"template": "knowledge-zh"}, searched=True, paper=_ZHANG,
+        **_AT_ITS_END,
+    ),
+    Row(
+        "promptreps", "PromptReps", CausalTransformer,
+        "the last token of a prompt that asks for the one word by which to find the text",
+        settings={"template": "promptreps"}, chinese={"template": "promptreps-zh"}, paper=PromptRepsModule.citation,
+        poolings=("last",), page="promptreps",
+    ),
+    Row(
+        "metaeol", "MetaEOL", MetaEOLModule,
+        "the mean over the last tokens of eight prompts, each for another task",
+        page="meta-eol", cost="8 prompts", poolings=("mean",),
+    ),
+    Row(
+        "ck", "CK", MetaEOLModule,
+        "the mean of what Pretended CoT and Knowledge give",
+        page="meta-eol", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
+        poolings=("mean",), paper=_ZHANG,
+    ),
+    Row(
+        "kv-rerouting", "KV re-routing", KVReroutingModule,
+        "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
+        "with the mean of all",
+        page="kv-rerouting", chinese={"template": "compress-zh"},
+    ),
+    Row(
+        "attention-pooling", "Attention pooling", AttentionPoolingModule,
+        "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
+        page="attention-pooling", poolings=("last",),
+    ),
+    Row(
+        "token-prepending", "Token prepending", TokenPrependingModule,
+        "slots before the text take, from layer to layer, the state of the last token behind them",
+        page="token-prepending", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "token-prepending-blocks", "Token prepending, blocks", HierarchicalTokenPrependingModule,
+        "slots before each block of the text, and two at its front, take from layer to layer the state of the last "
+        "token behind them, and every token is read",
+        page="token-prepending-blocks", cost="about 1", poolings=("mean",), words=True,
+    ),
+    Row(
+        "value-aggregation", "Value aggregation", ValueAggregationModule,
+        "what attention hands on at the end of a prompt for one word, averaged over the layers",
+        page="value-aggregation", cost="less than 1", poolings=("last",), tried=("last",),
+        chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "contrastive-prompting", "Contrastive prompting", ContrastivePromptingModule,
+        "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
+        page="contrastive-prompting", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT,
+    ),
+    Row(
+        "early-late", "Early and late", EarlyLateModule,
+        "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
+        "stands around them and asks for one word",
+        page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
+        chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True},
+    ),
+    Row(
+        "echo-springer", "Echo, Springer's prompt", EchoModule,
+        "a prompt asks to rewrite the text, and it is read where it stands again",
+        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", searched=True, words=True,
+    ),
+    *(
+        Row(
+            f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", ReBAModule,
+            f"as ReBA-{copies}, the weights of each token divided by their sum",
+            page="reba", cost=f"about {copies}" if copies > 1 else "1",
+            settings={"repetitions": copies, "normalize_weights": True}, settings_if_last={"rows": "last"},
+            compared="never", words=True,
+        )
+        for copies in (1, 2)
+    ),
+)
+
+_KEYED = {row.key: row for row in _OTHERS}
+_BEFORE_MLP = CHANGES["before-mlp"]
+
+#: All the others.
+OTHERS = (
+    *_OTHERS,
+    replace(_BEFORE_MLP.row(_KEYED["prompteol"]), compared="all"),
+    _BEFORE_MLP.row(_KEYED["early-late"]),
+)
+
+#: The control that looks at no context.
+BAG = Row(
+    "bag-of-input-embeddings", "Bag of input embeddings", InputEmbeddings,
+    "the input embeddings alone, without any layer: no context at all",
+    page="controls", cost="0", poolings=("mean",), compared="never", words=True,
+)

@@ -1,0 +1,61 @@
+"""A setting is declared once: its name, what it may be, and the sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[_Value]):
+    """What a setting may be.
+
+    Attributes:
+        name: As it is passed and saved.
+        allowed: Whether a value may stand; any value is given, of any type.
+        says: What is allowed and what to do, as the end of a refusal.
+    """
+
+    name: str
+    allowed: Callable[[Any], bool]
+    says: str
+
+    def check(self, value: _Value) -> _Value:
+        """The value.
+
+        Raises:
+            ValueError: If it may not stand.
+        """
+        if not self.allowed(value):
+            raise ValueError(f"{self.name}={value!r}: {self.says}")
+        return value
+
+
+def whole(name: str, least: int, most: int | None = None, says: str = "") -> Setting[int]:
+    """A whole number in a range."""
+    return Setting(
+        name,
+        lambda value: type(value) is int and least <= value and (most is None or value <= most),
+        says or f"give a whole number from {least} to {most}.",
+    )
+
+
+def flag(name: str) -> Setting[bool]:
+    """True or False."""
+    return Setting(name, lambda value: isinstance(value, bool), "use True or False.")
+
+
+def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
+    """One of some strings."""
+    listed = ", ".join(f'"{value}"' for value in values[:-1])
+    return Setting(
+        name, lambda value: isinstance(value, str) and value in values, says or f'use {listed} or "{values[-1]}".'
+    )
+
+
+def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
+    """The same, or None."""
+    return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)

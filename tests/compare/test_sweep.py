@@ -1,0 +1,255 @@
+"""One forward pass gives what each module gives on its own."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.compare.sweep import RecipeSweep
+
+from .. import backbones
+from ..backbones import ARCHITECTURES, TEXTS
+from ..conftest import examples, first, paired, pipeline, relative_error
+
+#: Sliding windows, attention in code of its own; then the rest.
+FEW = ("llama", "mistral_window", "bloom")
+VARIED = first([*FEW, *(name for name in ARCHITECTURES if name not in FEW)], len(FEW))
+POOLINGS = tuple(Pooling.POOLING_MODES)
+LONG = ["word " * 70, "the cat " * 30, "a fox " * 300, "the quick brown fox jumps", "x " * 85]
+
+
+def module(backbone, recipe):
+    if recipe == "Classical":
+        return CausalTransformer(backbone)
+    kind, copies = recipe.split("-")
+    return {"Echo": EchoModule, "ReBA": ReBAModule}[kind](backbone, repetitions=int(copies))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_fallback():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* computes its attention in its own code")
+        warnings.filterwarnings("ignore", "A text without tokens")
+        yield
+
+
+def assert_like_each_alone(backbone, texts, repetitions=3, poolings=("mean", "lasttoken"), prompt=None, batch_size=4):
+    sweep = RecipeSweep(backbone, repetitions, poolings)
+    embeddings = sweep.encode(texts, prompt=prompt, batch_size=batch_size)
+    words = list(sweep.token_embeddings(texts, prompt=prompt, batch_size=batch_size))
+    assert list(embeddings) == [(recipe, pooling) for recipe in sweep.recipes for pooling in poolings]
+    assert all(tuple(of_text) == sweep.recipes for of_text in words)
+    for recipe in sweep.recipes:
+        # Its poolings stand side by side.
+        alone = pipeline(module(backbone, recipe), tuple(poolings)).encode(texts, prompt=prompt, output_value=None)
+        for number, (item, of_text) in enumerate(zip(alone, words, strict=True)):
+            vectors = item["sentence_embedding"].split(of_text[recipe].shape[-1])
+            for pooling, expected in zip(poolings, vectors, strict=True):
+                found = embeddings[recipe, pooling][number]
+                assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+                assert (found - expected).norm() <= 1e-5 * expected.norm(), (recipe, pooling)
+            expected = item["token_embeddings"][item["attention_mask"].bool()]
+            assert of_text[recipe].shape == expected.shape
+            assert (of_text[recipe] - expected).norm() <= 1e-5 * expected.norm(), recipe
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_each_recipe_on_every_architecture(name, shared):
+    assert_like_each_alone(shared(name), [*TEXTS[:3], "", LONG[1]], 3 if name == "llama" else 2)
+
+
+@pytest.mark.parametrize(("kind", "prompt"), paired(["bytes", "bert", "sentencepiece"], [None, "query: "]))
+def test_every_pooling_with_special_tokens_and_prompts(kind, prompt, shared):
+    assert_like_each_alone(shared("llama", kind), [TEXTS[0], "", LONG[2]], 2, POOLINGS, prompt)
+
+
+class TestLength:
+    """A module on its own truncates where its own copies no longer fit."""
+
+    @pytest.mark.parametrize(("kind", "repetitions", "batch_size"), [("bytes", 3, 3), ("bert", 2, 32)])
+    def test_each_recipe_truncates_as_on_its_own(self, kind, repetitions, batch_size, shared):
+        texts = [*LONG, TEXTS[0]]
+        assert_like_each_alone(shared("gpt2", kind), texts, repetitions, ["mean"], "query: ", batch_size)
+
+    @pytest.mark.parametrize("limit", first([1, 85, None, 100, 5, 128], 2))
+    def test_max_seq_length(self, limit, backbone_path):
+        backbone = CausalTransformer(backbone_path())
+        backbone.max_seq_length = limit
+        assert_like_each_alone(backbone, [*LONG, TEXTS[0]], poolings=["mean"])
+
+    def test_truncation_from_the_left(self, tmp_path):
+        path = backbones.save(backbones.backbone("llama"), tmp_path, truncation_side="left")
+        assert_like_each_alone(CausalTransformer(path), LONG[:3], 2, poolings=["mean"])
+
+    def test_no_more_passes_than_lengths(self, backbone_path):
+        """One for texts that fit, exactly or not; one for each length that a longer text is truncated to."""
+        backbone = CausalTransformer(backbone_path())
+        sweep = RecipeSweep(backbone, 3)
+        passes = []
+        hook = backbone.model.get_input_embeddings().register_forward_pre_hook(
+            lambda layer, args: passes.append(tuple(args[0].shape))
+        )
+        for tokens, copies in ((40, [3]), (85, [3]), (86, [3, 2]), (128, [3, 2]), (129, [3, 2, 1]), (999, [3, 2, 1])):
+            passes.clear()
+            sweep.encode(["z" * tokens])
+            assert passes == [(1, k * min(tokens, 256 // k)) for k in copies]
+        passes.clear()
+        backbone.max_seq_length = 20
+        RecipeSweep(backbone, 3).encode(LONG)
+        hook.remove()
+        assert passes == [(len(LONG), 60)]
+
+
+def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
+    backbone = CausalTransformer(backbone_path("qwen3"))
+    everything = RecipeSweep(backbone).encode([*TEXTS, *LONG, ""])
+    widths = []
+    original = ReBAModule._maximum
+
+    def noted(self, keys, queries, *rest):
+        widths.append(keys.shape[1])
+        return original(self, keys, queries, *rest)
+
+    monkeypatch.setattr(ReBAModule, "_maximum", noted)
+    alone = RecipeSweep(backbone, poolings=["lasttoken"]).encode([*TEXTS, *LONG, ""])
+    assert set(widths) == {1}
+    assert list(alone) == [key for key in everything if key[1] == "lasttoken"]
+    for key, found in alone.items():
+        assert relative_error(found, everything[key]) < 1e-5
+
+
+@settings(max_examples=examples(6))
+@given(
+    texts=st.lists(
+        st.one_of(st.text("ab. 我🥊", max_size=20), st.sampled_from([*TEXTS, *LONG, "", " "])), min_size=1, max_size=5
+    ),
+    batch_size=st.integers(1, 7),
+    seed=st.integers(0, 9),
+)
+def test_a_batch_is_its_texts(texts, batch_size, seed, shared):
+    sweep = RecipeSweep(shared("mistral_window"), 3)
+    together = sweep.encode(texts, batch_size=batch_size)
+    shuffled = random.Random(seed).sample(range(len(texts)), len(texts))
+    again = sweep.encode([texts[index] for index in shuffled])
+    for row, index in enumerate(shuffled):
+        for key, alone in sweep.encode([texts[index]]).items():
+            assert alone.isfinite().all()
+            scale = max(alone.norm(), 1e-6)
+            assert (together[key][index] - alone[0]).norm() < 1e-5 * scale
+            assert (again[key][row] - alone[0]).norm() < 1e-5 * scale
+
+
+def test_empty_texts_are_zero_vectors_and_one_warning(backbone_path):
+    sweep = RecipeSweep(CausalTransformer(backbone_path("llama", "bert")), poolings=POOLINGS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        embeddings = sweep.encode(["", "the cat", " "], batch_size=1)
+        words = list(sweep.token_embeddings(["", "the cat"]))
+    assert len([warning for warning in caught if "without tokens" in str(warning.message)]) == 1
+    for vectors in embeddings.values():
+        assert not vectors[[0, 2]].any()
+        assert vectors[1].all()
+    assert all(torch.equal(vector, torch.zeros(1, 32)) for vector in words[0].values())
+
+
+def test_no_texts(backbone_path):
+    sweep = RecipeSweep(CausalTransformer(backbone_path()))
+    assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
+    assert list(sweep.token_embeddings([])) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_parts_of_a_batch_give_the_same(name, backbone_path, monkeypatch):
+    sweep = RecipeSweep(CausalTransformer(backbone_path(name)))
+    texts = [*TEXTS, LONG[1], ""]
+    expected = sweep.encode(texts)
+    for budget, value in (("CPU_TOKENS", 1), ("CPU_TOKENS", 300), ("WEIGHT_BUDGET", 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr(ReBAModule, budget, value)
+            for key, found in sweep.encode(texts).items():
+                assert relative_error(found, expected[key]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_bfloat16_is_near(name, backbone_path):
+    full = RecipeSweep(CausalTransformer(backbone_path(name))).encode(TEXTS)
+    half = CausalTransformer(backbone_path(name), model_kwargs={"dtype": torch.bfloat16})
+    for key, found in RecipeSweep(half).encode(TEXTS).items():
+        assert found.dtype == torch.float32
+        assert (1 - torch.cosine_similarity(found, full[key])).max() < 1e-2
+
+
+def test_words_come_a_batch_at_a_time(backbone_path):
+    """So that a corpus does not have to fit into memory."""
+    backbone = CausalTransformer(backbone_path())
+    passes = []
+    hook = backbone.model.get_input_embeddings().register_forward_pre_hook(lambda *call: passes.append(call))
+    sweep = RecipeSweep(backbone)
+    passes.clear()
+    words = sweep.token_embeddings(TEXTS * 2, batch_size=len(TEXTS))
+    assert not passes
+    assert set(next(words)) == set(sweep.recipes)
+    assert len(passes) == 1
+    assert len(list(words)) == 2 * len(TEXTS) - 1
+    hook.remove()
+
+
+def test_what_a_backbone_may_be(backbone_path):
+    expected = RecipeSweep(CausalTransformer(backbone_path()), 2).encode(TEXTS)
+    plain = Transformer(backbone_path())
+    echo = EchoModule(backbone_path(), template="springer", bidirectional_layers=1)
+    for backbone in (backbone_path(), plain, echo):
+        sweep = RecipeSweep(backbone, 2)
+        for key, found in sweep.encode(TEXTS).items():
+            assert relative_error(found, expected[key]) < 1e-5
+    assert sweep.device == echo.model.device
+
+
+def test_a_model_left_in_training_is_read_in_inference(tmp_path):
+    config = backbones.config("gpt2")
+    config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.5
+    backbone = CausalTransformer(
+        backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
+    )
+    expected = pipeline(backbone).encode(TEXTS)
+    backbone.train()
+    found = RecipeSweep(backbone).encode(TEXTS)["Classical", "mean"]
+    assert relative_error(found, expected) < 1e-5
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"repetitions": 0}, "repetitions=0: give a whole number from 1"),
+        ({"repetitions": 10**9}, "repetitions=1000000000: give a whole number"),
+        ({"repetitions": 300}, "leave no room for 300 copies"),
+        ({"poolings": "mean"}, r"poolings='mean': give a list of one or more of \['cls', 'lasttoken', 'max', 'mean'"),
+        ({"poolings": []}, r"poolings=\[\]: give a list"),
+        ({"poolings": ["mean", "last"]}, r"poolings=\['mean', 'last'\]: give a list"),
+    ],
+)
+def test_refused_settings(arguments, message, backbone_path):
+    with pytest.raises(ValueError, match=message):
+        RecipeSweep(backbone_path(), **arguments)
+
+
+@pytest.mark.parametrize("method", ["encode", "token_embeddings"])
+def test_refused_calls(method, backbone_path):
+    sweep = RecipeSweep(backbone_path())
+    with pytest.raises(ValueError, match="texts is one string: give a list"):
+        getattr(sweep, method)("a text")
+    with pytest.raises(ValueError, match="batch_size=0: give the texts to run at a time, 1 or more"):
+        getattr(sweep, method)(["a text"], batch_size=0)
+    with pytest.raises(ValueError, match=r"texts\[1\] is a int: give a list of strings"):
+        getattr(sweep, method)(["a text", 3])
+    with pytest.raises(ValueError, match="leave no room for 3 copies"):
+        list(getattr(sweep, method)(["a text"], prompt="word " * 300))

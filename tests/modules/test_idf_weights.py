@@ -1,0 +1,209 @@
+"""idf-weighted pooling: IdfWeights between a module and Pooling."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+from st_reba import (
+    CausalTransformer,
+    EchoLayersModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    IdfWeights,
+    InputEmbeddings,
+    KVReroutingModule,
+    ReBAModule,
+)
+from st_reba.text.idf import DocumentFrequencies
+from st_reba.version import REQUIREMENT
+
+from .. import oracles
+from ..backbones import TEXTS, VOCABULARY
+from ..conftest import examples
+
+FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
+
+
+def weighed(module, texts=FIT) -> SentenceTransformer:
+    parts = [module, IdfWeights.fit(module, texts), Pooling(module.get_embedding_dimension(), "mean")]
+    return SentenceTransformer(modules=parts, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def model(shared):
+    return weighed(CausalTransformer(shared()))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
+@settings(max_examples=examples(60))
+def test_document_frequencies(texts, split):
+    """Of any texts, in two batches: each token once a text, and texts without tokens do not count."""
+    found = DocumentFrequencies(12)
+    for batch in (texts[:split], texts[split:]):
+        rows = [(row, token) for row, text in enumerate(batch) for token in text]
+        found.add(*torch.tensor(rows, dtype=torch.long).reshape(-1, 2).T)
+    assert found.texts == sum(map(bool, texts))
+    assert found.counts.tolist() == [sum(token in text for text in texts) for token in range(12)]
+    expected = np.log((1 + found.texts) / (1 + found.counts.numpy())) + 1
+    assert np.allclose(found.idf, expected)
+    # What was never seen has the most.
+    assert (found.idf[[10, 11]] == found.idf.max()).all()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda path: CausalTransformer(path),
+        lambda path: InputEmbeddings(path),
+        lambda path: EchoModule(path, repetitions=3, pool_copies="repeated"),
+        lambda path: ReBAModule(path),
+    ],
+)
+def test_oracle(made, shared, token_ids):
+    module = made(shared())
+    plain = SentenceTransformer(modules=[module, Pooling(32, "mean")], device="cpu")
+    tokens = plain.encode(TEXTS, output_value="token_embeddings")
+    fit_ids = [token_ids(text) for text in FIT]
+    expected = [
+        oracles.idf_weighted_mean(fit_ids, ids * (len(rows) // len(ids)), rows)
+        for ids, rows in zip(map(token_ids, TEXTS), tokens, strict=True)
+    ]
+    assert np.allclose(weighed(module).encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_of_a_template_count_where_they_are_handed_on(shared, token_ids):
+    template = "the dog: {text} in a word"
+    text_alone, whole = (
+        IdfWeights.fit(CausalTransformer(shared(), template=template, pool_over=over), FIT) for over in ("text", "all")
+    )
+    (colon,) = token_ids(":")
+    assert text_alone.weights[colon] == text_alone.weights.max()
+    last = token_ids(" word")[-1]
+    assert whole.weights[last] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("over", ["text", "all", "whole"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda path, **over: CausalTransformer(path, template="the dog: {text} in a word", **over),
+        lambda path, **over: EchoModule(path, template="the dog: {text} again: {text} in a word", **over),
+        lambda path, **over: EchoModule(path, repetitions=3, pool_copies="repeated", **over),
+        lambda path, **over: EchoLayersModule(path, template="the dog: {text} again: {text} in a word", **over),
+        lambda path, **over: HierarchicalTokenPrependingModule(path, block_length=4, **over),
+        lambda path, **over: KVReroutingModule(path, hybrid=False, **over),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+def test_what_is_handed_on_is_what_counts(made, over, shared):
+    """Of a template's own words, those behind the text may be handed on, those before it are not, or with all."""
+    module = made(shared(), pool_over=over)
+    texts = [*FIT, ""]
+    with torch.no_grad():
+        handed = module.eval()(module.preprocess(texts))
+    frequencies = DocumentFrequencies(len(IdfWeights.fit(module, texts).weights))
+    real = handed["attention_mask"].bool()
+    real[-1] = False  # no tokens, one zero vector
+    frequencies.add(real.nonzero()[:, 0], handed["input_ids"][real])
+    assert torch.equal(IdfWeights.fit(module, texts).weights, frequencies.idf.float())
+
+
+def test_the_language_model_is_not_run(shared, monkeypatch):
+    module = CausalTransformer(shared())
+    monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
+    chunks = IdfWeights.fit(module, iter(FIT), chunk_size=3)
+    assert torch.equal(chunks.weights, IdfWeights.fit(module, FIT).weights)
+    assert len(chunks.weights) == VOCABULARY
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+def test_a_text_without_tokens_stays_a_zero_vector(model):
+    vectors = model.encode(["", TEXTS[0]])
+    assert not vectors[0].any()
+    assert np.array_equal(vectors[1], model.encode(TEXTS[:1])[0]) or np.allclose(vectors[1], model.encode(TEXTS[0]))
+    assert torch.equal(model[1].weights, IdfWeights.fit(model[0], ["", *FIT, ""]).weights)
+
+
+def test_save_and_load(model, tmp_path):
+    whole = SentenceTransformer(modules=[*model, Normalize()], device="cpu")
+    whole.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(loaded[1]) is IdfWeights
+    assert np.array_equal(loaded.encode(TEXTS), whole.encode(TEXTS))
+    types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
+    assert types[1] == "st_reba.modules.IdfWeights"
+    config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
+    assert config["requirements"] == REQUIREMENT
+    assert "CausalTransformer → IdfWeights → Pooling" in (tmp_path / "README.md").read_text()
+
+
+def test_a_configuration_of_another_module(model, tmp_path):
+    model[1].save(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocabulary_size": 10**9}))
+    with pytest.raises(ValueError, match="They are of two modules; save the model again"):
+        IdfWeights.load(str(tmp_path))
+
+
+def test_half_precision(backbone_path, model):
+    half = CausalTransformer(backbone_path(), model_kwargs={"dtype": "bfloat16"})
+    parts = [half, model[1], Pooling(32, "mean")]
+    vectors = SentenceTransformer(modules=parts, device="cpu").encode(TEXTS, convert_to_tensor=True)
+    assert vectors.dtype == torch.bfloat16
+    exact = model.encode(TEXTS, convert_to_tensor=True)
+    assert torch.cosine_similarity(vectors.float(), exact).min() > 0.99
+
+
+def test_gradients_pass_and_weights_stay(backbone_path):
+    model = weighed(CausalTransformer(backbone_path())).train()
+    assert not list(model[1].parameters())
+    model(model.preprocess(TEXTS))["sentence_embedding"][:, 0].sum().backward()
+    assert model[0].model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "message"),
+    [
+        ("one text", {}, "texts is one string: give an iterable of texts"),
+        ([], {}, "No texts with tokens were given"),
+        (["", ""], {}, "No texts with tokens were given"),
+        (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
+    ],
+)
+def test_texts_that_are_refused(model, texts, settings, message):
+    with pytest.raises(ValueError, match=message):
+        IdfWeights.fit(model[0], texts, **settings)
+
+
+def test_a_module_that_hands_on_one_token(shared):
+    with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
+        IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(2, 2), "weights is (2, 2): give (V,)"),
+        (torch.ones(0), "weights is (0,)"),
+        (torch.tensor([1.0, -1]), "A weight is below 0"),
+        (torch.tensor([1.0, float("inf")]), "the value inf"),
+    ],
+)
+def test_weights_that_are_refused(weights, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        IdfWeights(weights)
+
+
+def test_a_token_without_a_weight(shared):
+    module = CausalTransformer(shared())
+    model = SentenceTransformer(modules=[module, IdfWeights(torch.ones(5)), Pooling(32, "mean")], device="cpu")
+    with pytest.raises(ValueError, match="IdfWeights has weights for 5 token ids and was given the id"):
+        model.encode(TEXTS)

@@ -1,0 +1,215 @@
+"""Models that give a text several vectors: MaxSim by its definition, on the tokens that count and on no others."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch.nn.functional import cosine_similarity
+
+import st_reba
+from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
+from st_reba.hub import compat
+from st_reba.hub.checks import check_saved_model
+from st_reba.modules.moments import Moments
+from st_reba.modules.multi_vector import multi_vector_encoder
+
+from ..backbones import TEXTS
+from ..conftest import PROMPTS, paired, relative_error
+
+if not compat.MULTI_VECTOR_IS_THERE:
+    pytest.skip("sentence-transformers before 6 has no MultiVectorEncoder", allow_module_level=True)
+
+from sentence_transformers import MultiVectorEncoder
+
+MODULES = {
+    "classical": lambda backbone, **settings: CausalTransformer(backbone, **settings),
+    "echo": lambda backbone, **settings: EchoModule(backbone, repetitions=3, **settings),
+    "reba": lambda backbone, **settings: ReBAModule(backbone, repetitions=2, **settings),
+}
+#: Enough tokens for a projection.
+FIT = [f"{text} {other}" for text in TEXTS for other in TEXTS]
+
+
+def words(module, text: str, prompt: str = "") -> tuple[list[int], torch.Tensor]:
+    """The ids and the vectors of a text's tokens alone, as ``encode`` gives them to anybody."""
+    features = module.preprocess([text], prompt=prompt)
+    with torch.inference_mode():
+        read = module(features)
+    real = read["attention_mask"][0].bool()
+    return read["input_ids"][0][real].tolist(), read["token_embeddings"][0][real]
+
+
+def maxsim(query: torch.Tensor, document: torch.Tensor) -> float:
+    """The definition: of each token of the query, the nearest of the document, added up."""
+    return float(sum(cosine_similarity(token, document).max() for token in query))
+
+
+@pytest.mark.parametrize(("name", "kind"), paired(MODULES, ["bytes", "sentencepiece", "bert"]))
+def test_oracle(name, kind, shared):
+    module = MODULES[name](shared("llama", kind))
+    model = multi_vector_encoder(module, prompts=PROMPTS)
+    expected = []
+    for query in TEXTS[:2]:
+        _, asked = words(module, query, PROMPTS["query"])
+        row = []
+        for text in TEXTS[1:]:
+            ids, found = words(module, text, PROMPTS["document"])
+            assert len(ids) == module.lay_out([text], PROMPTS["document"]).text_length, "of one copy"
+            tells = [any(sign.isalnum() or sign in "🥊�" for sign in module.tokenizer.decode([each])) for each in ids]
+            row.append(maxsim(asked, found[torch.tensor(tells)]))
+        expected.append(row)
+    scores = model.similarity(model.encode_query(TEXTS[:2]), model.encode_document(TEXTS[1:]))
+    assert relative_error(scores, expected) < 1e-5
+
+
+def test_a_query_keeps_its_punctuation(shared):
+    model = multi_vector_encoder(CausalTransformer(shared()))
+    text = TEXTS[2]
+    assert len(model.encode_query(text)) == len(model[0].token_ids([text])[0])
+    tokens = [model.tokenizer.decode([token]).strip() for token in model[0].token_ids([text])[0]]
+    told = [token for token in tokens if token not in ("", ",", ";", ".")]
+    assert len(model.encode_document(text)) == len(told) < len(tokens) - 2
+    whole = multi_vector_encoder(CausalTransformer(shared()), skip_punctuation=False)
+    assert len(whole.encode_document(text)) == len(model.encode_query(text))
+
+
+@pytest.mark.parametrize("dimension", [None, 8])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_text_does_not_depend_on_its_batch(name, dimension, shared):
+    model = multi_vector_encoder(MODULES[name](shared()), dimension=dimension, fit_texts=FIT)
+    for together, text in zip(model.encode_document(TEXTS), TEXTS, strict=True):
+        assert relative_error(together, model.encode_document([text])[0]) < 1e-5
+
+
+def test_deterministic(shared):
+    module = ReBAModule(shared(), deterministic=True)
+    model = multi_vector_encoder(module, dimension=8, fit_texts=FIT)
+    for together, text in zip(model.encode_query(TEXTS), TEXTS, strict=True):
+        assert together.equal(model.encode_query([text])[0])
+
+
+def test_vectors_have_the_length_one_unless_that_is_not_wanted(shared):
+    module = ReBAModule(shared())
+    for dimension in (None, 8):
+        model = multi_vector_encoder(module, dimension=dimension, fit_texts=FIT)
+        for vectors in model.encode_query(TEXTS):
+            assert torch.allclose(vectors.norm(dim=1), torch.ones(len(vectors)))
+    raw = multi_vector_encoder(module, normalize=False)
+    assert relative_error(raw.encode_query(TEXTS[0]), words(module, TEXTS[0])[1]) < 1e-5
+
+
+def test_the_projection_is_that_of_principal_components(shared):
+    """By numpy, of the vectors of all tokens that count; whatever the chunks they come in."""
+    module = CausalTransformer(shared())
+    model = multi_vector_encoder(module)
+    vectors = torch.cat(model.encode_document(FIT)).double().numpy()
+    _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
+    fitted = [TokenProjection.fit(model, iter(FIT), dimension=8, chunk_size=size) for size in (3, 1024)]
+    assert relative_error(fitted[0].directions, fitted[1].directions) < 1e-4
+    assert relative_error(fitted[1].mean, vectors.mean(axis=0)) < 1e-5
+    signs = np.sign((directions[:8] * fitted[1].directions.numpy()).sum(axis=1, keepdims=True))
+    assert relative_error(fitted[1].directions, directions[:8] * signs) < 1e-4
+    projected = multi_vector_encoder(module, dimension=8, fit_texts=FIT)
+    expected = torch.from_numpy((vectors - vectors.mean(axis=0)) @ (directions[:8] * signs).T)
+    expected = torch.nn.functional.normalize(expected, dim=1).float()
+    assert relative_error(torch.cat(projected.encode_document(FIT)), expected) < 1e-4
+    assert projected.get_embedding_dimension() == 8
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+def test_an_empty_document_is_nothing_like_any_query(shared):
+    for dimension in (None, 8):
+        model = multi_vector_encoder(ReBAModule(shared()), dimension=dimension, fit_texts=FIT)
+        empty, other = model.encode_document(["", TEXTS[0]])
+        assert not empty.any()
+        scores = model.similarity(model.encode_query([TEXTS[0]]), [empty, other])
+        assert scores[0, 0] < scores[0, 1]
+        assert torch.isfinite(scores).all()
+        assert len(model.encode_document("?!")) == 0, "nothing but punctuation"
+        assert torch.isfinite(
+            model.similarity(model.encode_query(["?!", "a"]), model.encode_document(["?!", "a"]))
+        ).all()
+
+
+@pytest.mark.parametrize("dimension", [None, 8])
+def test_it_loads_by_the_literal_line(dimension, shared, tmp_path):
+    assert st_reba
+    model = multi_vector_encoder(ReBAModule(shared()), dimension=dimension, fit_texts=FIT, prompts=PROMPTS)
+    model.save_pretrained(str(tmp_path))
+    check_saved_model(tmp_path)
+    loaded = MultiVectorEncoder(str(tmp_path), device="cpu")
+    assert [type(part) for part in loaded] == [type(part) for part in model]
+    assert loaded.prompts == model.prompts
+    for side in ("encode_query", "encode_document"):
+        for again, before in zip(getattr(loaded, side)(TEXTS), getattr(model, side)(TEXTS), strict=True):
+            assert again.equal(before)
+    saved = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
+    assert saved["model_type"] == "MultiVectorEncoder"
+    assert "st_reba" in json.dumps(saved["requirements"])
+    references = {entry["type"] for entry in json.loads((tmp_path / "modules.json").read_text())}
+    ours = {"st_reba.modules.ReBAModule"} | ({"st_reba.modules.TokenProjection"} if dimension else set())
+    assert {reference for reference in references if reference.startswith("st_reba")} == ours
+
+
+def test_a_card_does_not_name_thousands_of_tokens(shared, tmp_path):
+    model = multi_vector_encoder(CausalTransformer(shared()))
+    mask = next(part for part in model if hasattr(part, "skiplist_words"))
+    mask.skiplist_words += [f"<{number}>" for number in range(5000)]
+    model.save_pretrained(str(tmp_path))
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "MultiVectorMask" in card
+    assert max(map(len, card.splitlines())) < 2100
+
+
+def test_weights_of_a_projection_stay_float32(shared):
+    projection = TokenProjection(torch.ones(4), torch.eye(4)[:2]).bfloat16()
+    assert projection.mean.dtype == projection.directions.dtype == torch.float32
+    states = torch.randn(1, 3, 4, dtype=torch.bfloat16)
+    features = projection({"token_embeddings": states, "attention_mask": torch.ones(1, 3)})
+    assert features["token_embeddings"].dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="TokenProjection maps vectors of 4 values and was given 5"):
+        projection({"token_embeddings": torch.ones(1, 3, 5), "attention_mask": torch.ones(1, 3)})
+
+
+def test_the_length_of_queries_and_of_documents(backbone_path):
+    model = multi_vector_encoder(EchoModule(backbone_path(), query_length=3, document_length=5), skip_punctuation=False)
+    text = TEXTS[2]
+    assert (len(model.encode_query(text)), len(model.encode_document(text))) == (3, 5)
+    assert len(model.encode_query(text, processing_kwargs={"text": {"max_length": 4}})) == 4
+    assert SentenceTransformer(modules=[model[0]])[0].lay_out([text]).text_length.item() > 5
+
+
+class TestRefusals:
+    def test_one_vector_a_text(self, shared):
+        with pytest.raises(ValueError, match='ReBAModule hands on one token alone, rows="last".* use rows="all"'):
+            multi_vector_encoder(ReBAModule(shared(), rows="last"))
+
+    @pytest.mark.parametrize("dimension", [0, 33, True])
+    def test_of_a_dimension(self, dimension, shared):
+        with pytest.raises(ValueError, match=f"dimension={dimension}: give the principal directions to keep.* 1 to 32"):
+            multi_vector_encoder(CausalTransformer(shared()), dimension=dimension, fit_texts=FIT)
+
+    def test_of_too_few_texts(self, shared):
+        with pytest.raises(ValueError, match="1 tokens vary in at most 0 directions, and 8 are to be kept: give more"):
+            multi_vector_encoder(CausalTransformer(shared()), dimension=8, fit_texts=["a"])
+        with pytest.raises(ValueError, match="texts is one string"):
+            multi_vector_encoder(CausalTransformer(shared()), dimension=8, fit_texts="a b")
+
+    def test_of_shapes(self):
+        with pytest.raises(ValueError, match=r"mean is \(3,\) and directions \(2, 4\): give \(D,\) and \(k, D\)"):
+            TokenProjection(torch.ones(3), torch.ones(2, 4))
+        with pytest.raises(ValueError, match="dimension=5: give the principal directions to keep"):
+            TokenProjection.from_moments(Moments(4), dimension=5)
+
+    def test_of_an_expanded_query(self, shared):
+        with pytest.raises(ValueError, match="query_expansion: a causal language model was not trained to fill in"):
+            CausalTransformer(shared(), query_expansion={"strategy": "fixed", "length": 8})
+
+    def test_of_a_sentence_transformers_that_is_too_old(self, shared, monkeypatch):
+        monkeypatch.setattr(compat, "MULTI_VECTOR_IS_THERE", False)
+        with pytest.raises(ImportError, match="MultiVectorEncoder of sentence-transformers 6 or later, and .* is inst"):
+            multi_vector_encoder(CausalTransformer(shared()))

@@ -1,0 +1,193 @@
+"""Weights of the vocabulary's tokens, as sentence-transformers' SparseEncoder gives and searches them."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+from sentence_transformers import SparseEncoder
+from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from st_reba import CausalTransformer, PromptRepsModule
+from st_reba.recipes import find
+from st_reba.text.templates import TEMPLATES, preset
+from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
+
+from .. import backbones
+from ..backbones import TEXTS, own
+from ..conftest import long, paired, relative_error
+
+PROMPTS = dict(preset("promptreps").prompts)
+SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """``saved(architecture, tied)``: a language model with its head, and its directory."""
+
+    @functools.cache
+    def make(architecture="llama", tied=False, kind="bytes"):
+        config = backbones.config(architecture)
+        config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
+        torch.manual_seed(1)
+        model = backbones.randomize(
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+        )
+        path = tmp_path_factory.mktemp("promptreps")
+        return model, backbones.save(model, path, kind)
+
+    return make
+
+
+@functools.cache
+def words_in_lower_case(path):
+    """A tokenizer, and those of its tokens that may be added to a text's own."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return tokenizer, lower_case_tokens(tokenizer, backbones.VOCABULARY)
+
+
+def naive(model, path, text, prompt="", expansion=0, top_k=128):
+    """The definition: the whole language model on the prompt, log1p of relu, one text at a time."""
+    tokenizer, lower_case = words_in_lower_case(path)
+    ids = tokenizer(prompt + TEMPLATES["promptreps"].replace("{text}", text), return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        weights = torch.log1p(torch.relu(model(input_ids=ids).logits[0, -1]))
+    own = set()
+    for word in words_of(text, STOP_WORDS):
+        [mark, *tokens] = tokenizer(f'"{word}', add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode([mark]) == '"'
+        own |= set(tokens)
+    kept = sorted(own, key=lambda token: -weights[token])[:top_k]
+    others = [token for token in lower_case if token not in own]
+    kept += sorted(others, key=lambda token: -weights[token])[:expansion]
+    found = torch.zeros_like(weights)
+    found[kept] = weights[kept]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    paired(
+        [("llama", False), ("gemma2_softcap", True), ("gpt2", True), long(("qwen3", False)), long(("llama", True))],
+        [{}, {"expansion": 5}, {"top_k": 3, "expansion": 2}],
+    ),
+)
+def test_equals_the_definition(model, settings, saved):
+    model, path = saved(*model)
+    encoder = SparseEncoder(modules=[PromptRepsModule(path, **settings)], device="cpu", prompts=PROMPTS)
+    for encode, prompt in ((encoder.encode, ""), (encoder.encode_query, "Query: ")):
+        found = encode(TEXTS[:3]).to_dense()
+        for text, weights in zip(TEXTS[:3], found, strict=True):
+            assert torch.allclose(weights, naive(model, path, text, prompt, **settings), atol=1e-5)
+    assert encoder.get_embedding_dimension() == found.shape[1] == backbones.VOCABULARY
+    assert encoder.similarity_fn_name == "dot"
+
+
+def test_the_batch_does_not_matter(saved):
+    _, path = saved()
+    encoder = SparseEncoder(modules=[PromptRepsModule(path, expansion=4)], device="cpu")
+    together = encoder.encode([*TEXTS, ""]).to_dense()
+    assert not together[-1].any()
+    for text, weights in zip(TEXTS, together, strict=False):
+        assert torch.allclose(encoder.encode([text]).to_dense()[0], weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_and_loaded_without_a_flag(tied, saved, tmp_path):
+    _, path = saved(tied=tied)
+    encoder = SparseEncoder(modules=[PromptRepsModule(path, expansion=3, stop_words=["dog"])], device="cpu",
+                            prompts=PROMPTS)  # fmt: skip
+    encoder.save_pretrained(str(tmp_path / "model"))
+    assert (own(tmp_path / "model") / "lm_head.safetensors").exists() != tied
+    again = SparseEncoder(str(tmp_path / "model"), device="cpu")
+    assert again[0].stop_words == ["dog"]
+    assert again.prompts == PROMPTS
+    for encode in ("encode_query", "encode_document"):
+        found = getattr(again, encode)(TEXTS).to_dense()
+        assert torch.equal(found, getattr(encoder, encode)(TEXTS).to_dense())
+    assert "st_reba" in json.dumps(json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text()))
+
+
+def test_a_head_of_another_model_is_refused(saved, tmp_path):
+    from safetensors.torch import save_file
+
+    _, path = saved()
+    SparseEncoder(modules=[PromptRepsModule(path)], device="cpu").save_pretrained(str(tmp_path))
+    save_file({"weight": torch.zeros(4, 5)}, str(own(tmp_path) / "lm_head.safetensors"))
+    with pytest.raises(ValueError, match="lm_head.safetensors has no head of this model: save the model again"):
+        SparseEncoder(str(tmp_path), device="cpu")
+
+
+def test_the_dense_half_is_the_same_pass(saved):
+    _, path = saved()
+    shared = CausalTransformer(path)
+    dense = find("promptreps").model(shared)
+    sparse = PromptRepsModule(shared)
+    with torch.no_grad():
+        features = sparse(sparse.preprocess(TEXTS))
+    assert relative_error(features["token_embeddings"][:, 0], dense.encode(TEXTS)) < 1e-5
+
+
+def test_sts_own_evaluator_takes_it(saved):
+    _, path = saved()
+    encoder = SparseEncoder(modules=[PromptRepsModule(path)], device="cpu", prompts=PROMPTS)
+    documents = {str(number): text for number, text in enumerate(TEXTS)}
+    evaluator = SparseInformationRetrievalEvaluator(
+        {"q": "chased by the dog"}, documents, {"q": {"2"}}, write_csv=False,
+        accuracy_at_k=[1], precision_recall_at_k=[1], mrr_at_k=[1], ndcg_at_k=[1], map_at_k=[1],
+    )  # fmt: skip
+    # Only one document has a word of the query.
+    assert evaluator(encoder)["dot_ndcg@1"] == 1
+    assert [token for token, _ in encoder.decode(encoder.encode_query(["dog"]))[0]]
+
+
+class TestWords:
+    def test_of_a_text(self):
+        assert words_of("The dog, the DOG; and 3 cats' tails.", STOP_WORDS) == ["dog", "3", "cats", "tails"]
+        assert words_of("我爱自然语言，处理。") == ["我爱自然语言", "处理"]
+
+    @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
+    def test_their_tokens_stand_behind_a_quotation_mark(self, kind):
+        tokenizer = backbones.tokenizer(kind)
+        [found, nothing] = word_token_ids(tokenizer, ["fox chased fox", ""])
+        assert nothing == []
+        assert len(set(found)) == len(found)
+        spelled = "".join(tokenizer.convert_ids_to_tokens(found)).replace("##", "")
+        assert '"' not in spelled
+        if kind == "bytes":
+            assert set(spelled) == set("foxchased")
+
+    def test_others_are_lower_case(self):
+        tokenizer = backbones.tokenizer()
+        words = tokenizer.convert_ids_to_tokens(lower_case_tokens(tokenizer, backbones.VOCABULARY))
+        assert "a" in words
+        assert not [word for word in words if not word.isalnum() or word != word.lower() or word.startswith("Ġ")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
+        ({"expansion": -1}, "expansion=-1: give a number of tokens, 0 or more"),
+        ({"expansion": True}, "expansion=True"),
+        ({"stop_words": "the"}, "stop_words='the': give a list of words"),
+        ({"stop_words": 5}, "stop_words=5: give a list of words"),
+        ({"pool_over": "text"}, "reads the last token of its prompt"),
+        ({"template": "{text}{text}"}, "has 2 slots"),
+    ],
+)
+def test_what_is_refused(settings, message, shared):
+    with pytest.raises(ValueError, match=message):
+        PromptRepsModule(shared(), **settings)
+
+
+def test_where_there_is_no_head(backbone_path):
+    with pytest.raises(ValueError, match="so there is no language model's head"):
+        PromptRepsModule(backbone_path())
+    with pytest.raises(ValueError, match="GPTJConfig: its head adds a bias"):
+        PromptRepsModule(backbone_path("gpt_j"))

@@ -1,0 +1,248 @@
+"""The twin tower equals two encoders and their cross-attention written out token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoModel, AutoTokenizer, BertConfig
+
+from st_reba import TwinTower
+from st_reba.modules import encoders
+
+from .. import backbones, oracles
+from ..backbones import TEXTS
+from ..conftest import long, paired, pipeline, relative_error
+
+FAMILIES = tuple(backbones.ENCODERS)
+
+
+def outputs(module: TwinTower, texts: list[str]) -> dict[str, torch.Tensor]:
+    module.eval()
+    with torch.no_grad():
+        return module(module.preprocess(texts), tower_outputs=True, cross_stream=True)
+
+
+@pytest.mark.parametrize(("cross_every", "family"), paired([1, 0, 2, long(3), long(4)], FAMILIES))
+def test_oracle(family, cross_every, encoder_paths):
+    """In a padded batch, which the oracle never sees."""
+    module = TwinTower(*encoder_paths(family), cross_every=cross_every)
+    texts = [TEXTS[0], "the cat"]
+    found = outputs(module, texts)
+    for row, text in enumerate(texts):
+        ids = module.tokenizer(text)["input_ids"]
+        with torch.no_grad():
+            states, streams, pooled, _ = oracles.twin_tower(*module.towers, ids, cross_every)
+        assert relative_error(found["token_embeddings"][row, : len(ids)], states[0] + states[1]) < 1e-5
+        for tower in (0, 1):
+            assert relative_error(found["cls_states"][row, tower], states[tower][0]) < 1e-5
+            assert relative_error(found["pooler_outputs"][row, tower], pooled[tower]) < 1e-5
+            if cross_every:
+                assert relative_error(found["cross_states"][row, tower], streams[tower][0]) < 1e-5
+    assert ("cross_states" in found) == bool(cross_every)
+
+
+@pytest.mark.parametrize(("cross_every", "layers"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3]), (4, [4])])
+def test_the_cross_layers_are_the_multiples(cross_every, layers, encoder_paths):
+    assert TwinTower(*encoder_paths(), cross_every=cross_every).cross_layers == layers
+
+
+def test_the_cross_stream_adds_no_parameters(encoder_paths):
+    module = TwinTower(*encoder_paths())
+    assert sum(p.numel() for p in module.parameters()) == 2 * sum(p.numel() for p in module.model.parameters())
+
+
+@pytest.mark.parametrize("cross_every", [0, 2])
+def test_inference_is_the_sum_of_two_plain_encoders(cross_every, encoder_paths):
+    paths = encoder_paths()
+    model = pipeline(TwinTower(*paths, cross_every=cross_every), "cls")
+    tokens = AutoTokenizer.from_pretrained(paths[0])(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        plain = [AutoModel.from_pretrained(path).eval()(**tokens).last_hidden_state[:, 0] for path in paths]
+    assert relative_error(model.encode(TEXTS), plain[0] + plain[1]) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]], ids=["padded", "alone"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_batched_pass_equals_two(family, texts, dtype, encoder_paths, monkeypatch):
+    module = TwinTower(*encoder_paths(family)).eval().to(dtype)
+    features = module.preprocess(texts)
+    ran = []
+    run = encoders.run_as_one
+    monkeypatch.setattr(encoders, "run_as_one", lambda *a: ran.append(True) or run(*a))
+    apart = module(dict(features))["token_embeddings"].detach()
+    assert not ran
+    with torch.inference_mode():
+        together = module(dict(features))["token_embeddings"]
+    assert ran == [True]
+    real = features["attention_mask"].bool()
+    if dtype == torch.float32:
+        assert relative_error(together[real], apart[real]) < 1e-6
+    else:
+        assert torch.cosine_similarity(together[real].float(), apart[real].float(), dim=-1).min() > 0.999
+
+
+def test_the_batched_pass_follows_the_weights(encoder_paths):
+    """They are laid side by side at the first pass; what changes them afterwards changes what it gives."""
+    model = pipeline(TwinTower(*encoder_paths()), "cls")
+    before = model.encode(TEXTS)
+    tower = model[0].second
+    with torch.no_grad():
+        tower.encoder.layer[1].output.dense.weight.mul_(1.5)
+    changed = model.encode(TEXTS)
+    assert abs(changed - before).max() > 1e-3
+    tower.load_state_dict(AutoModel.from_pretrained(encoder_paths()[1]).state_dict())
+    assert relative_error(model.encode(TEXTS), before) < 1e-6
+    for parameter in tower.parameters():
+        parameter.data = parameter.data.clone()
+    assert relative_error(model.encode(TEXTS), before) < 1e-6
+
+
+def test_large_batches_on_a_cpu_run_apart(encoder_paths, monkeypatch):
+    module = TwinTower(*encoder_paths()).eval()
+    ids = torch.zeros(1, 8)
+    with torch.no_grad():
+        assert module._runs_as_one(ids)
+        monkeypatch.setattr(TwinTower, "CPU_TOKENS", 7 / torch.get_num_threads())
+        assert not module._runs_as_one(ids)
+
+
+def test_replaced_parts_run_apart(encoder_paths):
+    peft = pytest.importorskip("peft")
+    model = pipeline(TwinTower(*encoder_paths()), "cls")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["query", "value"]))
+    model.eval()
+    with torch.no_grad():
+        assert not model[0]._runs_as_one(torch.zeros(1, 1))
+        assert model[0].towers[0].encoder.layer[0].attention.self.query.lora_A
+    assert model.encode(TEXTS).any()
+
+
+def test_one_name_is_both_towers(encoder_paths):
+    module = TwinTower(encoder_paths()[0])
+    first, second = (tower.state_dict() for tower in module.towers)
+    assert all(torch.equal(second[name], value) for name, value in first.items())
+    assert module.model is not module.second
+
+
+def test_towers_of_two_shapes_are_tncse(encoder_paths, tmp_path):
+    first, _ = encoder_paths()
+    backbones.encoder("bert", num_hidden_layers=2).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(first).save_pretrained(tmp_path)
+    module = TwinTower(first, str(tmp_path), cross_every=0)
+    assert pipeline(module, "cls").encode(TEXTS).shape == (5, 32)
+    with pytest.raises(ValueError, match="cross_every=2 needs towers of one shape .* or cross_every=0"):
+        TwinTower(first, str(tmp_path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_and_load(family, encoder_paths, tmp_path):
+    model = pipeline(TwinTower(*encoder_paths(family), cross_every=4, max_seq_length=9), "cls")
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(loaded[0]) is TwinTower
+    assert loaded[0].cross_every == 4
+    assert loaded[0].max_seq_length == 9
+    assert loaded[0].get_config_dict() == model[0].get_config_dict()
+    assert (loaded.encode(TEXTS) == model.encode(TEXTS)).all()
+    expected, found = (outputs(each[0], TEXTS) for each in (model, loaded))
+    assert torch.equal(found["cross_states"], expected["cross_states"])
+    card = (tmp_path / "README.md").read_text()
+    assert "**JTCSE**" in card
+    assert "decoder-only" not in card
+    assert "`cross_every` | `4`" in card
+
+
+def test_each_saved_tower_is_an_encoder(encoder_paths, tmp_path):
+    paths = encoder_paths()
+    pipeline(TwinTower(*paths), "cls").save_pretrained(str(tmp_path))
+    for subfolder, path in (("0_TwinTower", paths[0]), ("0_TwinTower/tower_2", paths[1])):
+        tower = AutoModel.from_pretrained(tmp_path, subfolder=subfolder)
+        expected = AutoModel.from_pretrained(path).state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in tower.state_dict().items())
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_a_text_stands_alone(encoder_paths):
+    """Its embedding does not depend on the batch, run as one or apart."""
+    model = pipeline(TwinTower(*encoder_paths()), "cls")
+    together = model.encode(TEXTS, batch_size=len(TEXTS))
+    assert relative_error(model.encode(TEXTS, batch_size=1), together) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_text_is_longer_than_the_positions(family, encoder_paths):
+    model = pipeline(TwinTower(*encoder_paths(family)), "cls")
+    assert model.max_seq_length == backbones.POSITIONS - (family == "roberta")
+    assert model.encode(["a " * 1000]).any()
+
+
+def test_gradient_checkpointing_changes_nothing(encoder_paths):
+    gradients = []
+    for checkpointed in (False, True):
+        module = TwinTower(*encoder_paths(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).train()
+        for tower in module.towers:
+            if checkpointed:
+                tower.gradient_checkpointing_enable()
+        module(module.preprocess(TEXTS), tower_outputs=True, cross_stream=True)["cross_states"].sum().backward()
+        gradients.append(module.model.embeddings.word_embeddings.weight.grad)
+    assert relative_error(*gradients) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cross_every": -1}, r"cross_every=-1: give a number of layers from 1 to 4, .* or 0 for no cross-attention"),
+        ({"cross_every": 5}, "cross_every=5: give a number of layers from 1 to 4"),
+        ({"cross_every": 1.5}, "cross_every=1.5: give a number of layers"),
+        ({"cross_every": True}, "cross_every=True: give a number of layers"),
+        (
+            {"second_subfolder": "../x"},
+            r"second_subfolder='../x': the second tower of a saved TwinTower lies in 'tower_2'",
+        ),
+    ],
+)
+def test_bad_settings(settings, message, encoder_paths):
+    with pytest.raises(ValueError, match=message):
+        TwinTower(encoder_paths()[0], **settings)
+
+
+def test_other_architectures_are_refused(backbone_path, encoder_paths):
+    message = "is of the architecture 'llama': TwinTower takes encoders of the architectures bert, camembert, roberta"
+    with pytest.raises(ValueError, match=message):
+        TwinTower(backbone_path())
+    with pytest.raises(ValueError, match=message):
+        TwinTower(encoder_paths()[0], backbone_path())
+
+
+def test_decoders_are_refused(tmp_path):
+    BertConfig(is_decoder=True).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is set up as a decoder"):
+        TwinTower(str(tmp_path))
+
+
+def test_towers_with_other_tokens_are_refused(encoder_paths, tmp_path):
+    first, _ = encoder_paths()
+    with pytest.raises(ValueError, match="The towers have 384 and 300 tokens, and 32 and 32 dimensions"):
+        TwinTower(first, encoder_paths(vocab_size=300)[0])
+    backbones.encoder("bert").save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    tokenizer.add_tokens(["another"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is not that of the first tower, and both towers read the same tokens"):
+        TwinTower(first, str(tmp_path))
+
+
+def test_a_module_inside_its_model(encoder_paths, tmp_path):
+    with pytest.raises(ValueError, match="a module lies inside its model"):
+        TwinTower.load(str(tmp_path), subfolder="../elsewhere")
+
+
+def test_pooling_by_the_mean(encoder_paths):
+    """The paper's comparison of poolings (Table XI)."""
+    module = TwinTower(*encoder_paths())
+    model = SentenceTransformer(modules=[module, Pooling(32, "mean")], device="cpu")
+    words = model.encode(TEXTS, output_value="token_embeddings")
+    assert relative_error(model.encode(TEXTS[0]), words[0].mean(dim=0)) < 1e-5

@@ -1,0 +1,116 @@
+"""Modules of other people's: they load, and stand in comparisons, by their own import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+import st_reba
+from st_reba import CausalTransformer, Row
+from st_reba.compare.run import Recipes
+from st_reba.hub import compat
+from st_reba.modules import registry
+from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup
+
+from ..backbones import TEXTS
+from ..conftest import pipeline
+
+THEIRS = '''
+import st_reba
+
+class TheirModule(st_reba.CausalTransformer):
+    """Reads a text as they do.
+
+    And more.
+    """
+
+st_reba.register(TheirModule)
+'''
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """``theirs(source)``: their package, imported."""
+    before = list(lookup._registered)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(source=THEIRS):
+        (tmp_path / "theirs.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        return importlib.import_module("theirs")
+
+    yield made
+    sys.modules.pop("theirs", None)
+    lookup._registered[:] = before
+    registry.MODULE_CLASSES.pop("theirs.TheirModule", None)
+    lookup._by_key.cache_clear()
+
+
+def test_their_models_load_by_their_import(theirs, backbone_path, tmp_path):
+    model = pipeline(theirs().TheirModule(backbone_path()))
+    model.save_pretrained(str(tmp_path / "model"))
+    assert json.loads((tmp_path / "model" / "modules.json").read_text())[0]["type"] == "theirs.TheirModule"
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert type(loaded[0]).__name__ == "TheirModule"
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_what_they_do_not_register_is_refused(theirs, backbone_path, tmp_path):
+    if not compat.FOREIGN_CLASSES_ARE_REFUSED:
+        pytest.skip("ST 5 imports installed classes without asking")
+    source = THEIRS.replace("st_reba.register(TheirModule)", "").replace("TheirModule", "NotRegistered")
+    pipeline(theirs(source).NotRegistered(backbone_path())).save_pretrained(str(tmp_path / "model"))
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(tmp_path / "model"), device="cpu")
+
+
+def test_their_recipes_are_compared(theirs, backbone_path):
+    module = theirs().TheirModule
+    row = every_row()[-1]
+    assert (row.key, row.name, row.module, row.says) == (
+        "their-module", "TheirModule", module, "Reads a text as they do",
+    )  # fmt: skip
+    assert [recipe.key for recipe in default_recipes()].count("TheirModule, mean") == 1
+    assert find("TheirModule").row is row
+    backbone = CausalTransformer(backbone_path())
+    made = Recipes(backbone, asked_for(["their-module", "classical"], 3, TEXTS))
+    found = made.embed(TEXTS)
+    assert np.allclose(found["TheirModule, mean"], found["Classical, mean"], atol=1e-5)
+    assert "their-module" not in {other.key for other in every_row() if other is not row}
+
+
+def test_recipes_of_their_own(theirs):
+    source = THEIRS.replace(
+        "register(TheirModule)", 'register(TheirModule, st_reba.Row("a", "A", TheirModule, "as a"))'
+    )
+    module = theirs(source).TheirModule
+    assert [(row.key, row.says) for row in every_row() if row.module is module] == [("a", "as a")]
+    assert find("a").says == "As a."
+    # Again, as a notebook does.
+    st_reba.register(module, Row("b", "B", module, "as b"))
+    assert [row.key for row in every_row() if row.module is module] == ["b"]
+    for row in (
+        Row("reba-2", "Mine", module, ""),
+        Row("mine", "PromptEOL", module, ""),
+        Row("reba-9", "Nine", module, ""),
+    ):
+        with pytest.raises(ValueError, match="already: give another key and name"):
+            st_reba.register(module, row)
+    assert [row.key for row in every_row() if row.module is module] == ["b"]
+
+
+def test_what_can_be_registered():
+    class Local(CausalTransformer):
+        pass
+
+    with pytest.raises(ValueError, match="Local is defined in .*Define it at the top of a module that can be imported"):
+        st_reba.register(Local)
+    for other in (nn.Linear, "theirs.TheirModule"):
+        with pytest.raises(TypeError, match="give a class derived from"):
+            st_reba.register(other)
