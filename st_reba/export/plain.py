@@ -125,7 +125,8 @@ def _reads_all(module: CausalModule) -> bool:
     """Whether every token of the input is handed on."""
     if module.copies > 1:
         return False
-    around = [*module._template.literals, *module._builder().specials_before, *module._builder().specials_after]
+    frame = module._frames()[0]
+    around = [*module._template.literals, *frame.before, *frame.after]
     reads_from_the_text = module.pool_over == "all" and not module._template.literals[0]
     return module.pool_over == "whole" or reads_from_the_text or not any(around)
 
@@ -141,10 +142,10 @@ def _reads_to_the_end(module: CausalModule, model: SentenceTransformer) -> bool:
 def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFast:
     """Adds what stands around a text, between its copies and behind them, and truncates one copy as the module does."""
     given: Any = module.tokenizer
-    builder = module._builder()
-    literals = [[token for token, _ in literal] for literal in builder.literals]
-    around = [[*builder.specials_before, *literals[0]], *literals[1:]]
-    around[-1] = [*around[-1], *builder.specials_after] if to_the_end else []
+    frame = module._frames()[0]
+    parts = [[*frame.before, *frame.literals[0]], *frame.literals[1:]]
+    parts[-1] = [*parts[-1], *frame.after] if to_the_end else []
+    around = [[token for token, _ in part] for part in parts]
     backend = Tokenizer.from_str(given.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub import card
 from ..lm import backbone
-from ..text.builder import LayoutBuilder, Plan, Tokenization, lay_out
 from ..text.layout import Layout
+from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
-from ..text.tokens import tokenized, traits
+from ..text.tokens import Span, special_tokens, tokenized
 from .changes import Change
 from .checks import DETERMINISTIC, FINAL_NORM, NORMALIZE_TEXT, POOL_OVER, READOUT, check_length, chosen
 from .checks import NO_LIMIT as _NO_LIMIT
@@ -32,14 +32,6 @@ from .readout import Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class _Builders(NamedTuple):
-    """What makes a module's layouts, and what that was made from."""
-
-    tokenizer: PreTrainedTokenizerBase
-    made_from: tuple[list[Plan], object]
-    builders: list[LayoutBuilder]
 
 
 class CausalModule(LayoutReader):
@@ -122,8 +114,6 @@ class CausalModule(LayoutReader):
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
     SHARES: ClassVar[tuple[float, ...]] = (1.0,)
 
-    _made: _Builders | None = None
-
     #: The method's name and its equation, for the model card.
     method: ClassVar[str]
     equation: ClassVar[str]
@@ -191,7 +181,7 @@ class CausalModule(LayoutReader):
         return template
 
     def _leading(self) -> int:
-        return len(self._builder().specials_before)
+        return len(special_tokens(self._tokenizer)[0])
 
     def _check_tokenization(self, tokenization: Tokenization | None) -> None:
         if tokenization not in (None, "whole", "pieces"):
@@ -267,21 +257,13 @@ class CausalModule(LayoutReader):
         limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, _NO_LIMIT) if limit is not None)
         return None if limit >= _NO_LIMIT else int(limit)
 
-    def _plans(self) -> list[Plan]:
+    def _templates(self) -> list[Template]:
         """One for each layout that the method reads a text in."""
-        return [Plan(self._template, self.tokenization)]
+        return [self._template]
 
-    def _builders(self) -> list[LayoutBuilder]:
-        """Those of the plans and of the changes' companions: made once, and again where any of it changed."""
-        plans = [*self._plans(), *(Plan(template, self.tokenization) for template in self._companions.values())]
-        tokenizer, made_from = self._tokenizer, (plans, traits(self._tokenizer))
-        if self._made is None or self._made.tokenizer is not tokenizer or self._made.made_from != made_from:
-            self._made = _Builders(tokenizer, made_from, [plan.builder(tokenizer) for plan in made_from[0]])
-        return self._made.builders
-
-    def _builder(self) -> LayoutBuilder:
-        """The first of them."""
-        return self._builders()[0]
+    def _frames(self, prompt: str | None = None) -> list[Frame]:
+        """What stands around a text in each of these layouts, and then in those of the changes' companions."""
+        return frames([*self._templates(), *self._companions.values()], self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -289,18 +271,8 @@ class CausalModule(LayoutReader):
 
     def _room(self, prompt: str | None = None) -> int | None:
         """Tokens one copy may have beside everything else in the layout, by the model's positions."""
-        available = self._positions()
-        if available is None:
-            return None
-        builder = min(self._builders(), key=lambda builder: builder.room(available, prompt))
-        room = builder.room(available, prompt)
-        if room < 1:
-            raise ValueError(
-                f"{builder.overhead(prompt)} tokens of prompt, template and special tokens leave no room for "
-                f"{builder.template.copies} copies of a text in the model's {available} positions. "
-                "Use fewer repetitions, or a shorter template or prompt."
-            )
-        return room
+        around, available = self._frames(prompt), self._positions()
+        return None if available is None else room(around, available)
 
     def preprocess(
         self,
@@ -331,20 +303,21 @@ class CausalModule(LayoutReader):
         if not inputs:
             return {}
         prompts, texts = self._split(inputs, prompt or "")
-        processing_kwargs = self._with_length_of(kwargs.get("task"), processing_kwargs)
-        layout, *companions = self._lay_out_all(self._texts(texts), prompts, processing_kwargs)
-        if not self._warned_empty and bool((layout.text_length == 0).any()):
+        layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
+        if not self._warned_empty and bool((layouts[0].text_length == 0).any()):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
                 "This warning comes once.",
                 stacklevel=2,
             )
-        for read in (layout, *companions):
-            self._check_ids(read)
-        features = self._kept_at_home(layout).features()
-        for key, companion in zip(self._companions, companions, strict=True):
-            features |= self._kept_at_home(companion).features(key)
+        # The host can still look at a layout whose tensors have been moved to an accelerator. In training, losses of ST
+        # join features and cut them apart, which they do to tensors alone.
+        kept_at_home = not self.training and backbone.device(self.model).type != "cpu"
+        features: dict[str, Any] = {}
+        for key, layout in zip(("", *self._companions), layouts, strict=True):
+            self._check_ids(layout)
+            features |= (replace(layout, at_home=layout) if kept_at_home else layout).features(key)
         return features
 
     def _check_ids(self, layout: Layout) -> None:
@@ -357,40 +330,25 @@ class CausalModule(LayoutReader):
                 "both from one place, or resize the embeddings (resize_token_embeddings)."
             )
 
-    def _kept_at_home(self, layout: Layout) -> Layout:
-        """A layout that the host can still look at when its tensors have been moved to an accelerator.
-
-        In training, losses of ST join features and cut them apart, which they do to tensors alone.
-        """
-        if self.training or backbone.device(self.model).type == "cpu":
-            return layout
-        return replace(layout, at_home=layout)
-
     def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
         """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
-        return self._lay_out_all(self._texts(texts), [prompt or ""] * len(texts), None)[0]
+        return self._lay_out(self._texts(texts), prompt or "", self._asked_length())[0]
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
         """As the tokenizer is given them."""
         return [normalized(text) for text in texts] if self.normalize_text else list(texts)
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
-        builders = self._builders()
-        rows = lay_out(builders, texts, max_tokens=max_tokens, positions=self._positions(), prompt=prompt)
-        return [builder.framed(own) for builder, own in zip(builders, rows, strict=True)]
-
-    def _lay_out_all(self, texts: Sequence[str], prompts: Sequence[str], processing_kwargs: Any) -> list[Layout]:
-        """The same of texts that may have different prompts: those of one prompt together, then as they stood."""
-        parts, order = [], []
-        for prompt in dict.fromkeys(prompts):
-            chosen = [index for index, own in enumerate(prompts) if own == prompt]
-            max_tokens = self.max_tokens(prompt, processing_kwargs)
-            parts.append(self._lay_out([texts[index] for index in chosen], max_tokens, prompt))
-            order += chosen
-        if len(parts) == 1:
-            return parts[0]
-        return [Layout.joined(layouts).part(torch.tensor(order).argsort()) for layouts in zip(*parts, strict=True)]
+        return lay_out(
+            [*self._templates(), *self._companions.values()],
+            self._tokenizer,
+            texts,
+            prompt=prompt,
+            max_tokens=self._limit(asked_length),
+            positions=self._positions(),
+            tokenization=self.tokenization,
+        )
 
     def _split(self, inputs: Sequence[Any], prompt: str) -> tuple[list[str], list[str]]:
         """What stands in front of each text, and the texts."""
@@ -417,7 +375,7 @@ class CausalModule(LayoutReader):
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole, without special tokens."""
-        return self._builder().tokenize(self._texts(texts))
+        return [tokens.ids for tokens in tokenized(self._tokenizer, self._texts(texts))]
 
     def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
         """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
@@ -431,14 +389,7 @@ class CausalModule(LayoutReader):
         Raises:
             ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
         """
-        [[row], *_] = lay_out(
-            self._builders(),
-            self._texts([text]),
-            max_tokens=self.max_tokens(prompt),
-            positions=self._positions(),
-            prompt=prompt,
-        )
-        return self._located(row.extents)
+        return self._located(self.lay_out([text], prompt).spans[0])
 
     def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
@@ -448,16 +399,16 @@ class CausalModule(LayoutReader):
         """
         found = []
         for text, tokens in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
-            inside = [(first, min(last, len(text))) for first, last in self._located(tokens.extents)]
-            found.append([extent for extent in inside if extent[0] < extent[1]])
+            inside = [(first, min(last, len(text))) for first, last in self._located(tokens.spans)]
+            found.append([(first, last) for first, last in inside if first < last])
         return found
 
-    def _located(self, extents: list[tuple[int, int]] | None) -> list[tuple[int, int]]:
-        if extents is None:
+    def _located(self, spans: list[Span] | None) -> list[Span]:
+        if spans is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
             )
-        return extents
+        return spans
 
     # Chunks of a text, of which :func:`st_reba.encode_chunks` makes vectors
 
@@ -492,17 +443,12 @@ class CausalModule(LayoutReader):
         """What is pooled of chunks, from what :meth:`handing_on_all` gives of their tokens."""
         return tokens
 
-    def _with_length_of(self, task: str | None, processing_kwargs: Any) -> Any:
-        """With the length that texts of a task have, if there is one (ST 6) and the call does not say another."""
-        length = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
-        if length is None:
-            return processing_kwargs
-        given = processing_kwargs or {}
-        return {**given, "text": {"max_length": length, **given.get("text", {})}}
-
-    def _asked_length(self, processing_kwargs: dict[str, Any] | None) -> int | None:
+    def _asked_length(self, processing_kwargs: Any = None, task: str | None = None) -> int | None:
+        """Tokens of one copy that a call asks for; else, in ST 6, those of its task; else those that the module has."""
+        of_task = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
         own: dict[str, Any] = dict(self.processing_kwargs)
-        asked = {**own.get("text", {}), **(processing_kwargs or {}).get("text", {})}
+        of_call = {} if of_task is None else {"max_length": of_task}
+        asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
         length = asked.get("max_length")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from sentence_transformers.base.modules import Transformer
 
 from ..settings import flag, whole
-from ..text.blocks import BlockPlan
-from ..text.builder import Plan
+from ..text.templates import Blocks, Template
 from .base import PoolOver
 from .changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
@@ -79,12 +79,5 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             "embedding."
         )
 
-    def _plans(self) -> list[Plan]:
-        return [
-            BlockPlan(
-                self._template,
-                self.tokenization,
-                block_length=self.block_length,
-                whole_sentences=self.whole_sentences,
-            )
-        ]
+    def _templates(self) -> list[Template]:
+        return [replace(self._template, blocks=Blocks(self.block_length, self.whole_sentences))]

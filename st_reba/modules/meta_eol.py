@@ -15,7 +15,6 @@ from ..lm.attention.masks import AfterPrefix
 from ..lm.prefixes import Prefixes
 from ..lm.run import Effect
 from ..settings import Setting, choice
-from ..text.builder import Plan
 from ..text.layout import Layout, sent
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from .base import CausalModule, PoolOver
@@ -115,11 +114,11 @@ class MetaEOLModule(CausalModule):
         """One a prompt."""
         return len(self.templates)
 
-    def _plans(self) -> list[Plan]:
-        return [Plan(template, self.tokenization) for template in self._parsed]
+    def _templates(self) -> list[Template]:
+        return self._parsed
 
-    def _lay_out(self, texts: Sequence[str], max_tokens: int | None, prompt: str | None) -> list[Layout]:
-        layouts, count = super()._lay_out(texts, max_tokens, prompt), len(self.templates)
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
+        layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:

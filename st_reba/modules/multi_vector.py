@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..hub import compat
-from ..text.punctuation import punctuation_tokens
+from ..text.words import punctuation_tokens
 from .base import CausalModule
 from .token_projection import TokenProjection
 

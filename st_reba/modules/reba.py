@@ -12,7 +12,6 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..lm import backbone
 from ..lm.attention import routes
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
@@ -143,11 +142,6 @@ class ReBAModule(CausalModule):
                 stacklevel=2,
             )
 
-    def check(self) -> None:
-        """Refuse, besides, chunks whose copies do not fit."""
-        super().check()
-        self._check_chunks_fit()
-
     @property
     def copies(self) -> int:
         """How often the text, or each of its chunks, stands in a row."""
@@ -175,15 +169,18 @@ class ReBAModule(CausalModule):
             "weights take memory that grows with the text's length, not with its square."
         )
 
-    def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
-        self._check_chunks_fit(prompt)
-        return super().max_tokens(prompt, processing_kwargs)
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
+        if self.chunk_length is not None:
+            for front in {prompt} if isinstance(prompt, str) else set(prompt):
+                self._room(front)
+        return super()._lay_out(texts, prompt, asked_length)
 
-    def _check_chunks_fit(self, prompt: str | None = None) -> None:
-        available = backbone.positions(self.model)
+    def _room(self, prompt: str | None = None) -> int | None:
+        """Refuses, besides, chunks whose copies do not fit."""
+        room, available = super()._room(prompt), self._positions()
         if self.chunk_length is None or available is None:
-            return
-        before = self._builder().overhead(prompt)
+            return room
+        before = self._frames(prompt)[0].overhead
         if before + self.copies * self.chunk_length > available:
             fitting = (available - before) // self.copies
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
@@ -191,6 +188,7 @@ class ReBAModule(CausalModule):
                 f"chunk_length={self.chunk_length}: {self.copies} copies of a chunk and {before} tokens of prompt and "
                 f"special tokens do not fit into the model's {available} positions; {advice}."
             )
+        return room
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         if self.chunk_length is None:

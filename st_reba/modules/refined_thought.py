@@ -26,7 +26,6 @@ from ..lm.precision import weighted_sum, widened
 from ..lm.run import Effect
 from ..lm.states import at, put
 from ..settings import Setting, choice, whole
-from ..text.builder import Plan
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
 from .base import CausalModule, PoolOver
@@ -156,8 +155,8 @@ class RefinedThoughtModule(CausalModule):
                 stacklevel=3,
             )
 
-    def _plans(self) -> list[Plan]:
-        return [Plan(self._template, self.tokenization, end=True)]
+    def _templates(self) -> list[Template]:
+        return [replace(self._template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()

@@ -10,6 +10,7 @@ from typing import Any, cast, overload
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
@@ -19,7 +20,7 @@ from ..lm import backbone
 from ..modules import CausalModule
 from ..modules.readout import ONE_BY_ONE, Reading
 from ..text.layout import Layout
-from ..text.tokens import Extent
+from ..text.tokens import Span
 
 #: Tokens of chunks that are pooled at a time, padding counted.
 _TOGETHER = 2**16
@@ -36,7 +37,7 @@ class DocumentChunks:
         vectors: (chunks, D), float32.
     """
 
-    spans: list[Extent]
+    spans: list[Span]
     vectors: np.ndarray
 
 
@@ -46,7 +47,7 @@ def encode_chunks(  # type: ignore[overload-overlap]
     model: SentenceTransformer,
     texts: str,
     *,
-    spans: Sequence[Extent] | None = None,
+    spans: Sequence[Span] | None = None,
     chunk_tokens: int | None = None,
     overlap: int = 0,
     prompt_name: str | None = None,
@@ -64,7 +65,7 @@ def encode_chunks(
     model: SentenceTransformer,
     texts: Sequence[str],
     *,
-    spans: Sequence[Sequence[Extent]] | None = None,
+    spans: Sequence[Sequence[Span]] | None = None,
     chunk_tokens: int | None = None,
     overlap: int = 0,
     prompt_name: str | None = None,
@@ -134,7 +135,7 @@ def encode_chunks(
         several = list(texts)
     _check_settings(several, spans, chunk_tokens, overlap, batch_size)
     reader, prompt = _reader(model), _prompt(model, prompt_name, prompt)
-    known: list[list[Extent]] = []
+    known: list[list[Span]] = []
     windows: list[_Window] = []
     for number, (text, own) in enumerate(zip(several, reader.own_offsets(several), strict=True)):
         if chunk_tokens is not None:
@@ -193,13 +194,13 @@ class _Window:
     """
 
     text: int
-    part: Extent
-    chunks: list[tuple[int, Extent]] = field(default_factory=list)
+    part: Span
+    chunks: list[tuple[int, Span]] = field(default_factory=list)
 
 
 def _check_settings(
     texts: Sequence[str],
-    spans: Sequence[Sequence[Extent]] | None,
+    spans: Sequence[Sequence[Span]] | None,
     chunk_tokens: int | None,
     overlap: int,
     batch_size: int,
@@ -238,11 +239,11 @@ def _prompt(model: SentenceTransformer, name: str | None, prompt: str | None) ->
     return model.prompts.get(name or model.default_prompt_name or "")
 
 
-def _cut(own: Sequence[Extent], length: int, overlap: int) -> list[Extent]:
+def _cut(own: Sequence[Span], length: int, overlap: int) -> list[Span]:
     """Chunks of so many tokens, as the characters from the first one's to the last one's."""
     # Where a chunk may begin or end: at the tokens at which a character begins, and at the end.
     cuts = [index for index, (start, _) in enumerate(own) if not index or start >= own[index - 1][1]] + [len(own)]
-    spans: list[Extent] = []
+    spans: list[Span] = []
     first = last = 0
     while cuts[last] < len(own):
         # The next character is part of the chunk, alone if it is longer than one: the overlap gives way.
@@ -254,7 +255,7 @@ def _cut(own: Sequence[Extent], length: int, overlap: int) -> list[Extent]:
     return spans
 
 
-def _checked(span: Any, text: str, number: int) -> Extent:
+def _checked(span: Any, text: str, number: int) -> Span:
     pair = tuple(span) if isinstance(span, Sequence) and not isinstance(span, str) else ()
     if [type(place) for place in pair] != [int, int] or not 0 <= pair[0] < pair[1] <= len(text):
         raise ValueError(
@@ -265,7 +266,7 @@ def _checked(span: Any, text: str, number: int) -> Extent:
 
 
 def _windows(
-    reader: CausalModule, text: str, number: int, own: Sequence[Extent], spans: Sequence[Extent], prompt: str | None
+    reader: CausalModule, text: str, number: int, own: Sequence[Span], spans: Sequence[Span], prompt: str | None
 ) -> list[_Window]:
     """What is read of a text, for its chunks."""
     if not spans:
@@ -303,9 +304,7 @@ def _read(
 ) -> list[tuple[Tensor, Tensor]]:
     """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
     parts = [text[slice(*window.part)] for text, window in zip(texts, windows, strict=True)]
-    features = {
-        name: value.to(backbone.device(reader.model)) for name, value in reader.preprocess(parts, prompt=prompt).items()
-    }
+    features = batch_to_device(reader.preprocess(parts, prompt=prompt), backbone.device(reader.model))
     leading = reader.leading_handed_on(Layout.of(features)).tolist()
     handed = reader(features)
     counts = handed["attention_mask"].sum(dim=1).tolist()

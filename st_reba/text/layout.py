@@ -5,7 +5,7 @@ Nothing here knows a model or a method: every readout of every method is a quest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from .tokens import Span
 
 NOT_TEXT = -1
 
@@ -53,6 +55,8 @@ class Layout:
             literals, the prompt, padding. -2 and less: the slots of token prepending, whose id means nothing.
         beside: What changes saw of the same texts in layouts of their own, (B, ...), by the keys of the changes.
         at_home: The same layout as the tokenizer left it, in the host's memory, where this one is on an accelerator.
+        spans: For each text and each token of one copy, the characters of the text that the token holds any part of;
+            None for a text where the tokenizer does not say. A layout that is made of others has none.
     """
 
     input_ids: Tensor
@@ -60,6 +64,7 @@ class Layout:
     copy_index: Tensor
     beside: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     at_home: Layout | None = field(default=None, kw_only=True, repr=False)
+    spans: Sequence[list[Span] | None] = field(default=(), kw_only=True, repr=False)
 
     @classmethod
     def of(cls, features: Mapping[str, Any], change: str = "") -> Layout:
@@ -136,17 +141,10 @@ class Layout:
     @classmethod
     def interleaved(cls, layouts: Sequence[Layout]) -> Layout:
         """P layouts of the same B texts as one of B * P rows, those of a text together."""
-        return cls(*(torch.stack(parts, dim=1).flatten(0, 1) for parts in _padded(layouts)))
-
-    @classmethod
-    def joined(cls, layouts: Sequence[Layout]) -> Layout:
-        """Layouts of other texts each, one below the other."""
-        return cls(*(torch.cat(parts) for parts in _padded(layouts)))
-
-
-def _padded(layouts: Sequence[Layout]) -> Iterator[list[Tensor]]:
-    """The parts of layouts, as long as the longest."""
-    length = max(layout.input_ids.shape[1] for layout in layouts)
-    for name, padding in _PADDING.items():
-        parts = [layout.features()[name] for layout in layouts]
-        yield [pad(part, (0, length - part.shape[1]), value=padding) for part in parts]
+        longest = max(layout.input_ids.shape[1] for layout in layouts)
+        woven = []
+        for name, padding in _PADDING.items():
+            parts = [layout.features()[name] for layout in layouts]
+            padded = [pad(part, (0, longest - part.shape[1]), value=padding) for part in parts]
+            woven.append(torch.stack(padded, dim=1).flatten(0, 1))
+        return cls(*woven)

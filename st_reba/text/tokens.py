@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
 #: First character, and one past the last.
-Extent = tuple[int, int]
+Span = tuple[int, int]
 
 # What byte-level tokenizers write for a blank, and SentencePiece for one and for a byte.
 _BYTE_LEVEL_BLANK = "Ġ"
@@ -29,12 +29,12 @@ class Tokens(NamedTuple):
 
     Attributes:
         ids: Their ids.
-        extents: For each, the characters that it holds any part of; None where the tokenizer does not say and its
+        spans: For each, the characters that it holds any part of; None where the tokenizer does not say and its
             tokens do not spell the string.
     """
 
     ids: list[int]
-    extents: list[Extent] | None
+    spans: list[Span] | None
 
     def truncated(self, count: int | None, side: str) -> Tokens:
         """At most so many of them, from the side that the tokenizer leaves whole.
@@ -45,7 +45,7 @@ class Tokens(NamedTuple):
         if count is None or len(self.ids) <= count:
             return self
         kept = slice(len(self.ids) - count, None) if side == "left" else slice(count)
-        return Tokens(self.ids[kept], None if self.extents is None else self.extents[kept])
+        return Tokens(self.ids[kept], None if self.spans is None else self.spans[kept])
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> list[Tokens]:
@@ -84,81 +84,68 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> lis
     ]
 
 
-def _untrimmed(tokenizer: PreTrainedTokenizerBase, ids: list[int], offsets: list[Extent]) -> list[Extent]:
+def _untrimmed(tokenizer: PreTrainedTokenizerBase, ids: list[int], offsets: list[Span]) -> list[Span]:
     """The offsets with the blanks that a token begins with: byte-level tokenizers may leave them out."""
-    extents: list[Extent] = []
+    spans: list[Span] = []
     reached = 0
     for token, (start, end) in zip(ids, offsets, strict=True):
         if start > reached:
             piece = cast(str, tokenizer.convert_ids_to_tokens(token))
             start = max(reached, start - (len(piece) - len(piece.lstrip(_BYTE_LEVEL_BLANK))))
-        extents.append((start, end))
+        spans.append((start, end))
         reached = max(reached, end)
-    return extents
+    return spans
 
 
-def _spelled(pieces: Sequence[str], string: str) -> list[Extent] | None:
+def _spelled(pieces: Sequence[str], string: str) -> list[Span] | None:
     """Where SentencePiece's pieces lie in the string; None where they do not spell it.
 
     They do not where the string was normalised, or has characters that are not in the vocabulary.
     """
-    spelling = [_bytes_of(piece) for piece in pieces]
+    bytes_alone = [_PIECE_BYTE.fullmatch(piece) for piece in pieces]
+    spelling = [
+        bytes.fromhex(byte[1]) if byte else piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
+        for piece, byte in zip(pieces, bytes_alone, strict=True)
+    ]
     whole, expected = b"".join(spelling), string.encode("utf-8", "surrogatepass")
     # The blank that SentencePiece puts in front.
     added = len(whole) - len(expected)
     if added not in (0, 1) or whole != b" " * added + expected:
         return None
-    # Which character each byte belongs to: all but the first of a character have 10 as their first bits.
-    character, number = [], -1
-    for byte in expected:
-        number += byte & 0xC0 != 0x80
-        character.append(number)
-    extents, position = [], -added
+    # Which character each byte belongs to.
+    character = [number for number, letter in enumerate(string) for _ in letter.encode("utf-8", "surrogatepass")]
+    spans, position = [], -added
     for part in spelling:
         first, last = max(position, 0), max(position + len(part) - 1, 0)
         position += len(part)
-        extents.append((character[first], character[last] + 1) if expected else (0, 0))
-    return extents
+        spans.append((character[first], character[last] + 1) if expected else (0, 0))
+    return spans
 
 
-def _bytes_of(piece: str) -> bytes:
-    byte = _PIECE_BYTE.fullmatch(piece)
-    if byte is not None:
-        return bytes.fromhex(byte[1])
-    return piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
-
-
-def cut(text: str, tokens: Tokens, count: int, side: str) -> Extent:
+def cut(text: str, tokens: Tokens, count: int, side: str) -> Span:
     """The characters of a text that are left of it where it may have so many of its own tokens.
 
     A token that holds a part of a character is not kept without the others.
 
     Args:
         text: The text.
-        tokens: Its own, with extents.
+        tokens: Its own, with spans.
         count: How many may be left.
         side: The side to cut from, as tokenizers call it: ``"right"`` or ``"left"``.
 
     Returns:
         The first character that is left, and one past the last; the same where nothing is.
     """
-    assert tokens.extents is not None
+    assert tokens.spans is not None
     if count >= len(tokens.ids):
         return 0, len(text)
     if count < 1:
         return 0, 0
     if side == "left":
-        (_, before), (first, _) = tokens.extents[-count - 1], tokens.extents[-count]
+        (_, before), (first, _) = tokens.spans[-count - 1], tokens.spans[-count]
         return max(before, first), len(text)
-    (_, last), (behind, _) = tokens.extents[count - 1], tokens.extents[count]
+    (_, last), (behind, _) = tokens.spans[count - 1], tokens.spans[count]
     return 0, min(last, behind)
-
-
-def traits(tokenizer: PreTrainedTokenizerBase) -> tuple[object, ...]:
-    """What can be set on a loaded tokenizer that decides about special tokens and literals; no text is tokenised."""
-    added = [getattr(tokenizer, name, None) for name in ("add_bos_token", "add_eos_token", "bos_token", "eos_token")]
-    post_processor = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
-    return len(tokenizer), *added, None if post_processor is None else post_processor.__getstate__()
 
 
 def separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -171,7 +158,7 @@ def separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
     for token in tokenizer.added_tokens_decoder.values():
         if token.special and not (token.lstrip or token.rstrip or token.single_word):
             [found] = tokenized(tokenizer, [f"a{token.content}a"])
-            if (1, 1 + len(token.content)) in (found.extents or ()):
+            if (1, 1 + len(token.content)) in (found.spans or ()):
                 return token.content
     return None
 
@@ -186,47 +173,33 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
         ValueError: If texts do not show them: the tokenizer reads a text differently with and without them, or puts
             other ones around other texts, or gives no text any tokens.
     """
+    name, special = type(tokenizer).__name__, set(tokenizer.all_special_ids)
+    entries = islice((token for token in range(len(tokenizer)) if token not in special), _FURTHER_SAMPLES)
     found: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
-    seen: set[tuple[int, ...]] = set()
-    name = type(tokenizer).__name__
-    for sample in _samples(tokenizer):
-        plain = list(tokenizer(sample, add_special_tokens=False)["input_ids"])
-        if not plain or tuple(plain) in seen:
-            continue
-        seen.add(tuple(plain))
-        full = list(tokenizer(sample)["input_ids"])
-        ways = {
-            (tuple(full[:start]), tuple(full[start + len(plain) :]))
-            for start in range(len(full) - len(plain) + 1)
-            if full[start : start + len(plain)] == plain
-        }
-        found = ways if found is None else found & ways
-        if not found:
-            raise ValueError(
-                f"{name} reads {sample!r} as {full} with special tokens and as {plain} without: special tokens cannot "
-                "be told from the text, or are others than around other texts. Use a tokenizer that only adds tokens "
-                "at the two ends, the same for every text."
-            )
-        if len(found) == 1 and len(seen) > 1:
-            break
+    for samples in chain([list(_SAMPLES)], ([cast(str, tokenizer.decode([token]))] for token in entries)):
+        plain_ids = tokenizer(samples, add_special_tokens=False)["input_ids"]
+        for sample, plain, full in zip(samples, plain_ids, tokenizer(samples)["input_ids"], strict=True):
+            if not plain:
+                continue
+            ways = {
+                (tuple(full[:start]), tuple(full[start + len(plain) :]))
+                for start in range(len(full) - len(plain) + 1)
+                if full[start : start + len(plain)] == plain
+            }
+            found = ways if found is None else found & ways
+            if not found:
+                raise ValueError(
+                    f"{name} reads {sample!r} as {full} with special tokens and as {plain} without: special tokens "
+                    "cannot be told from the text, or are others than around other texts. Use a tokenizer that only "
+                    "adds tokens at the two ends, the same for every text."
+                )
+        if found is not None and len(found) == 1:
+            [(before, after)] = found
+            return list(before), list(after)
     if not found:
         raise ValueError(f"{name} gives no tokens for any text that was tried: use the tokenizer of this model.")
-    if len(found) > 1:
-        raise ValueError(
-            f"The special tokens of {name} cannot be told from the text: {_shown(found)} are all possible. Use a "
-            "tokenizer whose special tokens are not those of text."
-        )
-    [(before, after)] = found
-    return list(before), list(after)
-
-
-def _samples(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Texts that differ in what a tokenizer may know."""
-    yield from _SAMPLES
-    special = set(tokenizer.all_special_ids)
-    for token in islice((token for token in range(len(tokenizer)) if token not in special), _FURTHER_SAMPLES):
-        yield cast(str, tokenizer.decode([token]))
-
-
-def _shown(ways: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    return " and ".join(f"{list(before)} before and {list(after)} behind" for before, after in sorted(ways))
+    shown = " and ".join(f"{list(before)} before and {list(after)} behind" for before, after in sorted(found))
+    raise ValueError(
+        f"The special tokens of {name} cannot be told from the text: {shown} are all possible. Use a tokenizer whose "
+        "special tokens are not those of text."
+    )

@@ -1,9 +1,12 @@
-"""The words of a text, as a language model would begin to write them behind a quotation mark."""
+"""Words and punctuation among tokens: a text's words, as a language model would begin to write them, and marks."""
 
 from __future__ import annotations
 
 import re
+import string
+import unicodedata
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -44,14 +47,14 @@ def word_token_ids(
     every = list(dict.fromkeys(word for own in words for word in own))
     ids: dict[str, list[int]] = {}
     for word, tokens in zip(every, tokenized(tokenizer, [QUOTE + word for word in every]), strict=True):
-        if tokens.extents is None:
+        if tokens.spans is None:
             # Its tokens spell something else: those of the word by itself are the nearest.
             ids[word] = tokenized(tokenizer, [word])[0].ids
         else:
             # A token that holds the mark as well cannot follow it.
             ids[word] = [
                 token
-                for token, (start, end) in zip(tokens.ids, tokens.extents, strict=True)
+                for token, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
                 if start >= len(QUOTE) and end > start
             ]
     return [list(dict.fromkeys(token for word in own for token in ids[word])) for own in words]
@@ -67,3 +70,21 @@ def lower_case_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> li
         if token not in special and piece.isalnum() and piece == piece.lower() == str(tokenizer.decode([token])):
             found.append(token)
     return found
+
+
+def punctuation_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that stand for punctuation and blanks alone, as the vocabulary writes them, in the order of their ids.
+
+    Those are more than the marks themselves: ``" ("``, ``"),"`` and ``"..."`` are one token each to many a tokenizer.
+    Punctuation is what Unicode calls so in any language, and what :data:`string.punctuation` has besides, such as
+    ``"$"``.
+    """
+    special = set(tokenizer.all_special_ids)
+    ids = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
+    texts = tokenizer.batch_decode([[token] for token in ids])
+    marks = [token for token, text in zip(ids, texts, strict=True) if all(map(_is_mark_or_blank, text))]
+    return cast("list[str]", tokenizer.convert_ids_to_tokens(marks))
+
+
+def _is_mark_or_blank(character: str) -> bool:
+    return character.isspace() or character in string.punctuation or unicodedata.category(character).startswith("P")

@@ -7,7 +7,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import HierarchicalTokenPrependingModule
-from st_reba.text.blocks import _SENTENCE_END
+from st_reba.text.layouts import _SENTENCE_END
+from st_reba.text.tokens import special_tokens
 
 from .. import oracles
 from ..backbones import TEXTS, third
@@ -76,7 +77,7 @@ def test_whole_sentences(kind, shared, eager):
     ]
 
     model, slot = oracles.with_slot(eager(), drawn(module))
-    front = [*module._builder().specials_before, *module.tokenizer("x", add_special_tokens=False)["input_ids"]]
+    front = [*special_tokens(module.tokenizer)[0], *module.tokenizer("x", add_special_tokens=False)["input_ids"]]
     ids, takes, positions = laid_out(blocks, slot, front)
     after = module.tokenizer(" y", add_special_tokens=False)["input_ids"]
     states = oracles.token_prepending(model, "llama", [*ids, *after], takes, 2, 3)

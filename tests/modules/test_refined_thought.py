@@ -197,11 +197,13 @@ def test_architectures_that_cannot(architecture, shared):
     assert RefinedThoughtModule(shared(architecture), iterations=1).iterations == 1
 
 
-def test_a_tokenizer_without_an_end(tmp_path):
-    model = backbones.backbone("llama")
+@pytest.mark.parametrize("architecture", ["llama", "bloom"])
+def test_a_tokenizer_without_an_end(architecture, tmp_path):
+    """It is refused when the module is made, also where the model has no limit of positions, as BLOOM."""
+    model = backbones.backbone(architecture)
     model.save_pretrained(tmp_path)
     tokenizer = backbones.tokenizer("bytes")
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no end-of-sequence token: set tokenizer.eos_token"):
-        RefinedThoughtModule(str(tmp_path))
+        RefinedThoughtModule(str(tmp_path), iterations=1)

@@ -32,6 +32,7 @@ from st_reba.reading.chunks import _cut
 
 from ..backbones import TEXTS
 from ..conftest import examples, paired, pipeline, relative_error
+from ..devices import FIRST, SeveralDevices, put
 
 TEXT = TEXTS[2]
 SPANS = [(0, 23), (23, 50), (50, len(TEXT)), (10, 30), (4, 7)]
@@ -317,3 +318,14 @@ def test_half_precision_and_one_by_one(backbone_path):
     together = encode_chunks(model, TEXTS, spans=[[(0, len(text))] for text in TEXTS])
     assert all((one == each.vectors).all() for one, each in zip(alone, together, strict=True))
     assert st_reba.DocumentChunks is type(together[0])
+
+
+def test_on_an_accelerator(backbone_path):
+    """What :meth:`preprocess` leaves in the host's memory there is a layout, and no tensor that could be moved."""
+    model = pipeline(CausalTransformer(backbone_path()))
+    expected = encode_chunks(model, TEXT, spans=SPANS)
+    with SeveralDevices():
+        put(model, FIRST)
+        assert "layout_at_home" in model[0].eval().preprocess([TEXT])
+        found = encode_chunks(model, TEXT, spans=SPANS)
+    assert np.allclose(found.vectors, expected.vectors, atol=1e-6)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from st_reba.text.builder import LayoutBuilder, lay_out
+from transformers import PreTrainedTokenizerBase
+
 from st_reba.text.layout import Layout
+from st_reba.text.layouts import lay_out
+from st_reba.text.templates import Template
 
 
 def laid_out(
-    builder: LayoutBuilder,
-    texts: Sequence[str],
-    *,
-    max_tokens: int | None,
-    positions: int | None = None,
-    prompt: str | None = None,
+    template: str | Template, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **settings: Any
 ) -> Layout:
-    [rows] = lay_out([builder], texts, max_tokens=max_tokens, positions=positions, prompt=prompt)
-    return builder.framed(rows)
+    parsed = Template.parse(template) if isinstance(template, str) else template
+    [layout] = lay_out([parsed], tokenizer, texts, **settings)
+    return layout

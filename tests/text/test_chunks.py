@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.lm.attention.weights import diagonal_blocks, split
-from st_reba.text.builder import LayoutBuilder
 from st_reba.text.chunks import chunk_sizes, repeated_chunks
 from st_reba.text.layout import Layout
-from st_reba.text.templates import Template
+from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer
 from .layouts import laid_out
@@ -28,17 +27,17 @@ def rows(layout: Layout, row: int) -> tuple[list[int], list[int]]:
 @given(batch=texts, length=st.integers(1, 6), copies=st.integers(1, 3), prompt=st.sampled_from(["", "ab"]))
 def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, prompt):
     inner = TOKENIZERS[kind]
-    builder = LayoutBuilder(Template.repeat(1), inner, tokenization="pieces")
-    layout = laid_out(builder, batch, max_tokens=None, prompt=prompt)
-    before = builder.specials_before + builder.tokenize([prompt])[0]
+    layout = laid_out("{text}", inner, batch, tokenization="pieces", prompt=prompt)
+    front, *own = (inner(text, add_special_tokens=False)["input_ids"] if text else [] for text in (prompt, *batch))
+    before = special_tokens(inner)[0] + front
     expected = {}
-    for text, ids in enumerate(builder.tokenize(batch)):
+    for text, ids in enumerate(own):
         chunks = [ids[first : first + length] for first in range(0, len(ids), length)] or [[]]
         for number, chunk in enumerate(chunks):
             if not last_only or number == len(chunks) - 1:
                 copy_index = [copy for copy in range(copies) for _ in chunk]
                 expected[text, number] = before + chunk * copies, [-1] * len(before) + copy_index
-    if not any(map(len, builder.tokenize(batch))):
+    if not any(own):
         # Where a text would begin is not known if there is none, and nothing is read.
         expected = {key: ([], []) for key in expected}
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.text.builder import LayoutBuilder
 from st_reba.text.layout import Layout
+from st_reba.text.layouts import frames, room
 from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
 from st_reba.text.tokens import special_tokens
 
@@ -76,7 +76,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("templates", [["{text}"], ["a {text}", "{text} and so on", "{text}{text}"]])
 def test_interleaved_layouts(kind, templates):
     batch = ["the quick brown fox", "a", ""]
-    layouts = [laid_out(LayoutBuilder(Template.parse(t), TOKENIZERS[kind]), batch, max_tokens=None) for t in templates]
+    layouts = [laid_out(template, TOKENIZERS[kind], batch) for template in templates]
     woven = Layout.interleaved(layouts)
     for text in range(len(batch)):
         for number, layout in enumerate(layouts):
@@ -130,7 +130,7 @@ class TestLayout:
     @given(
         batch=st.lists(texts, min_size=1, max_size=4),
         parts=st.lists(literals, min_size=2, max_size=4),
-        prompt=st.none() | literals,
+        prompt=literals,
         limit=st.none() | st.integers(1, 8),
     )
     def test_everything_stands_where_it_should(self, kind, batch, parts, prompt, limit):
@@ -139,8 +139,8 @@ class TestLayout:
         def ids(text):
             return inner(text, add_special_tokens=False)["input_ids"] if text else []
 
-        builder = LayoutBuilder(Template(tuple(parts)), inner, tokenization="pieces")
-        layout = laid_out(builder, batch, max_tokens=limit, prompt=prompt)
+        settings = {"tokenization": "pieces", "max_tokens": limit, "prompt": prompt}
+        layout = laid_out(Template(tuple(parts)), inner, batch, **settings)
         before, after = special_tokens(inner)
         for row, text in enumerate(batch):
             own = ids(text)[:limit]
@@ -164,34 +164,38 @@ class TestLayout:
     )
     def test_layouts_with_prompts_of_their_own(self, kind, batch, template):
         """Each row is what it is alone."""
-        builder = LayoutBuilder(Template(tuple(template)), TOKENIZERS[kind])
-        alone = [laid_out(builder, [text], max_tokens=None, prompt=prompt) for text, prompt in batch]
-        whole = Layout.joined(alone)
-        for row, layout in enumerate(alone):
-            mine = whole.part(slice(row, row + 1))
-            assert_same(mine, layout)
-            assert whole.text_starts[row] == layout.text_start
+        parsed = Template(tuple(template))
+        texts, prompts = zip(*batch, strict=True)
+        whole = laid_out(parsed, TOKENIZERS[kind], texts, prompt=prompts)
+        for row, (text, prompt) in enumerate(batch):
+            alone = laid_out(parsed, TOKENIZERS[kind], [text], prompt=prompt)
+            assert_same(whole.part(slice(row, row + 1)), alone)
+            assert whole.spans[row] == alone.spans[0]
+            assert whole.text_starts[row] == alone.text_start
 
     def test_rows_drop_the_columns_nobody_needs(self, kind):
-        builder = LayoutBuilder(Template.repeat(2), TOKENIZERS[kind])
         batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]
-        whole = laid_out(builder, batch, max_tokens=None)
+        whole = laid_out("{text}{text}", TOKENIZERS[kind], batch)
         for part in (slice(0, 1), slice(1, 3), slice(2, 3)):
-            alone = laid_out(builder, batch[part], max_tokens=None)
+            alone = laid_out("{text}{text}", TOKENIZERS[kind], batch[part])
             assert_same(whole.part(part), alone)
 
     def test_room(self, kind):
-        builder = LayoutBuilder(Template.parse("x {text} y {text}"), TOKENIZERS[kind])
-        overhead = builder.overhead("prompt")
-        room = builder.room(40, "prompt")
-        assert 2 * room + overhead <= 40 < 2 * (room + 1) + overhead
-        layout = laid_out(builder, ["the quick brown fox " * 20], max_tokens=room, prompt="prompt")
-        assert 39 <= layout.input_ids.shape[1] <= 40
+        template, text = "x {text} y {text}", "the quick brown fox " * 20
+        around = frames([Template.parse(template)], TOKENIZERS[kind], "prompt")
+        most, overhead = room(around, 40), around[0].overhead
+        assert 2 * most + overhead <= 40 < 2 * (most + 1) + overhead
+        for limit in (None, most, 100):
+            layout = laid_out(template, TOKENIZERS[kind], [text], max_tokens=limit, positions=40, prompt="prompt")
+            assert layout.text_length == most
+            assert 39 <= layout.input_ids.shape[1] <= 40
+        with pytest.raises(ValueError, match=f"^{overhead} tokens of prompt, .* no room for 2 copies of a text in the"):
+            laid_out(template, TOKENIZERS[kind], [text], positions=overhead + 1, prompt="prompt")
 
 
 def test_truncation_side_is_the_tokenizers(monkeypatch):
     inner = tokenizer("bytes", truncation_side="left")
-    layout = laid_out(LayoutBuilder(Template.repeat(2), inner), ["the quick brown fox"], max_tokens=2)
+    layout = laid_out("{text}{text}", inner, ["the quick brown fox"], max_tokens=2)
     last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
     assert layout.input_ids.tolist() == [last + last]
 
@@ -200,12 +204,11 @@ def test_truncation_side_is_the_tokenizers(monkeypatch):
 def test_the_tokenizer_is_left_as_it_is(max_tokens):
     """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
     inner = tokenizer("bytes")
-    laid_out(LayoutBuilder(Template.repeat(2), inner), ["the quick brown fox"], max_tokens=max_tokens)
+    laid_out("{text}{text}", inner, ["the quick brown fox"], max_tokens=max_tokens)
     assert inner.backend_tokenizer.truncation is None
 
 
 def test_texts_with_braces_are_texts():
-    builder = LayoutBuilder(Template.repeat(2), TOKENIZERS["bytes"])
     text = "{text} {0} {text.__class__}"
     own = TOKENIZERS["bytes"](text)["input_ids"]
-    assert laid_out(builder, [text], max_tokens=None).input_ids.tolist() == [own + own]
+    assert laid_out("{text}{text}", TOKENIZERS["bytes"], [text]).input_ids.tolist() == [own + own]

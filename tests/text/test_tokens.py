@@ -1,20 +1,24 @@
-"""Ids and extents as tokenizers of several builds give them, against what their tokens spell."""
+"""Ids and spans as tokenizers of several builds give them, against what their tokens spell."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import sys
 
 import pytest
 import sentencepiece
+import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from st_reba.text.builder import LayoutBuilder, lay_out
+from st_reba.text import words
 from st_reba.text.layout import NOT_TEXT, PREPENDED
+from st_reba.text.layouts import frames, lay_out
 from st_reba.text.templates import TEMPLATES, Template
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
@@ -160,7 +164,7 @@ class TestWholes:
         assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
         lead, behind = template.split("{text}")
         plain, marks = expected(own, kind, prompt + lead, text, behind)
-        layout = laid_out(LayoutBuilder(Template.parse(template), own), [text], max_tokens=None, prompt=prompt)
+        layout = laid_out(template, own, [text], prompt=prompt)
         full = own(prompt + template.replace("{text}", text))["input_ids"]
         assert layout.input_ids[0].tolist() == full
         specials = len(full) - len(plain)
@@ -176,11 +180,11 @@ class TestWholes:
         own = tokenizers[kind]
         ids = own(text, add_special_tokens=False)["input_ids"]
         assume(ids and not set(text) & set("▁<"))
-        builder = LayoutBuilder(Template.parse(template), own)
-        positions = builder.overhead(prompt) + max_tokens
+        [frame] = frames([Template.parse(template)], own, prompt)
+        positions = frame.overhead + max_tokens
         own.truncation_side = side
         try:
-            layout = laid_out(builder, [text], max_tokens=max_tokens, positions=positions, prompt=prompt)
+            layout = laid_out(template, own, [text], max_tokens=max_tokens, positions=positions, prompt=prompt)
         finally:
             own.truncation_side = "right"
         found = layout.input_ids[0].tolist()
@@ -193,7 +197,7 @@ class TestWholes:
         before, leading, following = (
             own(string, add_special_tokens=False)["input_ids"] if string else [] for string in (prompt, lead, behind)
         )
-        in_pieces = [*builder.specials_before, *before, *leading, *first, *following]
+        in_pieces = [*special_tokens(own)[0], *before, *leading, *first, *following]
         assert found in [*wholes, in_pieces]
 
     @settings(max_examples=examples(15))
@@ -202,7 +206,7 @@ class TestWholes:
         own = tokenizers[kind]
         assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
         template = Template.parse('This sentence : {prepend} "{text}" means', prepends=True)
-        layout = laid_out(LayoutBuilder(template, own), [text], max_tokens=None, prompt=prompt)
+        layout = laid_out(template, own, [text], prompt=prompt)
         slot = layout.copy_index[0].tolist().index(PREPENDED)
         ids = layout.input_ids[0].tolist()
         assert ids[:slot] == own(f"{prompt}This sentence : ")["input_ids"]
@@ -216,32 +220,36 @@ class TestWholes:
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_alike_in_several_layouts(kind, tokenizers):
     own = tokenizers[kind]
-    builders = [LayoutBuilder(Template.parse(template), own) for template in ('"{text}"', "{text}", "Of {text}, a")]
+    templates = [Template.parse(template) for template in ('"{text}"', "{text}", "Of {text}, a")]
     batch = ["I love natural language processing.", "我爱自然语言处理。", "", '"I love', "dogs"]
     for max_tokens in (1, 4, 7, 40):
-        rows = lay_out(builders, batch, max_tokens=max_tokens, positions=max_tokens + 12, prompt=None)
+        limits = {"max_tokens": max_tokens, "positions": max_tokens + 12}
+        layouts = lay_out(templates, own, batch, **limits)
         for number, text in enumerate(batch):
-            ends = {(row[number].extents[0][0], row[number].extents[-1][1]) for row in rows if row[number].extents}
-            assert len(ends) == (text != "")
-            alone = lay_out(builders, [text], max_tokens=max_tokens, positions=max_tokens + 12, prompt=None)
-            assert [row[number] for row in rows] == [row[0] for row in alone]
+            of_text = [layout.spans[number] for layout in layouts]
+            assert len({(spans[0][0], spans[-1][1]) for spans in of_text if spans}) == (text != "")
+            alone = lay_out(templates, own, [text], **limits)
+            assert of_text == [layout.spans[0] for layout in alone]
+            for layout, other in zip(layouts, alone, strict=True):
+                mine = layout.part(slice(number, number + 1)).features()
+                assert all(torch.equal(values, other.features()[name]) for name, values in mine.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_extents(kind, tokenizers):
+def test_spans(kind, tokenizers):
     text = ' The "cat" 自🥊  é\n'
     [tokens] = tokenized(tokenizers[kind], [text])
-    assert tokens.extents is not None
+    assert tokens.spans is not None
     spelled_out = list(spelled(tokenizers[kind], kind, tokens.ids))
     position = len(text.encode()) - sum(map(len, spelled_out))
-    for (first, last), part in zip(tokens.extents, spelled_out, strict=True):
+    for (first, last), part in zip(tokens.spans, spelled_out, strict=True):
         begin, position = max(position, 0), position + len(part)
         assert len(text[:first].encode()) <= begin
         assert len(text[:last].encode()) >= position
         assert (
             text[first:last].encode().endswith(part) or len(part) < len(text[first:last].encode()) or part[:1] == b" "
         )
-    assert tokens.extents[-1][1] == len(text)
+    assert tokens.spans[-1][1] == len(text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,19 +260,19 @@ def test_no_character_is_cut_through(kind, tokenizers):
         # Tokens that are not kept hold nothing of the characters that are, and one character more would be too many.
         start, stop = cut(text, tokens, count, "right")
         assert start == 0
-        assert all(first >= stop for first, _ in tokens.extents[count:])
-        assert stop == len(text) or any(first <= stop < last for first, last in tokens.extents[count:])
+        assert all(first >= stop for first, _ in tokens.spans[count:])
+        assert stop == len(text) or any(first <= stop < last for first, last in tokens.spans[count:])
         start, stop = cut(text, tokens, count, "left")
         assert stop == (len(text) if count else 0)
-        assert not count or all(last <= start for _, last in tokens.extents[:-count])
+        assert not count or all(last <= start for _, last in tokens.spans[:-count])
 
 
 def test_tokens_that_do_not_spell_the_text(tokenizers):
     """A slow tokenizer that reads an unknown character, or a special token within the text: in pieces."""
     own = tokenizers["sentencepiece"]
-    builder, text = LayoutBuilder(Template.parse("sentence {text}"), own), "x</s>a"
-    assert tokenized(own, [text])[0].extents is None
-    layout = laid_out(builder, [text, "dog"], max_tokens=None)
+    text = "x</s>a"
+    assert tokenized(own, [text])[0].spans is None
+    layout = laid_out("sentence {text}", own, [text, "dog"])
     parts = [own(part, add_special_tokens=False)["input_ids"] for part in ("sentence ", text)]
     length = 1 + len(parts[0]) + len(parts[1])
     assert layout.input_ids[0, :length].tolist() == [1, *parts[0], *parts[1]]
@@ -282,18 +290,18 @@ def test_a_text_that_looks_like_the_separator(kind, tokenizers):
     own = tokenizers[kind]
     entry = separator(own)
     template = Template.parse("{prepend}{text}", prepends=True)
-    layout = laid_out(LayoutBuilder(template, own), [f"a{entry}b"], max_tokens=None, prompt=f"{entry}:")
+    layout = laid_out(template, own, [f"a{entry}b"], prompt=f"{entry}:")
     assert (layout.copy_index[0] == PREPENDED).sum() == 1
     assert layout.copy_index[0].tolist().index(PREPENDED) == len(own(f"{entry}:")["input_ids"])
 
 
 def test_pieces_are_as_they_were(tokenizers):
     own = tokenizers["gpt-2"]
-    builder = LayoutBuilder(Template.parse('sentence "{text}" is'), own, tokenization="pieces")
+    template, settings = 'sentence "{text}" is', {"tokenization": "pieces", "prompt": "query: "}
     ids = [own(part)["input_ids"] for part in ("query: ", 'sentence "', "我爱 dogs", '" is')]
-    layout = laid_out(builder, ["我爱 dogs"], max_tokens=None, prompt="query: ")
+    layout = laid_out(template, own, ["我爱 dogs"], **settings)
     assert layout.input_ids[0].tolist() == [token for part in ids for token in part]
-    layout = laid_out(builder, ["我爱 dogs"], max_tokens=2, prompt="query: ")
+    layout = laid_out(template, own, ["我爱 dogs"], max_tokens=2, **settings)
     assert layout.input_ids[0].tolist() == [*ids[0], *ids[1], *ids[2][:2], *ids[3]]
 
 
@@ -309,9 +317,9 @@ class _Wrapped:
     def decode(self, ids):
         return f"word{ids[0]}"
 
-    def __call__(self, text, add_special_tokens=True):
-        ids = self.plain(text)
-        return {"input_ids": self.full(ids) if add_special_tokens else ids}
+    def __call__(self, texts, add_special_tokens=True):
+        ids = [self.plain(text) for text in texts]
+        return {"input_ids": [self.full(own) for own in ids] if add_special_tokens else ids}
 
 
 class TestSpecialTokens:
@@ -333,7 +341,7 @@ class TestSpecialTokens:
         own = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
         assert own("a")["input_ids"] == [0]
         assert special_tokens(own) == ([0], [])
-        layout = laid_out(LayoutBuilder(Template.repeat(1), own), ["yax"], max_tokens=None)
+        layout = laid_out("{text}", own, ["yax"])
         assert layout.input_ids.tolist() == [[0, 2, 1]]
 
     def test_where_a_letter_is_the_special_token(self):
@@ -362,3 +370,10 @@ class TestSpecialTokens:
         own = _Wrapped(lambda text: [], lambda ids: [9, *ids])
         with pytest.raises(ValueError, match="gives no tokens for any text that was tried"):
             special_tokens(own)
+
+
+def test_the_old_place_of_punctuation():
+    sys.modules.pop("st_reba.text.punctuation", None)
+    with pytest.warns(DeprecationWarning, match="^st_reba.text.punctuation is now st_reba.text.words: import"):
+        old = importlib.import_module("st_reba.text.punctuation")
+    assert old.punctuation_tokens is words.punctuation_tokens

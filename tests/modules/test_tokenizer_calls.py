@@ -1,8 +1,6 @@
-"""What makes a module's layouts is made once, and a batch of texts is tokenised in at most two calls."""
+"""A batch of texts is tokenised in a few calls, and what a tokenizer adds is asked for anew each time."""
 
 from __future__ import annotations
-
-import pickle
 
 import pytest
 import torch
@@ -24,11 +22,10 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.text.builder import LayoutBuilder
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import long, paired
+from ..conftest import long
 
 MODULES = {
     "classical": CausalTransformer,
@@ -78,67 +75,52 @@ def roomy(roomy_path):
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
 @pytest.mark.parametrize("kind", [long(kind) if kind in FURTHER else kind for kind in MODULES])
-def test_a_batch_is_tokenised_in_two_calls(kind, roomy, calls, monkeypatch):
+def test_a_batch_is_tokenised_in_a_few_calls(kind, roomy, calls):
     module = MODULES[kind](roomy)
-    made = []
-    original = LayoutBuilder.__init__
-    monkeypatch.setattr(LayoutBuilder, "__init__", lambda self, *a, **kw: made.append(1) or original(self, *a, **kw))
     for prompt in (None, "query: "):
-        # A prompt is tokenised on its own when it first comes.
-        module.preprocess(["a"], prompt=prompt)
-        for texts in (TEXTS, ["", *TEXTS]) if prompt is None else (TEXTS, ["one", "word " * 1_500]):
+        for texts in (TEXTS, ["", *TEXTS] * 8, ["one", "word " * 1_500]):
             calls.clear()
-            module.preprocess(texts, prompt=prompt)
-            assert 1 <= len(calls) <= 2
-        features = module.preprocess(TEXTS, prompt=prompt)
+            features = module.preprocess(texts, prompt=prompt)
+            # Two for special tokens, and one each for what stands around texts, the texts, and the two together; one
+            # for what splits a string at a slot; and what stands around chunks is asked for twice more.
+            assert len(calls) <= {"chunks": 11, "token prepending": 6, "prepending in blocks": 6}.get(kind, 5)
         calls.clear()
         with torch.inference_mode():
             module(features)
-        assert not calls
-    assert not made
+        assert not any("word" in string for strings in calls for string in strings)
 
 
 def eos(module):
     module.tokenizer.eos_token = "c"
+    return [*module.tokenizer("a cat")["input_ids"], module.tokenizer.convert_tokens_to_ids("c")]
 
 
 def ends(module):
     module.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|end|>", special_tokens=[("<|end|>", 0)]
     )
-
-
-def another(module):
-    module.processor = backbones.tokenizer("bert")
+    return module.tokenizer("a cat")["input_ids"]
 
 
 def entry(module):
-    module.tokenizer.add_tokens(["cat"])
+    before = module.tokenizer("a cat")["input_ids"]
+    module.tokenizer.add_tokens([" cat"])
+    after = module.tokenizer("a cat")["input_ids"]
+    assert after != before
+    return [*after, 0]
 
 
-def length(module):
-    module.max_seq_length = 3
+def another(module):
+    module.processor = backbones.tokenizer("bert", eos_token="[SEP]")
+    return module.tokenizer("a cat")["input_ids"]
 
 
-def pieces(module):
-    module.tokenization = "pieces"
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    paired(
-        [eos, ends, another, entry, length, pieces],
-        ["refined thought", "classical", "both ways", "meta-eol", "prepending in blocks"],
-    ),
-)
-def test_they_are_made_again_where_something_has_changed(kind, change, roomy_path):
-    module = MODULES[kind](roomy_path)
-    module.preprocess(TEXTS)
-    change(module)
-    found = module.preprocess(TEXTS)
-    module._made = None
-    expected = module.preprocess(TEXTS)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+@pytest.mark.parametrize("change", [eos, ends, entry, another])
+def test_what_is_changed_of_a_tokenizer_is_seen_at_once(change, roomy_path):
+    module = RefinedThoughtModule(roomy_path)
+    assert module.lay_out(["a cat"]).input_ids[0, -1] == 0
+    expected = change(module)
+    assert module.lay_out(["a cat"]).input_ids[0].tolist() == expected
 
 
 def test_settings_of_the_layout_are_among_what_may_change(roomy_path):
@@ -149,10 +131,9 @@ def test_settings_of_the_layout_are_among_what_may_change(roomy_path):
     reba = ReBAModule(roomy_path)
     assert ReBAModule(reba, repetitions=3).preprocess(["a cat"])["copy_index"].max() == 2
     assert reba.preprocess(["a cat"])["copy_index"].max() == 1
-
-
-def test_they_travel_to_a_worker(roomy_path, calls):
-    module = pickle.loads(pickle.dumps(CausalTransformer(roomy_path, template="prompteol")))
-    calls.clear()
-    module.preprocess(TEXTS)
-    assert len(calls) <= 2
+    module = CausalTransformer(roomy_path, template="prompteol", max_seq_length=9)
+    longest = module.preprocess(["a cat " * 60])["copy_index"]
+    assert (longest == 0).sum() == 9
+    module.max_seq_length = 3
+    module.tokenization = "pieces"
+    assert (module.preprocess(["a cat " * 60])["copy_index"] == 0).sum() == 3
