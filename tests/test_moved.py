@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from . import processes
+
 MOVED = {
     "st_reba.catalogue": ("st_reba.recipes", "find"),
     "st_reba.losses": ("st_reba.training.losses", "JTCSELoss"),
@@ -21,6 +23,15 @@ MOVED = {
     "st_reba.jtcse.loss": ("st_reba.training.losses", "JTCSELoss"),
     "st_reba.jtcse.tensor_modulus": ("st_reba.training.losses", "TensorModulusLoss"),
     "st_reba.jtcse.training": ("st_reba.training.jtcse", "train_jtcse"),
+    "st_reba.modules.after_pooling.all_but_the_top": ("st_reba.modules.embedding_transforms", "AllButTheTop"),
+    "st_reba.modules.after_pooling.embedding_filter": ("st_reba.modules.embedding_filter", "EmbeddingFilter"),
+    "st_reba.modules.after_pooling.idf_weights": ("st_reba.modules.idf_weights", "IdfWeights"),
+    "st_reba.modules.after_pooling.moments": ("st_reba.modules.moments", "embedding_moments"),
+    "st_reba.modules.after_pooling.partwise_whitening": ("st_reba.modules.partwise_whitening", "PartwiseWhitening"),
+    "st_reba.modules.after_pooling.standardization": ("st_reba.modules.embedding_transforms", "Centering"),
+    "st_reba.modules.after_pooling.transform": ("st_reba.modules.embedding_transforms", "EmbeddingTransform"),
+    "st_reba.modules.after_pooling.whitening": ("st_reba.modules.embedding_transforms", "SHRINKAGE"),
+    "st_reba.modules.late_interaction": ("st_reba.modules.multi_vector", "multi_vector_encoder"),
     "st_reba.modules.training_free.attention_pooling": ("st_reba.modules.attention_pooling", "AttentionPoolingModule"),
     "st_reba.modules.training_free.bidirectional": ("st_reba.modules.bidirectional", "BidirectionalLastLayer"),
     "st_reba.modules.training_free.causal": ("st_reba.modules.causal_transformer", "CausalTransformer"),
@@ -56,3 +67,10 @@ def test_a_former_name_warns_and_gives_what_it_gave(old):
     with pytest.warns(DeprecationWarning, match=f"{old} is now {new}: import from there."):
         module = importlib.import_module(old)
     assert getattr(module, name) is getattr(importlib.import_module(new), name)
+
+
+def test_the_package_itself_uses_no_former_name(tmp_path):
+    code = "import st_reba, st_reba.compare.run, st_reba.training, st_reba.export, sys; print(*sys.modules, sep='\\n')"
+    done = processes.run("-c", code, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+    assert not MOVED.keys() & set(done.stdout.splitlines())

@@ -4,13 +4,6 @@ ST writes ``type(module).__module__`` into modules.json. Saved models outlive th
 class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
 """
 
-from .after_pooling.all_but_the_top import AllButTheTop
-from .after_pooling.embedding_filter import EmbeddingFilter
-from .after_pooling.idf_weights import IdfWeights
-from .after_pooling.partwise_whitening import PartwiseWhitening
-from .after_pooling.standardization import Centering, Standardization
-from .after_pooling.transform import EmbeddingTransform as EmbeddingTransform
-from .after_pooling.whitening import WhiteningTransform
 from .attention_pooling import AttentionPoolingModule
 from .base import CausalModule as CausalModule
 from .bidirectional import BidirectionalLastLayer
@@ -19,11 +12,16 @@ from .contrastive_prompting import ContrastivePromptingModule
 from .early_late import EarlyLateModule
 from .echo import EchoModule
 from .echo_layers import EchoLayersModule
+from .embedding_filter import EmbeddingFilter
+from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
+from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
 from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
+from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
+from .partwise_whitening import PartwiseWhitening
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule

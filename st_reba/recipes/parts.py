@@ -19,9 +19,9 @@ from ..modules import (
     Standardization,
     WhiteningTransform,
 )
-from ..modules.after_pooling.moments import Moments, embedding_moments
-from ..modules.after_pooling.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
-from ..modules.after_pooling.whitening import SHRINKAGE
+from ..modules.embedding_transforms import SHRINKAGE
+from ..modules.moments import Moments, embedding_moments
+from ..modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}

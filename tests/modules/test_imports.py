@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 import pkgutil
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -72,25 +70,3 @@ def test_a_public_class_says_which_package_it_is_of(name):
 def test_no_model_names_the_bases_of_other_peoples_modules():
     assert CausalModule.__module__ == "st_reba.modules.base"
     assert EmbeddingTransform.__module__ == "st_reba.modules.embedding_transforms"
-
-
-@pytest.mark.parametrize(
-    ("old", "name", "new"),
-    [
-        ("after_pooling.all_but_the_top", "AllButTheTop", "embedding_transforms"),
-        ("after_pooling.embedding_filter", "EmbeddingFilter", "embedding_filter"),
-        ("after_pooling.idf_weights", "IdfWeights", "idf_weights"),
-        ("after_pooling.moments", "embedding_moments", "moments"),
-        ("after_pooling.partwise_whitening", "PartwiseWhitening", "partwise_whitening"),
-        ("after_pooling.standardization", "Centering", "embedding_transforms"),
-        ("after_pooling.transform", "EmbeddingTransform", "embedding_transforms"),
-        ("after_pooling.whitening", "SHRINKAGE", "embedding_transforms"),
-        ("late_interaction", "multi_vector_encoder", "multi_vector"),
-    ],
-)
-def test_an_old_path_warns_and_gives_the_same(old, name, new):
-    old, new = f"st_reba.modules.{old}", f"st_reba.modules.{new}"
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f"^{old} is now {new}$"):
-        shim = importlib.import_module(old)
-    assert getattr(shim, name) is getattr(importlib.import_module(new), name)

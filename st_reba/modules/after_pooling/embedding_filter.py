@@ -1,7 +1,9 @@
-"""The old path of :mod:`st_reba.modules.embedding_filter`."""
+"""The former name of :mod:`st_reba.modules.embedding_filter`."""
 
 import warnings
 
-from ..embedding_filter import EmbeddingFilter as EmbeddingFilter
+from ..embedding_filter import EmbeddingFilter  # noqa: F401
 
-warnings.warn(f"{__name__} is now st_reba.modules.embedding_filter", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    f"{__name__} is now st_reba.modules.embedding_filter: import from there.", DeprecationWarning, stacklevel=2
+)

@@ -1,7 +1,7 @@
-"""The old path of :mod:`st_reba.modules.idf_weights`."""
+"""The former name of :mod:`st_reba.modules.idf_weights`."""
 
 import warnings
 
-from ..idf_weights import IdfWeights as IdfWeights
+from ..idf_weights import IdfWeights  # noqa: F401
 
-warnings.warn(f"{__name__} is now st_reba.modules.idf_weights", DeprecationWarning, stacklevel=2)
+warnings.warn(f"{__name__} is now st_reba.modules.idf_weights: import from there.", DeprecationWarning, stacklevel=2)

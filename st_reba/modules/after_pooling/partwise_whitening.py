@@ -1,8 +1,9 @@
-"""The old path of :mod:`st_reba.modules.partwise_whitening`."""
+"""The former name of :mod:`st_reba.modules.partwise_whitening`."""
 
 import warnings
 
-from ..partwise_whitening import SHRINKAGE as SHRINKAGE
-from ..partwise_whitening import PartwiseWhitening as PartwiseWhitening
+from ..partwise_whitening import SHRINKAGE, PartwiseWhitening  # noqa: F401
 
-warnings.warn(f"{__name__} is now st_reba.modules.partwise_whitening", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    f"{__name__} is now st_reba.modules.partwise_whitening: import from there.", DeprecationWarning, stacklevel=2
+)

@@ -1,8 +1,9 @@
-"""The old path of :mod:`st_reba.modules.embedding_transforms`."""
+"""The former name of :mod:`st_reba.modules.embedding_transforms`."""
 
 import warnings
 
-from ..embedding_transforms import SHRINKAGE as SHRINKAGE
-from ..embedding_transforms import WhiteningTransform as WhiteningTransform
+from ..embedding_transforms import SHRINKAGE, WhiteningTransform  # noqa: F401
 
-warnings.warn(f"{__name__} is now st_reba.modules.embedding_transforms", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    f"{__name__} is now st_reba.modules.embedding_transforms: import from there.", DeprecationWarning, stacklevel=2
+)

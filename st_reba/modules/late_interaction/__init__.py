@@ -1,9 +1,8 @@
-"""The old path of :mod:`st_reba.modules.multi_vector`."""
+"""The former name of :mod:`st_reba.modules.multi_vector`."""
 
 import warnings
 
-from ..multi_vector import DIMENSION as DIMENSION
-from ..multi_vector import multi_vector_encoder as multi_vector_encoder
-from ..token_projection import TokenProjection as TokenProjection
+from ..multi_vector import DIMENSION, multi_vector_encoder  # noqa: F401
+from ..token_projection import TokenProjection  # noqa: F401
 
-warnings.warn(f"{__name__} is now st_reba.modules.multi_vector", DeprecationWarning, stacklevel=2)
+warnings.warn(f"{__name__} is now st_reba.modules.multi_vector: import from there.", DeprecationWarning, stacklevel=2)
