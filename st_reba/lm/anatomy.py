@@ -22,7 +22,6 @@ from .attention.masks import AfterPrefix
 from .build import Build
 from .context import entered
 from .dry_run import TOKENS, close, dry_run, gives_the_same, output_on
-from .packed import Packed
 from .prefixes import Prefixes
 from .sketch import Sketch, output_projections, states_of
 
@@ -169,26 +168,6 @@ class Anatomy:
             )
 
         return gives_the_same(self.model, behind, NAME)
-
-    @property
-    def reads_packed(self) -> bool:
-        """Whether texts in one row give what each gives alone, under the attention that the model is asked to use."""
-        attention = self.model.config._attn_implementation
-        return self._once(f"packed under {attention}", lambda: self._try_packed(attention))
-
-    def _try_packed(self, attention: str) -> bool:
-        if not self.calls_our_attention or len(self.sketch.calling) < backbone.depth(self.model):
-            return False
-        ids = torch.tensor(TOKENS, device=backbone.device(self.model))
-        packed = Packed(torch.tensor([[True, True, True, False], [True, True, True, True]]))
-
-        def in_a_row() -> tuple[Tensor, Tensor]:
-            inputs = packed.inputs(ids, for_kernel=attention != NAME)
-            with entered(packed=packed):
-                output = self.model(**inputs, return_dict=True, **backbone.without_hidden_states(self.model))
-            return output.last_hidden_state, packed.row(self.sketch.states)
-
-        return gives_the_same(self.model, in_a_row)
 
     def position_wise(self, layer: int) -> tuple[str, ...]:
         """Paths of the parts of a layer that look at one position at a time: its feed-forward part, in most models."""

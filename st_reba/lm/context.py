@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .attention.observers import Observer
     from .attention.rerouting import Rerouting
     from .hooks import Hook
-    from .packed import Packed
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Context:
         rerouting: Puts one token's key and value before all others.
         hooks: What happens at single modules, by the modules' ids.
         record: Keeps the states of all layers.
-        packed: The texts that stand one behind the other in the row that is run.
     """
 
     observer: Observer | None = None
@@ -38,7 +36,6 @@ class Context:
     rerouting: Rerouting | None = None
     hooks: Mapping[int, tuple[Hook, ...]] = field(default_factory=dict)
     record: AllLayers | None = None
-    packed: Packed | None = None
 
 
 _NOTHING = Context()

@@ -19,7 +19,6 @@ from .checkpointing import remember_contexts
 from .context import current, entered
 from .decoder import PositionWise
 from .hooks import Hook, hooked
-from .packed import Packed
 from .states import StatesAt
 
 
@@ -75,7 +74,6 @@ def run(
     observe: Observer | StatesAt | None = None,
     read: Tensor | None = None,
     last_layer: PositionWise | None = None,
-    packed: Packed | None = None,
     reader: str,
 ) -> Tensor:
     """Run a language model once.
@@ -89,12 +87,10 @@ def run(
         observe: Who looks on. It sees what is changed as it is then.
         read: (B, N), the only positions whose states will be looked at; None: any.
         last_layer: The parts of the last layer that are run for these alone; None: they are run for all.
-        packed: The texts that ``forward`` runs in one row, and gives the states of, (1, T, D); None: they are padded.
         reader: Who asks, for the refusal.
 
     Returns:
-        (B, N, D), what ``forward`` gives, or the same padded; with the states of all layers side by side where they are
-        recorded.
+        (B, N, D), what ``forward`` gives, with the states of all layers side by side where they are recorded.
 
     Raises:
         ValueError: If the model is being trained with gradient checkpointing, and states are changed, looked at or
@@ -120,10 +116,7 @@ def run(
             stack.enter_context(entered(observer=observe))
         # A second run of a layer, for its gradient, would not know which positions are read.
         if last_layer is not None and read is not None and not checkpointing:
-            stack.enter_context(last_layer.at(read if packed is None else packed.row(read)))
-        if packed is not None:
-            stack.enter_context(entered(packed=packed))
-            return packed.padded(beside(forward()))
+            stack.enter_context(last_layer.at(read))
         if show_maps is None or observe is None or isinstance(observe, StatesAt):
             return beside(forward())
         return beside(show_maps(observe))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +13,9 @@ from torch import Tensor, nn
 
 from ..hub import compat
 from ..lm import backbone, decoder, gguf
-from ..lm.anatomy import Anatomy
 from ..lm.attention import routes
-from ..lm.attention.function import NAME
 from ..lm.attention.observers import Observer
-from ..lm.dry_run import set_attention
 from ..lm.hooks import Places, until_halted
-from ..lm.packed import Packed
 from ..lm.run import Effect, run
 from ..lm.states import StatesAt
 from ..text.layout import Layout
@@ -77,10 +72,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
     #: The share of the layers that is run where nothing says after which to stop; None: all of them.
     SHARE: ClassVar[float | None] = None
-
-    _is_whole = False
-    # Until it is whole, its batches are padded.
-    _packs = False
 
     #: The changes that settings of the class' own name, under which they are saved.
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, BeforeFeedForward, EarlyExit)
@@ -155,8 +146,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
 
     def check(self) -> None:
         """Called when the module is whole: refuse what its settings come to only together."""
-        self._is_whole = True
-        self._choose_packing()
 
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
@@ -171,8 +160,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         compat.share(other, self)
         if isinstance(other, CheckedTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
-        self._asked_to_unpad = other.unpad_inputs
-        self._st_unpads = bool(getattr(other, "_st_unpads", other.can_flatten_inputs))
+        self.can_flatten_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
         self.model = decoder.view(other.model)
 
@@ -208,45 +196,15 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     # Padding
 
     @property
-    def unpad_inputs(self) -> bool | None:
-        """Whether the texts of a batch run one behind the other, with no padding; the embeddings are the same.
-
-        None: where ST's ``Transformer`` does so, under flash attention. True: under any attention; what attends then
-        sees them padded all the same, alone. False: never. What a change does to states is done to padded ones, always.
-        """
-        return self._asked_to_unpad
+    def unpad_inputs(self) -> bool:
+        """False: the texts of a batch are padded. What is given or was saved besides is read and ignored."""
+        return False
 
     @unpad_inputs.setter
     def unpad_inputs(self, value: bool | None) -> None:
         if value not in (None, True, False):
             raise ValueError(f"unpad_inputs={value!r}: use True, False or None.")
-        self._asked_to_unpad = value
-        # ST finds out whether it would, and does not know of our attention.
-        cast(Any, Transformer.unpad_inputs).fset(self, None if value is True else value)
-        self._st_unpads = bool(self.can_flatten_inputs)
-        if self._is_whole:
-            self._choose_packing()
-
-    def _choose_packing(self) -> None:
-        wanted = self._st_unpads or self.unpad_inputs is True
-        if self.unpad_inputs is True and not self._st_unpads and Anatomy(self.model).calls_our_attention:
-            set_attention(self.model, NAME)
-        self._packs = wanted and Anatomy(self.model).reads_packed
-        if self.unpad_inputs is True and not self._packs:
-            warnings.warn(
-                f"unpad_inputs=True: {type(self.model).__name__} does not read texts in one row as it reads each "
-                "alone, so batches are padded.",
-                stacklevel=3,
-            )
-        # ST's encode then mixes long texts and short ones, which costs nothing where nothing pads.
-        self.can_flatten_inputs = self._packs and self._st_unpads and self._route is None
-
-    def _packed(self, layout: Layout) -> Packed | None:
-        """The texts in one row, where that is wanted and spares anything."""
-        if not self._packs or backbone.is_checkpointing(self.model):
-            return None
-        real = layout.on_host.attention_mask.bool()
-        return Packed(real) if bool(real.any()) and not bool(real.all()) else None
+        self.can_flatten_inputs = False
 
     # A pass
 
@@ -271,7 +229,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right, or not at all.
+        No mask is needed where attention is causal, since rows are padded on the right.
 
         Args:
             layout: B texts.
@@ -291,9 +249,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         """
 
         def forward() -> Tensor:
-            if packed is not None:
-                for_kernel = self.model.config._attn_implementation != NAME
-                return self._forward(packed.inputs(layout.input_ids, for_kernel=for_kernel), **kwargs)
             return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
@@ -306,9 +261,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         ]
         changes = [effect for effect in (*effects, *change) if effect]
         hands_out_maps = self._route is not None and not self._route.through_function
-        # What looks at states, or changes them, knows them by their places in a batch.
-        as_a_batch = changes or inputs is not None or kwargs or isinstance(observe, StatesAt) or hands_out_maps
-        packed = None if as_a_batch else self._packed(layout)
         return run(
             self.model,
             forward,
@@ -318,7 +270,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             read=read,
             # What is not run at all need not be spared.
             last_layer=self._last_layer_parts if self.readout == "layer" else None,
-            packed=packed,
             reader=self._reader,
         )
 
@@ -372,7 +323,8 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         return config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        config = super().get_config_dict()
+        config = {key: value for key, value in config.items() if key not in ("changes", "unpad_inputs")}
         if config.get("readout") == "layer":
             del config["readout"]
         # What settings of the class' own say is among the changes, and not saved twice.

@@ -10,21 +10,18 @@ Nothing here knows a method. The observer, and what changes attention, are those
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..context import current, entered
+from ..context import current
 from ..precision import autocast_dtype, widened, without_autocast
 from .kernels import attention_with_lse, by_group, group_slices
 from .masks import BothWays
 from .observers import LayerCensus
 from .weights import QueryKeySource, SymmetrizedSource
-
-if TYPE_CHECKING:
-    from ..packed import Packed
 
 NAME = "st_reba"
 
@@ -65,11 +62,6 @@ def observable_attention(
     neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
     """
     context = current()
-    if context.packed is not None:
-        if position_bias is not None:
-            raise RuntimeError("a position bias does not say between which positions of a packed row it stands.")
-        rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "softcap": softcap, "s_aux": s_aux}
-        return _unpacked(context.packed, module, query, key, value, attention_mask, **rest, **kwargs)
     observer, masking, rerouting = context.observer, context.masking, context.rerouting
     if masking is not None and not masking.applies(_layer_index(module)):
         masking = None
@@ -118,27 +110,6 @@ def observable_attention(
             source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
             observer.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _unpacked(
-    packed: Packed,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """Attention of texts that stand in one row, (1, H, T, d): it alone sees them padded, as a batch.
-
-    So it is watched as ever. The mask, if any, is that of the longest text: see :func:`_mask`.
-    """
-    query, key, value = (
-        packed.padded(states.transpose(1, 2), packed.longest).transpose(1, 2) for states in (query, key, value)
-    )
-    with entered(packed=None):
-        output, _ = observable_attention(module, query, key, value, attention_mask, **rest)
-    return packed.row(output), None
 
 
 def _after_cache(
@@ -247,19 +218,4 @@ def register() -> None:
     ask again who is watching or what replaces the masks.
     """
     AttentionInterface.register(NAME, torch.compiler.disable(observable_attention))
-    AttentionMaskInterface.register(NAME, _mask)
-
-
-def _mask(**kwargs: Any) -> Tensor | None:
-    """As transformers makes it for its own ``sdpa``; in a packed row, that of the longest text, where it stands.
-
-    Shorter texts have the beginning of it, with padding that no token of theirs sees.
-    """
-    packed = current().packed
-    sdpa = AttentionMaskInterface()["sdpa"]
-    if packed is None:
-        return cast("Tensor | None", sdpa(**kwargs))
-    length, start = packed.longest, packed.start_of_the_longest
-    alone = {"q_length": length, "kv_length": length, "q_offset": start, "kv_offset": start}
-    # Within one text the mask is causal again, which may go without saying.
-    return cast("Tensor | None", sdpa(**{**kwargs, **alone, "allow_is_causal_skip": True}))
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
