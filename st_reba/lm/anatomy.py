@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from . import backbone
+from .attention.changes import AfterPrefix
 from .attention.function import NAME
-from .attention.masks import AfterPrefix
 from .build import Build
 from .context import entered
 from .dry_run import TOKENS, close, dry_run, gives_the_same, output_on

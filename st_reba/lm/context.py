@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .all_layers import AllLayers
-    from .attention.masks import Masking
+    from .attention.changes import Masking, Rerouting
     from .attention.observers import Observer
-    from .attention.rerouting import Rerouting
     from .hooks import Hook
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .all_layers import beside
-from .attention.masks import Masking
+from .attention.changes import Masking, Rerouting
 from .attention.observers import Observer
-from .attention.rerouting import Rerouting
 from .backbone import is_checkpointing
 from .checkpointing import remember_contexts
 from .context import current, entered

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from st_reba.lm.attention.masks import BothWays
+from st_reba.lm.attention.changes import BothWays
 from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.context import Context, current, entered
 from st_reba.lm.hooks import Halt, Hook, listen

@@ -10,6 +10,7 @@ Nothing here knows a method. The observer, and what changes attention, are those
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..context import current
 from ..precision import autocast_dtype, widened, without_autocast
-from .kernels import attention_with_lse, by_group, group_slices
-from .masks import BothWays
+from .changes import BothWays
+from .kernels import attention_with_lse, group_slices
 from .observers import LayerCensus
-from .weights import QueryKeySource, SymmetrizedSource
+from .weights import LayerWeights, by_group
 
 NAME = "st_reba"
 
@@ -107,8 +108,10 @@ def observable_attention(
             logits = rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
         if observer is not None:
-            source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
-            observer.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
+            weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
+            if isinstance(masking, BothWays):
+                weights = replace(weights, backward=weights)
+            observer.observe(weights)
     return output.transpose(1, 2).contiguous(), None
 
 

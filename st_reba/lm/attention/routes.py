@@ -14,7 +14,7 @@ from ..backbone import depth, without_hidden_states
 from ..dry_run import set_attention
 from .function import NAME
 from .observers import Observer
-from .weights import MapSource
+from .weights import StoredWeights
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -150,7 +150,7 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Obser
     output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
     for layer, weights in enumerate(output.attentions):
         if weights is not None and observer.wants(layer):
-            observer.observe(MapSource(layer, weights))
+            observer.observe(StoredWeights(layer, weights))
     return output.last_hidden_state
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...lm import backbone
 from ...lm.attention import routes
-from ...lm.attention.masks import AfterPrefix
+from ...lm.attention.changes import AfterPrefix
 from ...lm.prefixes import Prefixes
 from ...lm.run import Effect
 from ...text.builder import Plan

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from ...lm import backbone
 from ...lm.all_layers import last_layer
 from ...lm.attention import routes
-from ...lm.attention.masks import AfterPrefix
+from ...lm.attention.changes import AfterPrefix
 from ...lm.attention.observers import MeanWeights
 from ...lm.precision import weighted_sum, widened
 from ...lm.run import Effect

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.lm.attention.masks import BothWays
+from st_reba.lm.attention.changes import BothWays
 from st_reba.lm.context import entered
 
 from ... import oracles
