@@ -13,7 +13,7 @@ from torch import Tensor
 
 from st_reba.catalogue import POOLINGS, find
 from st_reba.lm.all_layers import recording
-from st_reba.lm.decoder import inspect, layer_places
+from st_reba.lm.anatomy import final_norm
 from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
 from st_reba.readers.sweep import names
@@ -45,8 +45,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     """Classical, Echo and ReBA out of one pass, after every layer; ReBA also with the weights of each row divided by
     their sum. ReBA's weights are those of all layers, whichever layer's states they weigh."""
     module = ReBAModule(backbone, repetitions=copies).eval()
-    places = layer_places(module.model)
-    norm = inspect(module.model).norm
+    norm = final_norm(module.model)
     pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in POOLINGS.items()}
 
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
@@ -56,7 +55,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
             layout = whole.part(part)
             own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
             found: dict[str, list[Tensor]] = {}
-            with recording(module.model, places, norm) as record:
+            with recording(module.model, norm) as record:
                 for copy, sums in enumerate(module.copy_sums(layout), start=1):
                     normalised = sums.sums / sums.totals.clamp(min=torch.finfo(sums.sums.dtype).tiny)
                     plain, look_back = names(copy)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .anatomy import layer_paths
 from .context import current, entered
-from .hooks import Hook, Places, hooked
+from .hooks import Hook, hooked
 
 
 class AllLayers:
@@ -60,18 +61,15 @@ class AllLayers:
 
 
 @contextlib.contextmanager
-def recording(
-    model: PreTrainedModel, layers: Places, norm: Callable[[Tensor], Tensor] = lambda states: states
-) -> Iterator[AllLayers]:
+def recording(model: PreTrainedModel, norm: Callable[[Tensor], Tensor] = lambda states: states) -> Iterator[AllLayers]:
     """Record what the layers of a model give, in this block, in this thread.
 
     Args:
         model: The model.
-        layers: Its layers, by their indices.
         norm: What is done to the states of every layer but the last, of which the model itself does it.
     """
     record = AllLayers(norm)
-    modules = [layers.at(model, index) for index in sorted(layers.paths)]
+    modules = [model.get_submodule(path) for path in layer_paths(model)]
     hooks = {
         module: Hook(before=None if index else record.enter, after=record.leave) for index, module in enumerate(modules)
     }

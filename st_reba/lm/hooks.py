@@ -44,44 +44,16 @@ def listen(modules: Iterable[nn.Module]) -> None:
 
 
 def listens(module: nn.Module) -> bool:
-    """Whether a module can be hooked.
-
-    A shallow copy shares its hooks with what it is a copy of, whichever was told to listen first; so these are asked.
-    """
+    """Whether a module can be hooked."""
     return _before in module._forward_pre_hooks.values()
-
-
-class Places:
-    """Places in a model that can be hooked.
-
-    They are known by their paths: an adapter may later be put where a module was.
-
-    Args:
-        model: The model.
-        modules: Modules of it, by a number of one's own, such as the index of a layer.
-
-    Attributes:
-        paths: Their paths, by the same numbers.
-    """
-
-    def __init__(self, model: nn.Module, modules: Mapping[int, nn.Module]) -> None:
-        paths = {module: path for path, module in model.named_modules()}
-        self.paths = {number: paths[module] for number, module in modules.items()}
-        listen(modules.values())
-
-    def at(self, model: nn.Module, number: int) -> nn.Module:
-        """What now stands at a place of the model, or of a copy of it; it listens."""
-        module = model.get_submodule(self.paths[number])
-        listen([module])
-        return module
 
 
 @contextlib.contextmanager
 def hooked(hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
-    """Hook modules that listen, in this block, in this thread; after the hooks of a block around it."""
+    """Hook modules, in this block, in this thread; after the hooks of a block around it."""
+    listen(hooks)
     found = dict(current().hooks)
     for module, hook in hooks.items():
-        assert listens(module), "only a module that listens can be hooked"
         found[id(module)] = (*found.get(id(module), ()), hook)
     with entered(hooks=found):
         yield

@@ -16,7 +16,6 @@ from .attention.observers import Observer
 from .backbone import is_checkpointing
 from .checkpointing import remember_contexts
 from .context import current, entered
-from .decoder import PositionWise
 from .hooks import Hook, hooked
 from .states import StatesAt
 
@@ -71,8 +70,6 @@ def run(
     show_maps: Callable[[Observer], Tensor] | None = None,
     change: Sequence[Effect] = (),
     observe: Observer | StatesAt | None = None,
-    read: Tensor | None = None,
-    last_layer: PositionWise | None = None,
     reader: str,
 ) -> Tensor:
     """Run a language model once.
@@ -84,8 +81,6 @@ def run(
             None: its attention calls our function, which does.
         change: What is changed in this pass: see :func:`changed`.
         observe: Who looks on. It sees what is changed as it is then.
-        read: (B, N), the only positions whose states will be looked at; None: any.
-        last_layer: The parts of the last layer that are run for these alone; None: they are run for all.
         reader: Who asks, for the refusal.
 
     Returns:
@@ -113,9 +108,6 @@ def run(
             stack.enter_context(hooked(observe.hooks()))
         elif observe is not None and show_maps is None:
             stack.enter_context(entered(observer=observe))
-        # A second run of a layer, for its gradient, would not know which positions are read.
-        if last_layer is not None and read is not None and not checkpointing:
-            stack.enter_context(last_layer.at(read))
         if show_maps is None or observe is None or isinstance(observe, StatesAt):
             return beside(forward())
         return beside(show_maps(observe))

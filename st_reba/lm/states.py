@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..text.layout import sent
-from .hooks import Halt, Hook, listen
+from .hooks import Halt, Hook
 
 
 def at(states: Tensor, position: Tensor) -> Tensor:
@@ -54,7 +54,6 @@ class StatesAt:
 
     def hooks(self) -> dict[nn.Module, Hook]:
         """What sees to it."""
-        listen(self.modules)
         return {module: Hook(**{self.side: self._look(module)}) for module in self.modules}
 
     def _look(self, module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -12,12 +12,14 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
 from ..hub import compat
-from ..lm import backbone, decoder, gguf
+from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.hooks import Places, until_halted
+from ..lm.hooks import until_halted
 from ..lm.run import Effect, run
+from ..lm.shortened import shortened
 from ..lm.states import StatesAt
+from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checks import check_inside, check_length, check_transformer_kwargs
@@ -121,14 +123,14 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         leaving = self._exit(wanted, usual_output_layer)
         self.output_layer = None if leaving is None else leaving.output_layer
         if self.output_layer is not None:
-            self.model = decoder.shortened(self.model, self.output_layer)
+            self.model = shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
         self.check_weights()
         self.final_norm = final_norm
-        self._norm = None if final_norm else decoder.FinalNorm(self.model)
-        self._places: Places | None = None
-        # Set where a module reads few positions, or watches attention: see run.
-        self._last_layer_parts: decoder.PositionWise | None = None
+        if not final_norm:
+            # Refused here where it is not found.
+            anatomy.final_norm(self.model)
+        # Set where a module watches attention: see run.
         self._route: routes.AttentionRoute | None = None
         routes.prepare(self.model)
         others = [
@@ -162,7 +164,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
         self.can_flatten_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
-        self.model = decoder.view(other.model)
+        self.model = view(other.model)
 
     def _exit(self, changes: Sequence[Change], usual: int | None) -> EarlyExit | None:
         """Where the model ends, if not at its last layer."""
@@ -187,11 +189,9 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             if isinstance(change, kind)
         )
 
-    def layer_places(self) -> Places:
-        """The layers of the backbone, by their indices, found when they are first asked for."""
-        if self._places is None:
-            self._places = decoder.layer_places(self.model)
-        return self._places
+    def layer(self, index: int) -> nn.Module:
+        """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
+        return self.model.get_submodule(anatomy.layer_paths(self.model)[index])
 
     # Padding
 
@@ -223,7 +223,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         inputs: Callable[[], Mapping[str, Any]] | None = None,
         change: Sequence[Effect] = (),
         observe: Observer | StatesAt | None = None,
-        read: Tensor | None = None,
         is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
@@ -236,7 +235,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
             change: What is changed besides the module's own ``changes``.
             observe: Looks on: at attention, or at states.
-            read: (B, N), the only positions whose states will be looked at; None: any.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
@@ -267,9 +265,6 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
             show_maps=show_maps if hands_out_maps else None,
             change=changes,
             observe=observe,
-            read=read,
-            # What is not run at all need not be spared.
-            last_layer=self._last_layer_parts if self.readout == "layer" else None,
             reader=self._reader,
         )
 

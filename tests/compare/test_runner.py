@@ -21,7 +21,7 @@ from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
 from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
 from st_reba.data.demo import demo_sentences
-from st_reba.lm.dry_run import TOKENS
+from st_reba.lm.anatomy import TOKENS
 from st_reba.modules.after_pooling.choices import FILTERS, IDF, PARTWISE
 from st_reba.readers.store import EmbeddingStore
 

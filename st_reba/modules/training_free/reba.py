@@ -275,7 +275,7 @@ class ReBAModule(CausalModule):
         start, length, (texts, count) = layout.text_start, self.chunk_length, sizes.shape
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         chunks = InChunks(maximum, start, length, count)
-        states = self.run(layout, observe=chunks, read=layout.on_host.copy_index >= 0, **kwargs)
+        states = self.run(layout, observe=chunks, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
         offset = torch.arange(length, device=states.device).expand(texts * count, -1)
         weights = backward_weights(maximum.result().to(states.device), offset, offset, offset < sizes.view(-1, 1))
@@ -310,9 +310,7 @@ class ReBAModule(CausalModule):
         # Queries before the first copy that counts are not asked for.
         first = max(int(host_keys.min()), start + copies.start * int(host.text_length.min()))
         maximum = self._maximum(keys, int(host_keys.min()), slice(first, layout.input_ids.shape[1]))
-        position = torch.arange(layout.input_ids.shape[1])
-        counted = (host.copy_index >= copies.start) & (position >= host_keys[:, :1])
-        states = self.run(layout, observe=maximum, read=counted, **kwargs)
+        states = self.run(layout, observe=maximum, **kwargs)
         log_weights = maximum.result().to(states.device)
         sums = torch.zeros(*keys.shape, states.shape[-1], dtype=summing_dtype(states.dtype), device=states.device)
         totals = sums.new_zeros(*keys.shape, 1)
