@@ -12,8 +12,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from st_reba.catalogue import POOLINGS, find
-from st_reba.lm.all_layers import recording
-from st_reba.lm.anatomy import final_norm
+from st_reba.lm.anatomy import final_norm, layer_paths
+from st_reba.lm.run import recording
 from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
 from st_reba.readers.layers import LayerReader
 from st_reba.readers.sweep import names
@@ -55,7 +55,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
             layout = whole.part(part)
             own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
             found: dict[str, list[Tensor]] = {}
-            with recording(module.model, norm) as record:
+            with recording(module.model, layer_paths(module.model), norm) as record:
                 for copy, sums in enumerate(module.copy_sums(layout), start=1):
                     normalised = sums.sums / sums.totals.clamp(min=torch.finfo(sums.sums.dtype).tiny)
                     plain, look_back = names(copy)

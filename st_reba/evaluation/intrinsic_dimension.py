@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of
-from ..lm.hooks import Hook, hooked
+from ..lm.run import Hook, hooked
 from ..modules import CausalTransformer
 from ..modules.changes.reroute import middle_third
 from ..text.layout import Layout

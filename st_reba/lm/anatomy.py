@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from transformers import PreTrainedModel
 from . import backbone
 from .attention.changes import AfterPrefix
 from .attention.function import NAME
-from .attention.observers import LayerCensus, watching
-from .context import entered
-from .hooks import Hook, hooked
+from .attention.observers import Census
 from .precision import without_autocast
 from .prefixes import Prefixes
+from .run import Hook, Pass, hooked, passing
 from .view import has_a_forward_of_its_own, twin
 
 #: What a model raises that cannot be run in some way.
@@ -31,6 +30,9 @@ CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, N
 
 #: What models are tried on: two texts that share their first token and their last.
 TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
+
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Anatomy:
             nothing. None: the model does more to its last layer's states than its children do.
         projections: Paths of the output projection of each layer that has attention; those not found are missing.
         widths: How many values a state has behind each layer, and last how many the last hidden state has.
+        further: What is found when it is first asked for.
     """
 
     is_causal: bool
@@ -63,6 +66,7 @@ class Anatomy:
     norm: tuple[str, ...] | None
     projections: Mapping[int, str]
     widths: tuple[int, ...]
+    further: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -101,6 +105,14 @@ def keep(model: PreTrainedModel, anatomy: Anatomy) -> Anatomy:
     return anatomy
 
 
+def once(model: PreTrainedModel, name: str, find: Callable[[PreTrainedModel], _Value]) -> _Value:
+    """A further fact of a model, found when it is first asked for of the model or of a view of it."""
+    further = anatomy_of(model).further
+    if name not in further:
+        further[name] = find(model)
+    return cast(_Value, further[name])
+
+
 def trial(model: PreTrainedModel) -> PreTrainedModel:
     """A view of a model to be tried and thrown away, in evaluation mode.
 
@@ -134,13 +146,13 @@ def output_on(tried: PreTrainedModel, attention: str | None = None, **kwargs: An
 
 
 def probe(model: PreTrainedModel) -> Anatomy:
-    """Find out what a model is, by one pass over :data:`TOKENS`; by up to three where it has attention of its own."""
-    census = LayerCensus()
+    """Find out what a model is, by one pass over :data:`TOKENS`; by three where it has attention of its own."""
+    census = Census()
     try:
-        with watching(census):
+        with passing(Pass(census=census)):
             tried, output, calls = _noted(model, NAME)
     except CANNOT_RUN:
-        census = LayerCensus()
+        census = Census()
         tried, output, calls = _noted(model)
     states, calling = output.last_hidden_state, tuple(census.layers)
     calls_ours, sound = bool(calling), True
@@ -364,8 +376,11 @@ def feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
     Found by one pass: such a part makes of one state alone what it made of it among others. Norms are not looked at.
     """
     layers = anatomy_of(model).layers
-    if not layers:
-        return ()
+    return once(model, f"feed-forward part of layer {len(layers)}", _feed_forward) if layers else ()
+
+
+def _feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
+    layers = anatomy_of(model).layers
     tried, _, calls = _noted(model, NAME if anatomy_of(model).calling else None)
     parts = set(tried.get_submodule(layers[-1]).children())
     paths = {module: path for path, module in tried.named_modules()}
@@ -403,8 +418,11 @@ def reuses_cache(model: PreTrainedModel) -> bool:
     They are given as input embeddings, at positions and with a mask of our own.
     """
     anatomy = anatomy_of(model)
-    if not anatomy.calls_our_attention or len(anatomy.calling) < backbone.depth(model):
-        return False
+    every_layer = anatomy.calls_our_attention and len(anatomy.calling) == backbone.depth(model)
+    return every_layer and once(model, "reuses its cache", _reuses_cache)
+
+
+def _reuses_cache(model: PreTrainedModel) -> bool:
     tried = trial(model)
     try:
         expected = output_on(tried, NAME).last_hidden_state
@@ -413,7 +431,7 @@ def reuses_cache(model: PreTrainedModel) -> bool:
         position_ids = lengths[:, None] + torch.arange(new, device=device)
         with torch.inference_mode(), without_autocast(device):
             prefixes = Prefixes.computed(tried, ids[:, : int(lengths.max())], lengths)
-            with entered(masking=AfterPrefix(lengths, new)):
+            with passing(Pass(masking=AfterPrefix(lengths, new))):
                 output = tried(
                     inputs_embeds=tried.get_input_embeddings()(ids.gather(1, position_ids)),
                     position_ids=position_ids,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .anatomy import CANNOT_RUN, anatomy_of, close, final_norm, keep, output_on, states_of, trial
+from .anatomy import CANNOT_RUN, anatomy_of, close, final_norm, keep, once, output_on, states_of, trial
 from .attention.function import NAME
 from .backbone import depth
 from .view import has_a_forward_of_its_own, twin
@@ -91,7 +91,7 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             "output_layer=-1, all layers, or another model."
         )
     keep(short, anatomy.of_the_first(layers))
-    if not _stops_after(short, layers, model):
+    if not once(model, f"stops after layer {layers}", lambda whole: _stops_after(short, layers, whole)):
         raise ValueError(f"{reason}: it then computes something else. Use output_layer=-1, all layers.")
     return short
 

@@ -34,6 +34,9 @@ def has_a_forward_of_its_own(module: nn.Module) -> bool:
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """A deep copy but for the weights: parameters, buffers, and what accelerate has offloaded of them."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    # What one finds out later, both know: see st_reba.lm.anatomy.
+    anatomy = getattr(model, "st_reba_anatomy", None)
+    memo[id(anatomy)] = anatomy
     for module in model.modules():
         # With the dicts that hold them, what is moved or cast in one is in both.
         shared: list[Any] = [module._parameters, module._buffers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,8 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.hooks import until_halted
-from ..lm.run import Effect, run
+from ..lm.run import Effect, Halt, StatesAt, run
 from ..lm.shortened import shortened
-from ..lm.states import StatesAt
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
@@ -212,7 +211,7 @@ class LanguageModel(CheckedTransformer, metaclass=Checked):
         """(B, ...): what a change sees of B texts in the layout of its companion."""
         fitted = self._fitted[self.changes.index(change)]
         observer = cast(Fitted, fitted).observer(self.model, layout)
-        with until_halted():
+        with contextlib.suppress(Halt):
             self.run(layout, observe=observer, is_companion=True, **kwargs)
         return observer.states()[0]
 

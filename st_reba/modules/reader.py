@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..lm import backbone
-from ..lm.all_layers import recording
-from ..lm.anatomy import without_final_norm
+from ..lm.anatomy import layer_paths, without_final_norm
+from ..lm.run import recording
 from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
@@ -82,7 +82,7 @@ class LayoutReader(LanguageModel):
                 layers are not found, or would run a second time for their gradients.
         """
         self.check_all_layers()
-        with recording(self.model, norm) as record:
+        with recording(self.model, layer_paths(self.model), norm) as record:
             found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}

@@ -10,6 +10,8 @@ import pytest
 MOVED = {
     "st_reba.lm.attention.masks": ("st_reba.lm.attention.changes", ["AfterPrefix", "BothWays", "Masking"]),
     "st_reba.lm.attention.rerouting": ("st_reba.lm.attention.changes", ["Rerouting"]),
+    "st_reba.lm.hooks": ("st_reba.lm.run", ["Halt", "Hook", "hooked"]),
+    "st_reba.lm.states": ("st_reba.lm.run", ["StatesAt", "at", "put"]),
 }
 
 

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.anatomy import layer_paths
-from st_reba.lm.hooks import Hook, hooked, listen
+from st_reba.lm.run import Hook, hooked
 from st_reba.lm.shortened import _PER_LAYER, shortened
 
 from ..backbones import TELLING, TEXTS, third
@@ -150,8 +150,6 @@ def test_gradients_flow_through_the_last_row(backbone_path):
 
 def test_hooks_nest_and_end_with_their_block():
     linear = torch.nn.Linear(2, 2)
-    listen([linear])
-    listen([linear])
     states = torch.ones(1, 1, 2)
     plain = linear(states)
     with hooked({linear: Hook(after=lambda out: out + 1)}), hooked({linear: Hook(after=lambda out: out * 2)}):

@@ -5,7 +5,7 @@ attention function is registered with transformers under :data:`NAME`. It comput
 shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which query
 j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
 
-Nothing here knows a method. The observer, and what changes attention, are those of :mod:`st_reba.lm.context`.
+Nothing here knows a method. The observer, and what changes attention, are those of :class:`st_reba.lm.run.Pass`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..context import current
 from ..precision import autocast_dtype, widened, without_autocast
+from ..run import current
 from .changes import BothWays
 from .kernels import attention_with_lse, group_slices
-from .observers import LayerCensus
 from .weights import LayerWeights, by_group
 
 NAME = "st_reba"
@@ -60,10 +59,10 @@ def observable_attention(
     """The attention function transformers calls: query (B, H, N, d), key and value (B, G, M, d), output (B, N, H, d).
 
     ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
-    neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
+    neither honoured nor in :data:`HARMLESS` is noted in a :class:`~st_reba.lm.attention.observers.Census`.
     """
-    context = current()
-    observer, masking, rerouting = context.observer, context.masking, context.rerouting
+    here = current()
+    observer, masking, rerouting = here.observer, here.masking, here.rerouting
     if masking is not None and not masking.applies(_layer_index(module)):
         masking = None
     if masking is not None:
@@ -72,9 +71,10 @@ def observable_attention(
     if rerouting is not None and _layer_index(module) not in rerouting.layers:
         rerouting = None
     explicit = softcap is not None or s_aux is not None
-    if isinstance(observer, LayerCensus):
-        observer.explicit |= explicit
-        observer.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
+    if here.census is not None:
+        here.census.layers.append(_layer_index(module))
+        here.census.explicit |= explicit
+        here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
     # From here on ``observer`` is the one that wants to see this layer.
     if observer is not None and not observer.wants(layer := _layer_index(module)):
         observer = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..context import entered
 from .kernels import fold_kernel
 from .weights import LayerWeights, StoredWeights, fold
 
@@ -24,11 +22,6 @@ class Observer(Protocol):
     def observe(self, weights: LayerWeights | StoredWeights) -> None:
         """Look at one layer. ``weights`` must not outlive the call."""
         ...
-
-
-def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
-    """Show every attention layer that runs in this block, in this thread, to ``observer``."""
-    return entered(observer=observer)
 
 
 class RunningMaximum:
@@ -141,8 +134,8 @@ class MeanWeights:
         return self.weights
 
 
-class LayerCensus:
-    """An observer that only notes which layers have attention, and what their attention is like.
+class Census:
+    """Which layers have attention that calls our function, and what their attention is like.
 
     Attributes:
         layers: Indices of the layers that ran.
@@ -154,10 +147,3 @@ class LayerCensus:
         self.layers: list[int] = []
         self.explicit = False
         self.unknown: set[str] = set()
-
-    def wants(self, layer: int) -> bool:
-        self.layers.append(layer)
-        return False
-
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
-        raise AssertionError("a census wants no layer")

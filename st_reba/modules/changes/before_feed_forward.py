@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...lm.anatomy import feed_forward
-from ...lm.hooks import Hook
-from ...lm.run import Effect
+from ...lm.run import Effect, Hook
 from ...text.layout import Layout
 from .change import Change, Fitted
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.anatomy import embedding_scale, layer_paths
-from ...lm.hooks import Hook
-from ...lm.run import Effect
+from ...lm.run import Effect, Hook
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
 from .change import Change, Fitted

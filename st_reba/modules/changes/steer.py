@@ -12,10 +12,8 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.anatomy import output_projections
-from ...lm.hooks import Hook
 from ...lm.precision import widened
-from ...lm.run import Effect
-from ...lm.states import StatesAt, at, put
+from ...lm.run import Effect, Hook, StatesAt, at, put
 from ...text.layout import Layout
 from ...text.templates import USUAL_CONTRAST, Contrast, Template
 from .change import Change, Fitted

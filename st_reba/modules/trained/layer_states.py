@@ -8,7 +8,7 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from ...lm.anatomy import layer_paths
-from ...lm.states import StatesAt
+from ...lm.run import StatesAt
 from ...text.layout import Layout
 from ..base import PoolOver
 from ..changes import BeforeFeedForward, Change

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from ...lm import backbone
 from ...lm.anatomy import anatomy_of, layer_paths
-from ...lm.states import StatesAt, at
+from ...lm.run import StatesAt, at
 from ...text.layout import Layout
 from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver

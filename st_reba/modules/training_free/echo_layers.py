@@ -9,8 +9,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 
 from ...lm import backbone
-from ...lm.all_layers import recording
-from ...lm.anatomy import final_norm
+from ...lm.anatomy import final_norm, layer_paths
+from ...lm.run import recording
 from ...text.layout import Layout
 from ..readout import Reading
 from .echo import EchoModule
@@ -50,7 +50,7 @@ class EchoLayersModule(EchoModule):
         self._every_norm = final_norm(self.model) if self.final_norm else nn.Identity()
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        with recording(self.model, self._every_norm) as record:
+        with recording(self.model, layer_paths(self.model), self._every_norm) as record:
             reading = super()._read(layout, **kwargs)
         layers = torch.stack(record.split(reading.states)[-self.last_layers :], dim=-1)
         places = torch.arange(1, self.last_layers + 1).to(layers)

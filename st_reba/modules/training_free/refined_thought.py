@@ -18,13 +18,11 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from ...lm import backbone
-from ...lm.all_layers import last_layer
 from ...lm.attention import routes
 from ...lm.attention.changes import AfterPrefix
 from ...lm.attention.observers import MeanWeights
 from ...lm.precision import weighted_sum, widened
-from ...lm.run import Effect
-from ...lm.states import at, put
+from ...lm.run import Effect, at, last_layer, put
 from ...text.builder import Plan
 from ...text.layout import NOT_TEXT, Layout
 from ...text.templates import Template

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -9,8 +10,7 @@ import torch
 from sentence_transformers.base.modules import Transformer
 
 from ...lm.anatomy import output_projections
-from ...lm.hooks import until_halted
-from ...lm.states import StatesAt
+from ...lm.run import Halt, StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template, preset
 from ..base import CausalModule, PoolOver
@@ -93,7 +93,7 @@ class ValueAggregationModule(CausalModule):
         position = last_position(self._select(layout, 0, 0))
         projections = [self.model.get_submodule(self._projections[layer]) for layer in sorted(self._aggregated)]
         outputs = StatesAt(projections, "after", position, halts=True)
-        with until_halted():
+        with contextlib.suppress(Halt):
             self.run(layout, observe=outputs, **kwargs)
         states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None])

@@ -10,9 +10,9 @@ from torch import nn
 from st_reba.lm.attention import weights as layer_weights
 from st_reba.lm.attention.changes import Rerouting
 from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.observers import InChunks, LayerCensus, RunningMaximum, watching
+from st_reba.lm.attention.observers import Census, InChunks, RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
-from st_reba.lm.context import entered
+from st_reba.lm.run import Pass, passing, watching
 
 
 def layer(index=0, **attributes):
@@ -275,8 +275,8 @@ def test_a_maximum_of_nothing():
 
 
 def test_census_reports_what_it_does_not_know():
-    census = LayerCensus()
-    with watching(census):
+    census = Census()
+    with passing(Pass(census=census)):
         observable_attention(layer(4), *problem(), None, sliding_window=3, new_trick=1, unused_trick=None)
     assert census.layers == [4]
     assert census.unknown == {"new_trick"}
@@ -326,7 +326,7 @@ class TestRerouting:
         extras = CASES[case]
         mask = extras.get("mask")
         with (
-            entered(rerouting=Rerouting([0], self.POSITIONS, bias)),
+            passing(Pass(rerouting=Rerouting([0], self.POSITIONS, bias))),
             watching(observer) if observer else contextlib.nullcontext(),
         ):
             output, _ = observable_attention(
@@ -393,6 +393,6 @@ class TestRerouting:
 
     def test_only_in_its_layers_and_only_in_its_block(self):
         tensors = problem()
-        with entered(rerouting=Rerouting([1], self.POSITIONS)):
+        with passing(Pass(rerouting=Rerouting([1], self.POSITIONS))):
             torch.testing.assert_close(observable_attention(layer(0), *tensors, None)[0], naive(*tensors)[0])
         torch.testing.assert_close(observable_attention(layer(1), *tensors, None)[0], naive(*tensors)[0])

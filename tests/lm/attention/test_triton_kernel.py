@@ -18,8 +18,9 @@ from st_reba import ReBAModule
 from st_reba.lm.attention import kernels, weights
 from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold
-from st_reba.lm.attention.observers import InChunks, RunningMaximum, watching
+from st_reba.lm.attention.observers import InChunks, RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
+from st_reba.lm.run import watching
 
 from ... import oracles
 from ...conftest import first, pipeline, relative_error
