@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ...hub import card, compat
-from ...lm.gguf_names import is_gguf
+from ...lm.gguf import is_gguf
 from ..checkpoint import check_sizes
 from ..checks import check_inside, check_length
 from ..language_model import initialise
