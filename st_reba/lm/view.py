@@ -9,7 +9,7 @@ from types import MethodType, NoneType
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
@@ -32,15 +32,22 @@ def has_a_forward_of_its_own(module: nn.Module) -> bool:
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A deep copy but for the weights: parameters, buffers, and what accelerate has offloaded of them."""
+    """A deep copy but for the weights: parameters, buffers, and what quantisation or accelerate keeps of them."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     # What one finds out later, both know: see st_reba.lm.anatomy.
-    anatomy = getattr(model, "st_reba_anatomy", None)
-    memo[id(anatomy)] = anatomy
+    shared: list[Any] = [getattr(model, "st_reba_anatomy", None)]
     for module in model.modules():
         # With the dicts that hold them, what is moved or cast in one is in both.
-        shared: list[Any] = [module._parameters, module._buffers]
+        shared += [module._parameters, module._buffers]
+        # Hooks that were put there are called in both; what they belong to may be nothing to copy.
+        shared += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         hook = getattr(module, "_hf_hook", None)
         shared += [getattr(each, "weights_map", None) for each in (hook, *getattr(hook, "hooks", ()))]
-        memo |= {id(weights): weights for weights in shared if weights is not None}
-    return copy.deepcopy(model, memo)
+        if next(module.children(), None) is None:
+            # Some quantised modules move what they need from the weight to an object beside it when they first run.
+            shared += [value for value in vars(module).values() if not isinstance(value, _COPIED)]
+    return copy.deepcopy(model, memo | {id(value): value for value in shared})
+
+
+#: What stands in a module and is not shared: what reads the configuration, and what belongs to this module alone.
+_COPIED = (dict, PreTrainedConfig, MethodType, partial)

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import inspect
 import re
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,6 +240,50 @@ def test_what_moves_or_casts_the_weights_of_one_does_so_for_all(backbone_path):
     classical.model.to(torch.float64)
     assert {weight.dtype for weight in (*echo.model.parameters(), *echo.model.buffers())} == {torch.float64}
     assert all(one is other for one, other in zip(classical.model.parameters(), echo.model.parameters(), strict=True))
+
+
+class Quantized(torch.nn.Linear):
+    """As bitsandbytes has it: the first pass takes the scale off the weight, and keeps it beside it."""
+
+    def forward(self, states):
+        if hasattr(self.weight, "scale"):
+            self.state.scale = self.weight.scale
+            del self.weight.scale
+        return super().forward(states) * self.state.scale
+
+
+def test_what_a_quantised_module_keeps_is_in_one_place(backbone_path):
+    backbone = Transformer(backbone_path())
+    expected = pipeline(EchoModule(Transformer(backbone_path()))).encode(TEXTS)
+    part = backbone.model.layers[0].mlp.up_proj
+    part.__class__ = Quantized
+    part.weight.data /= 4
+    part.weight.scale, part.state = 4, SimpleNamespace()
+    for _ in range(2):
+        assert np.allclose(pipeline(EchoModule(backbone)).encode(TEXTS), expected, atol=1e-6)
+    assert part.state.scale == 4
+
+
+def test_a_hook_whose_owner_cannot_be_copied(backbone_path):
+    """It is called for the views that are made after it."""
+
+    class Watch:
+        def __init__(self):
+            self.lock, self.seen = threading.Lock(), 0
+
+        def __call__(self, module, args, output):
+            self.seen += 1
+
+        note = __call__
+
+    backbone = Transformer(backbone_path())
+    watches = Watch(), Watch()
+    backbone.model.layers[0].register_forward_hook(watches[0])
+    backbone.model.layers[0].register_forward_hook(watches[1].note)
+    module = EchoModule(backbone)
+    before = [watch.seen for watch in watches]
+    pipeline(module).encode(TEXTS[:1])
+    assert [watch.seen for watch in watches] == [seen + 1 for seen in before]
 
 
 @pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="sentence-transformers before 6.2 moves a placed model")
