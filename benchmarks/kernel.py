@@ -6,7 +6,7 @@
 Both fold the same layer of random queries and keys, in turns, as ReBA-2 asks for it: of a text of n tokens that stands
 twice, the n keys of the first copy and all queries behind them ("mean"), or one key ("last"). A ratio is the median of
 the rounds' ratios. Rows are added to results/cost.csv. Which of them
-st_reba/lm/attention/fused.py chooses is told beside. The cost of whole recipes is what cost.py measures.
+st_reba/lm/attention/kernels.py chooses is told beside. The cost of whole recipes is what cost.py measures.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ from torch import Tensor
 from cost import SIZES
 from devices import now
 from records import RESULTS, Value, append, machine, versions
-from st_reba.lm.attention.fused import Fold, fused_fold
-from st_reba.lm.attention.observers import fold_at_once
-from st_reba.lm.attention.weights import QueryKeySource
+from st_reba.lm.attention.kernels import Fold, fold_kernel
+from st_reba.lm.attention.weights import LayerWeights, fold
 
 KERNEL, WRITTEN_OUT = "Triton kernel", "torch's operations"
 
 
-def layer(heads: int, groups: int, head_size: int, tokens: int, batch: int, dtype: str, device: str) -> QueryKeySource:
+def layer(heads: int, groups: int, head_size: int, tokens: int, batch: int, dtype: str, device: str) -> LayerWeights:
     """Of a model whose queries of a token lie side by side."""
     kind = {"dtype": getattr(torch, dtype), "device": device}
     query, key = (torch.randn(batch, tokens, count, head_size, **kind).transpose(1, 2) for count in (heads, groups))
     lse = torch.randn(batch, heads, tokens, dtype=torch.float32, device=device)
-    return QueryKeySource(0, query, key, lse, head_size**-0.5, None, None)
+    return LayerWeights(0, query, key, lse, head_size**-0.5, None, None)
 
 
 def seconds(folds: dict[str, Callable[[], None]], device: str, rounds: int, runs: int) -> dict[str, list[float]]:
     """Of one fold, in each round; the first, which warms up, does not count."""
     spent: dict[str, list[float]] = {name: [] for name in folds}
     for measured in range(rounds + 1):
-        for name, fold in folds.items():
+        for name, folding in folds.items():
             start = now(device)
             for _ in range(runs):
-                fold()
+                folding()
             taken = now(device) - start
             if measured:
                 spent[name].append(taken / runs)
@@ -53,7 +52,7 @@ def seconds(folds: dict[str, Callable[[], None]], device: str, rounds: int, runs
 
 
 def rows_of(
-    kernel: Fold, source: QueryKeySource, length: int, form: str, device: str, rounds: int, runs: int
+    kernel: Fold, source: LayerWeights, length: int, form: str, device: str, rounds: int, runs: int
 ) -> list[dict[str, Value]]:
     """Time and ratio for one layer. ``form``: "mean" or "last"."""
     tokens = source.query.shape[2]
@@ -64,10 +63,10 @@ def rows_of(
     shape = (source.batch, keys.stop - keys.start, queries.stop - queries.start)
     maximum = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
 
-    def folding(fold: Fold, into: Tensor) -> Callable[[], None]:
-        return lambda: fold(source, keys, queries, into, in_order)
+    def folding(each: Fold, into: Tensor) -> Callable[[], None]:
+        return lambda: each(source, keys, queries, into, in_order)
 
-    folds = {KERNEL: folding(kernel, maximum), WRITTEN_OUT: folding(fold_at_once, maximum.clone())}
+    folds = {KERNEL: folding(kernel, maximum), WRITTEN_OUT: folding(fold, maximum.clone())}
     with torch.inference_mode():
         spent = seconds(folds, device, rounds, runs)
     ratios = [a / b for a, b in zip(spent[KERNEL], spent[WRITTEN_OUT], strict=True)]
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         parser.error("this compares what runs on a GPU, and PyTorch finds none here.")
     try:
-        from st_reba.lm.attention.triton_kernel import fold
+        from st_reba.lm.attention.triton_kernel import fold as triton_fold
     except ImportError:
         parser.error("Triton is not installed: pip install triton.")
     where = {
@@ -113,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     source = layer(
                         heads, groups, width // heads, 2 * length + 1, options.batch, options.dtype, options.device
                     )
-                    rows = rows_of(fold, source, length, form, options.device, options.rounds, options.runs)
+                    rows = rows_of(triton_fold, source, length, form, options.device, options.rounds, options.runs)
                     append("cost", [{**row, **where, "model": model} for row in rows], options.results)
-                    chosen = "kernel" if fused_fold(source, form == "mean", fold_at_once) else "operations"
+                    chosen = "kernel" if fold_kernel(source, form == "mean") else "operations"
                     ratio, kernel, plain = (row["value"] for row in rows)
                     print(
                         f"{model}, n = {length}, {form}: {kernel} us by the kernel, {plain} us by torch's operations, "

@@ -7,8 +7,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba.lm.attention import fused, kernels
-from st_reba.lm.attention.observers import fold_at_once
+from st_reba.lm.attention import kernels
 
 from . import oracles
 from .backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TELLING, TEXTS
@@ -76,13 +75,13 @@ def test_half_precision_has_a_kernel_that_tells_its_sums():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "groups", "size"), [(32, 8, 64), (32, 32, 128), (9, 3, 64), (4, 1, 256)])
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("keys_are_positions", [True, False])
 @pytest.mark.parametrize("bias", [None, (torch.float32, False)], ids=["", "bias"])
-def test_the_triton_kernel_is_right(dtype, heads, groups, size, in_order, bias):
+def test_the_triton_kernel_is_right(dtype, heads, groups, size, keys_are_positions, bias):
     pytest.importorskip("triton")
-    kind = fused.Kind(torch.device("cuda", 0), dtype, heads, groups, size, False, bias, in_order)
-    source, keys = fused._problem(kind)
-    assert fused._agrees(fused._triton_fold(), source, keys, kind, fold_at_once)
+    device = torch.device("cuda", 0)
+    kind = kernels.FoldKind(device, dtype, heads, groups, size, False, bias, keys_are_positions)
+    assert kernels.trusted_fold(kind) is not None
 
 
 @pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")

@@ -12,8 +12,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from st_reba.compare.sweep import names, of_copies
-from st_reba.lm.all_layers import recording
-from st_reba.lm.decoder import inspect, layer_places
+from st_reba.lm.anatomy import final_norm, layer_paths
+from st_reba.lm.run import recording
 from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
 from st_reba.reading.layers import LayerReader
 from st_reba.reading.words import find_words, pool_words
@@ -45,8 +45,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     """Classical, Echo and ReBA out of one pass, after every layer; ReBA also with the weights of each row divided by
     their sum. ReBA's weights are those of all layers, whichever layer's states they weigh."""
     module = ReBAModule(backbone, repetitions=copies).eval()
-    places = layer_places(module.model)
-    norm = inspect(module.model).norm
+    norm = final_norm(module.model)
     pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in POOLINGS.items()}
 
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
@@ -56,7 +55,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
             layout = whole.part(part)
             own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
             found: dict[str, list[Tensor]] = {}
-            with recording(module.model, places, norm) as record:
+            with recording(module.model, layer_paths(module.model), norm) as record:
                 for copy, reading, sums, totals in of_copies(module, layout):
                     normalised = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)
                     plain, look_back = names(copy)

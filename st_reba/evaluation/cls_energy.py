@@ -12,7 +12,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..lm.dry_run import dry_run
+from ..lm.precision import without_autocast
 from ..modules import encoders
 from .metrics_file import append_metrics
 
@@ -79,8 +79,15 @@ class CLSEnergyEvaluator(BaseEvaluator):
         towers = getattr(head, "towers", (head.model,))
         for tower in towers:
             encoders.check_family(tower.config, "The model", called="CLSEnergyEvaluator")
-        with dry_run(model):
-            return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
+        # train() would put all modules in one mode: a layer that was frozen by eval() would drop out again.
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with torch.inference_mode(), without_autocast(model.device):
+                return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def _batches(self) -> list[list[str]]:
         return [self.texts[start : start + self.batch_size] for start in range(0, len(self.texts), self.batch_size)]

@@ -10,8 +10,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from ..lm import backbone
-from ..lm.decoder import inspect
-from ..lm.hooks import Hook, hooked, listen
+from ..lm.anatomy import anatomy_of
+from ..lm.run import Hook, hooked
 from ..modules import CausalTransformer
 from ..modules.changes.reroute import middle_third
 from ..text.layout import Layout
@@ -78,10 +78,9 @@ def layer_dimensions(module: CausalTransformer, texts: Sequence[str], batch_size
     if len(texts) < LEAST_POINTS:
         raise ValueError(f"{len(texts)} different texts: give at least {LEAST_POINTS}, better a few hundred.")
     module.eval()
-    layers = inspect(module.model).layers
+    layers = [module.model.get_submodule(path) for path in anatomy_of(module.model).layers]
     if not layers:
         raise ValueError(f"The layers of {type(module.model).__name__} were not found. Give KVReroutingModule its own.")
-    listen(layers)
     found = [
         _last_states(module, layers, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size)
     ]

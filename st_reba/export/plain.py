@@ -22,7 +22,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..lm import decoder
+from ..lm.anatomy import final_norm
 from ..modules import CausalModule, CausalTransformer, EchoModule
 from ..modules.changes import EarlyExit
 from ..text.templates import normalized
@@ -228,7 +228,7 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
     if module.final_norm:
         yield
         return
-    norm = decoder.inspect(module.model).norm
+    norm = final_norm(module.model)
     weights = dict(norm.named_parameters())
     refusal = ValueError(
         f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a vector's "

@@ -10,10 +10,8 @@ import hashlib
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import whole_directory
 from ..optional import require_gguf
-from .gguf_names import HUB_FILE, HUB_TAG, MAGIC, SUFFIX, begins_as_gguf, is_gguf
 from .limits import MAX_EXPERTS, MAX_LAYERS
 from .sizes import SizeError, check_size
+
+SUFFIX = ".gguf"
+#: What every GGUF file begins with; those of Ollama have no suffix.
+MAGIC = b"GGUF"
+
+#: ``org/repo/file.gguf``, where the file may lie in folders.
+HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/((?:[^/\\]+/)*[^/\\]+\.gguf)", re.IGNORECASE)
+#: ``org/repo:TAG``, as for llama.cpp's -hf.
+HUB_TAG = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 
 # What says where on the Hub a file lies, among the arguments of transformers' from_pretrained.
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
@@ -42,11 +48,28 @@ _FORMAT = 1
 
 _CHUNK = 1 << 20
 
-# Of all threads one at a time: it replaces names of the gguf package.
-_PARSING = threading.Lock()
-
 # Letters, digits, blanks, line breaks, another script, bytes: where tokenizers differ.
 _PROBES = ("Hello, world! It's 12345.", "  two  blanks\n\ttab", "我爱自然语言处理。", "Zwölf 🥊 <s> </s>")
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a model's name means a GGUF file, here or on the Hub; nothing is asked of the Hub.
+
+    Args:
+        name: A path or a Hub reference: see :func:`st_reba.lm.gguf.as_directory`.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return False
+    if path.is_file():
+        return path.suffix.lower() == SUFFIX or begins_as_gguf(path)
+    return name.lower().endswith(SUFFIX) or HUB_TAG.fullmatch(name) is not None
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file has the first bytes of a GGUF file."""
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -208,7 +231,7 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
         def step(what: str) -> None:
             bar.set_description_str(f"Converting {file.name}, once: {what}")
 
-        with _alone(file) as source, _explained(file), _parsed_once():
+        with _alone(file) as source, _explained(file):
             stored = _stored(source, file)
             step("tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
@@ -225,26 +248,6 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
             _check_tokenizer(tokenizer, out, file)
         bar.update()
     return _entry(place, kept) / file.stem
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Keep what is slow to make, and the same each time that transformers asks for it while it reads a file.
-
-    It parses the file anew for the tokenizer, the configuration and the weights, and makes the table of tensors' names
-    for each of the model's submodules: most of the time that a conversion took.
-    """
-    import gguf
-
-    with _PARSING:
-        slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-        try:
-            for name, make in slow.items():
-                setattr(gguf, name, cache(make))
-            yield
-        finally:
-            for name, make in slow.items():
-                setattr(gguf, name, make)
 
 
 @contextmanager

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, PreTrainedModel
 
 from ..text.layout import Layout, sent
-from . import backbone
 
 
 @dataclass(frozen=True)
@@ -20,13 +18,11 @@ class Prefixes:
 
     Attributes:
         lengths: (P,) tokens of each prefix, in the host's memory.
-        keys: For each layer, (P, G, N, d); what stands behind a prefix means nothing.
-        values: Likewise.
+        kept: For each layer, (P, G, N, d) each; what stands behind a prefix means nothing.
     """
 
     lengths: Tensor
-    keys: list[Tensor]
-    values: list[Tensor]
+    kept: DynamicCache
 
     @classmethod
     def of(cls, model: PreTrainedModel, layout: Layout, count: int, **kwargs: Any) -> Prefixes | None:
@@ -66,11 +62,9 @@ class Prefixes:
             lengths: (P,) tokens of each.
             **kwargs: For the model's forward.
         """
-        layers = [DynamicLayer() for _ in range(backbone.depth(model))]
-        model(input_ids=input_ids, past_key_values=Cache(layers=list(layers)), use_cache=True, **kwargs)
-        return cls(
-            lengths, [cast(Tensor, layer.keys) for layer in layers], [cast(Tensor, layer.values) for layer in layers]
-        )
+        kept = DynamicCache()
+        model(input_ids=input_ids, past_key_values=kept, use_cache=True, **kwargs)
+        return cls(lengths, kept)
 
     def rest_of(self, layout: Layout) -> Layout:
         """The same rows without their prefixes, at the front again."""
@@ -84,30 +78,12 @@ class Prefixes:
         rest = Layout(ids * mask, mask.long(), copy_index, beside=layout.beside)
         return rest.placed(layout.input_ids.device)
 
-    def cache(self, prefixes: Tensor) -> Cache:
-        """For a pass over B rows, behind these prefixes, (B,)."""
-        return Cache(
-            layers=[
-                # Each layer may lie on a device of its own.
-                _Prefix(keys[sent(prefixes, keys.device)], values[sent(prefixes, values.device)])
-                for keys, values in zip(self.keys, self.values, strict=True)
+    def cache(self, prefixes: Tensor) -> DynamicCache:
+        """For a pass over B rows, behind these prefixes, (B,), which stay as they are."""
+        # Each layer may lie on a device of its own.
+        return DynamicCache(
+            [
+                (keys[sent(prefixes, keys.device)], values[sent(prefixes, values.device)])
+                for keys, values, *_ in self.kept
             ]
         )
-
-
-class _Prefix(DynamicLayer):
-    """A layer's keys and values of the rows' prefixes, which stay as they are."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self._prefix = keys, values
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values to attend to: the prefix's, and those given."""
-        keys, values = self._prefix
-        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
-
-    def get_seq_length(self, *args: Any) -> int:
-        """Tokens of the longest prefix."""
-        return self._prefix[0].shape[2]

@@ -1,26 +1,44 @@
-"""The one door to a language model: a pass, what is changed in it, who looks on, and which states are wanted."""
+"""The one door to a language model: a pass, what is changed in it, who looks on, and which states are wanted.
+
+What holds in a pass stands in one object in one context variable, :class:`Pass`: two threads, or two models that share
+weights, do not meet, as each thread and each task has a context of its own. A module that has been hooked once asks it
+whenever it runs, and is otherwise as it was.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .all_layers import beside
-from .attention.masks import Masking
-from .attention.observers import Observer
-from .attention.rerouting import Rerouting
+from ..text.layout import sent
+from .attention.changes import Masking, Rerouting
+from .attention.observers import Census, Observer
 from .backbone import is_checkpointing
-from .checkpointing import remember_contexts
-from .context import current, entered
-from .decoder import PositionWise
-from .hooks import Hook, hooked
-from .packed import Packed
-from .states import StatesAt
+
+# Private in transformers: what runs a layer so that it can be run again.
+_RUNS_A_LAYER = "_gradient_checkpointing_func"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What happens at one module.
+
+    Attributes:
+        before: Given the module's input, (B, N, D); returns what the module shall have instead.
+        after: Given its output; returns what the rest of the model shall have instead.
+    """
+
+    before: Callable[[Tensor], Tensor] | None = None
+    after: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,29 +59,224 @@ class Effect:
         """Whether anything is changed."""
         return self.masking is not None or self.rerouting is not None or bool(self.hooks)
 
-    @property
-    def can_be_repeated(self) -> bool:
-        """Whether a layer that runs a second time, for its gradient, computes the same.
 
-        What attention looks up, it looks up again; a hook may have been meant for one time.
-        """
-        return not self.hooks
+class AllLayers:
+    """What the layers of a model gave in its last run.
+
+    Args:
+        norm: What is done to the states of every layer but the last.
+    """
+
+    def __init__(self, norm: Callable[[Tensor], Tensor]) -> None:
+        self._norm = norm
+        self._states: list[Tensor] = []
+        self._widths: list[int] = []
+
+    def enter(self, states: Tensor) -> Tensor:
+        """A run begins: what enters the first layer."""
+        self._states = [states]
+        return states
+
+    def leave(self, states: Tensor) -> Tensor:
+        """What a layer gives."""
+        self._states.append(states)
+        return states
+
+    def beside(self, last: Tensor) -> Tensor:
+        """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
+        below, self._states = self._states[:-1], []
+        layers = [*(self._norm(states).to(last.device) for states in below), last]
+        self._widths = [states.shape[-1] for states in layers]
+        return torch.cat(layers, dim=-1)
+
+    def last(self, states: Tensor) -> Tensor:
+        """The last layer's, of states side by side."""
+        return states[..., -self._widths[-1] :]
+
+    def split(self, states: Tensor) -> tuple[Tensor, ...]:
+        """Each layer's, of states side by side."""
+        return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What holds for the passes in a block.
+
+    Attributes:
+        observer: Is shown the attention of the layers that it wants to see.
+        masking: Replaces the masks of the layers that it applies to.
+        rerouting: Puts one token's key and value before all others.
+        hooks: What happens at single modules, by the modules' ids.
+        record: Keeps the states of all layers.
+        census: Notes which layers have attention, and what it is like.
+    """
+
+    observer: Observer | None = None
+    masking: Masking | None = None
+    rerouting: Rerouting | None = None
+    hooks: Mapping[int, tuple[Hook, ...]] = field(default_factory=dict)
+    record: AllLayers | None = None
+    census: Census | None = None
+
+    def changed_by(self, effect: Effect) -> Pass:
+        """The same with one more effect, whose hooks come after those that are there."""
+        assert effect.masking is None or self.masking is None, "what cannot be combined is refused by the module"
+        assert effect.rerouting is None or self.rerouting is None, "what cannot be combined is refused by the module"
+        hooks = dict(self.hooks)
+        for module, hook in effect.hooks.items():
+            _listen(module)
+            hooks[id(module)] = (*hooks.get(id(module), ()), hook)
+        masking, rerouting = effect.masking or self.masking, effect.rerouting or self.rerouting
+        return replace(self, masking=masking, rerouting=rerouting, hooks=hooks)
+
+
+_NOTHING = Pass()
+_pass: ContextVar[Pass] = ContextVar("st_reba", default=_NOTHING)
+_listening = threading.Lock()
+
+
+def current() -> Pass:
+    """What holds here, in this thread."""
+    return _pass.get()
 
 
 @contextlib.contextmanager
-def changed(effects: Iterable[Effect]) -> Iterator[None]:
-    """In this block, in this thread, let all of these hold; at most one replaces masks, and one re-routes."""
-    effects = list(effects)
-    parts: dict[str, Any] = {}
-    for effect in effects:
-        own = {"masking": effect.masking, "rerouting": effect.rerouting}
-        given = {name: part for name, part in own.items() if part is not None}
-        assert not given.keys() & parts.keys(), "what cannot be combined is refused when a module is made"
-        parts |= given
-    with entered(**parts), contextlib.ExitStack() as stack:
-        for effect in effects:
-            stack.enter_context(hooked(effect.hooks))
+def passing(asked: Pass) -> Iterator[None]:
+    """In this block, in this thread, let this hold."""
+    token = _pass.set(asked)
+    try:
         yield
+    finally:
+        _pass.reset(token)
+
+
+def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
+    """Show every attention layer that runs in this block, in this thread, to ``observer``."""
+    return passing(replace(current(), observer=observer))
+
+
+def hooked(hooks: Mapping[nn.Module, Hook]) -> contextlib.AbstractContextManager[None]:
+    """Hook modules, in this block, in this thread; after the hooks of a block around it."""
+    return passing(current().changed_by(Effect(hooks=hooks)))
+
+
+def _listen(module: nn.Module) -> None:
+    """Let a module ask what is to happen; once, however many recipes and threads share it."""
+    with _listening:
+        if _before not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_before, with_kwargs=True)
+            module.register_forward_hook(_after)
+
+
+# A graph would replay what it saw when it was traced, and never ask again what is to happen.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    hooks = [hook.before for hook in current().hooks.get(id(module), ()) if hook.before is not None]
+    if not hooks:
+        return None
+    name = None if args else next(iter(kwargs))
+    states = args[0] if name is None else kwargs[name]
+    for hook in hooks:
+        states = hook(states)
+    return ((states, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: states})
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    hooks = [hook.after for hook in current().hooks.get(id(module), ()) if hook.after is not None]
+    if not hooks:
+        return None
+    # Some architectures hand on more than the states, which then come first.
+    states = output[0] if isinstance(output, tuple) else output
+    for hook in hooks:
+        states = hook(states)
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
+class Halt(Exception):  # noqa: N818 - nothing went wrong
+    """Raised by a hook that has seen all that is wanted: what the model would do after it is not run."""
+
+
+def at(states: Tensor, position: Tensor) -> Tensor:
+    """(B, D): of (B, N, D), the state at one position a row, (B,)."""
+    position = sent(position, states.device)
+    return states[torch.arange(len(states), device=states.device), position]
+
+
+def put(states: Tensor, position: Tensor, values: Tensor) -> Tensor:
+    """(B, N, D): the same with ``values`` (B, D) at one position a row, (B,)."""
+    position = sent(position, states.device)
+    return states.index_put((torch.arange(len(states), device=states.device), position), values.to(states))
+
+
+class StatesAt:
+    """An observer of states: what each of some modules is given, or gives, in one pass. It changes nothing.
+
+    Args:
+        modules: The modules, in the order in which their states are wanted.
+        side: ``"before"``: what a module is given. ``"after"``: what it gives.
+        position: (B,), the one position of each row that is looked at; None: all.
+        halts: Whether the pass ends when all of them have been seen: :class:`Halt` is raised.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        side: Literal["before", "after"],
+        position: Tensor | None = None,
+        *,
+        halts: bool = False,
+    ) -> None:
+        self.modules = list(modules)
+        self.side = side
+        self.position = position
+        self.halts = halts
+        self._seen: dict[nn.Module, Tensor] = {}
+
+    def states(self) -> list[Tensor]:
+        """For each module (B, D), on the device of ``position``; or, where all are looked at, (B, N, D)."""
+        return [self._seen[module] for module in self.modules]
+
+    def as_effect(self) -> Effect:
+        """What sees to it: hooks that only look."""
+        return Effect(hooks={module: Hook(**{self.side: partial(self._look, module)}) for module in self.modules})
+
+    def _look(self, module: nn.Module, states: Tensor) -> Tensor:
+        self._seen[module] = states if self.position is None else at(states, self.position).to(self.position.device)
+        if self.halts and len(self._seen) == len(self.modules):
+            raise Halt
+        return states
+
+
+@contextlib.contextmanager
+def recording(
+    model: PreTrainedModel, layers: Sequence[str], norm: Callable[[Tensor], Tensor] = lambda states: states
+) -> Iterator[AllLayers]:
+    """Record what the layers of a model give, in this block, in this thread, beside what it gives itself.
+
+    A method reads tokens by choosing, moving and summing states. It does the same to all layers at once where they
+    stand side by side, (B, N, D_0 + ... + D_L), and need not know: what :func:`run` gives is widened, and what was read
+    is cut apart again by :meth:`AllLayers.split`. Not ``output_hidden_states=True``, for which transformers leaves
+    hooks on a model that cannot be pickled.
+
+    Args:
+        model: The model.
+        layers: Paths of its layers, in the order in which they run.
+        norm: What is done to the states of every layer but the last, of which the model itself does it.
+    """
+    record = AllLayers(norm)
+    hooks = {
+        model.get_submodule(path): Hook(before=None if index else record.enter, after=record.leave)
+        for index, path in enumerate(layers)
+    }
+    with passing(replace(current().changed_by(Effect(hooks=hooks)), record=record)):
+        yield record
+
+
+def last_layer(states: Tensor) -> Tensor:
+    """The last layer's states, (..., D), of what :func:`run` gave where all layers may be recorded."""
+    record = current().record
+    return states if record is None else record.last(states)
 
 
 def run(
@@ -73,9 +286,6 @@ def run(
     show_maps: Callable[[Observer], Tensor] | None = None,
     change: Sequence[Effect] = (),
     observe: Observer | StatesAt | None = None,
-    read: Tensor | None = None,
-    last_layer: PositionWise | None = None,
-    packed: Packed | None = None,
     reader: str,
 ) -> Tensor:
     """Run a language model once.
@@ -85,45 +295,69 @@ def run(
         forward: Runs it: its last hidden states, (B, N, D).
         show_maps: The same where the architecture hands out its attention maps itself: shows them to the observer.
             None: its attention calls our function, which does.
-        change: What is changed in this pass: see :func:`changed`.
+        change: What is changed in this pass; at most one effect replaces masks, and one re-routes.
         observe: Who looks on. It sees what is changed as it is then.
-        read: (B, N), the only positions whose states will be looked at; None: any.
-        last_layer: The parts of the last layer that are run for these alone; None: they are run for all.
-        packed: The texts that ``forward`` runs in one row, and gives the states of, (1, T, D); None: they are padded.
         reader: Who asks, for the refusal.
 
     Returns:
-        (B, N, D), what ``forward`` gives, or the same padded; with the states of all layers side by side where they are
-        recorded.
+        (B, N, D), what ``forward`` gives, with the states of all layers side by side where they are recorded.
 
     Raises:
         ValueError: If the model is being trained with gradient checkpointing, and states are changed, looked at or
             recorded, or attention is looked at.
         Halt: If the observer has seen all it wants.
     """
-    recorded = current().record is not None
-    checkpointing = is_checkpointing(model)
-    repeated = all(effect.can_be_repeated for effect in change)
-    if checkpointing and (not repeated or observe is not None or recorded):
-        asked = " with output_hidden_states=True" if recorded else ""
-        raise ValueError(
-            "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no state is "
-            f"changed. Turn it off to train through {reader}{asked}."
+    asked = current()
+    if is_checkpointing(model):
+        # What attention looks up, it looks up again in a layer's second run; a hook may have been meant for one time.
+        if any(effect.hooks for effect in change) or observe is not None or asked.record is not None:
+            recorded = " with output_hidden_states=True" if asked.record is not None else ""
+            raise ValueError(
+                "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no "
+                f"state is changed. Turn it off to train through {reader}{recorded}."
+            )
+        if change:
+            _remember_passes(model)
+    for effect in change:
+        asked = asked.changed_by(effect)
+    if isinstance(observe, StatesAt):
+        asked, observe = asked.changed_by(observe.as_effect()), None
+    if observe is not None and show_maps is None:
+        asked = replace(asked, observer=observe)
+    with passing(asked):
+        last = forward() if observe is None or show_maps is None else show_maps(observe)
+        return last if asked.record is None else asked.record.beside(last)
+
+
+def _remember_passes(model: PreTrainedModel) -> None:
+    """Let what replaces masks reach the second run of each layer, for its gradient, which comes when the pass is over.
+
+    Raises:
+        RuntimeError: If nothing in the model says how its layers are run again.
+    """
+    found = [module for module in model.modules() if hasattr(module, _RUNS_A_LAYER)]
+    if not found:
+        raise RuntimeError(
+            f"{type(model).__name__} does not say how it runs a layer a second time, so its masks cannot be kept for "
+            "that. Train it without gradient checkpointing, with smaller batches."
         )
-    if checkpointing and change:
-        remember_contexts(model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(changed(change))
-        if isinstance(observe, StatesAt):
-            stack.enter_context(hooked(observe.hooks()))
-        elif observe is not None and show_maps is None:
-            stack.enter_context(entered(observer=observe))
-        # A second run of a layer, for its gradient, would not know which positions are read.
-        if last_layer is not None and read is not None and not checkpointing:
-            stack.enter_context(last_layer.at(read if packed is None else packed.row(read)))
-        if packed is not None:
-            stack.enter_context(entered(packed=packed))
-            return packed.padded(beside(forward()))
-        if show_maps is None or observe is None or isinstance(observe, StatesAt):
-            return beside(forward())
-        return beside(show_maps(observe))
+    for module in found:
+        checkpoint = getattr(module, _RUNS_A_LAYER)
+        if not isinstance(checkpoint, _InThisPass):
+            setattr(module, _RUNS_A_LAYER, _InThisPass(checkpoint))
+
+
+@dataclass(frozen=True)
+class _InThisPass:
+    """Checkpoints a function together with the pass in which it is called."""
+
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        now = current()
+
+        def again(*given: Any, **named: Any) -> Any:
+            with passing(now):
+                return function(*given, **named)
+
+        return self.checkpoint(again, *args, **kwargs)

@@ -9,14 +9,14 @@ import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from ..lm import backbone, decoder
-from ..lm.anatomy import Anatomy
-from ..lm.states import StatesAt, at
+from ..lm import backbone
+from ..lm.anatomy import anatomy_of, layer_paths
+from ..lm.run import StatesAt, at
 from ..text.layout import Layout
 from ..text.templates import Template, preset
 from .base import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
-from .readout import Reading, compact, last_of, last_position
+from .readout import Reading, compact, last_position
 
 #: After which share of the layers the tokens are read.
 EARLY = 1 / 8
@@ -82,9 +82,6 @@ class EarlyLateModule(CausalModule):
         self.template = str(parsed)
         self.early_layer = self._checked(early_layer)
         self._check_widths()
-        if self.early_layer < backbone.depth(self.model):
-            # Of the last layer's states one is read, unless the early ones are its own.
-            self._last_layer_parts = decoder.PositionWise(self.model)
 
     def _checked(self, early_layer: int | None) -> int:
         layers = backbone.depth(self.model)
@@ -99,9 +96,9 @@ class EarlyLateModule(CausalModule):
 
     def _check_widths(self) -> None:
         """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
-        self.layer_places()
-        sketch = Anatomy(self.model).sketch
-        early, late = sketch.gave[self.early_layer - 1].shape[-1], sketch.states.shape[-1]
+        layer_paths(self.model)
+        widths = anatomy_of(self.model).widths
+        early, late = widths[self.early_layer - 1], widths[-1]
         if self.final_norm and early != late:
             raise ValueError(
                 f"{type(self.model).__name__} projects its last states from {early} values to {late}, and the halves "
@@ -153,8 +150,8 @@ class EarlyLateModule(CausalModule):
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         host = layout.on_host
         real = host.attention_mask.bool()
-        early = StatesAt([self.layer_places().at(self.model, self.early_layer - 1)], "after")
-        states = self.run(layout, observe=early, read=last_of(real), **kwargs)
+        early = StatesAt([self.layer(self.early_layer - 1)], "after")
+        states = self.run(layout, observe=early, **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
         words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(host, 0, 0))

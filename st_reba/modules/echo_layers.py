@@ -8,8 +8,9 @@ import torch
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
-from ..lm import backbone, decoder
-from ..lm.all_layers import recording
+from ..lm import backbone
+from ..lm.anatomy import final_norm, layer_paths
+from ..lm.run import recording
 from ..text.layout import Layout
 from .echo import EchoModule
 from .readout import Reading
@@ -46,10 +47,10 @@ class EchoLayersModule(EchoModule):
         if type(last_layers) is not int or not 1 <= last_layers <= layers:
             raise ValueError(f"last_layers={last_layers!r}: the model runs {layers} layers; give 1 to {layers}.")
         self.last_layers = last_layers
-        self._every_norm = decoder.inspect(self.model).norm if self.final_norm else nn.Identity()
+        self._every_norm = final_norm(self.model) if self.final_norm else nn.Identity()
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        with recording(self.model, self.layer_places(), self._every_norm) as record:
+        with recording(self.model, layer_paths(self.model), self._every_norm) as record:
             reading = super()._read(layout, **kwargs)
         layers = torch.stack(record.split(reading.states)[-self.last_layers :], dim=-1)
         places = torch.arange(1, self.last_layers + 1).to(layers)

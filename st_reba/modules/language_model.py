@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,16 +13,12 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
 from ..hub import compat
-from ..lm import backbone, decoder, gguf
-from ..lm.anatomy import Anatomy
+from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
-from ..lm.attention.function import NAME
 from ..lm.attention.observers import Observer
-from ..lm.dry_run import set_attention
-from ..lm.hooks import Places, until_halted
-from ..lm.packed import Packed
-from ..lm.run import Effect, run
-from ..lm.states import StatesAt
+from ..lm.run import Effect, Halt, StatesAt, run
+from ..lm.shortened import shortened
+from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
@@ -77,10 +73,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
     #: The share of the layers that is run where nothing says after which to stop; None: all of them.
     SHARE: ClassVar[float | None] = None
 
-    _is_whole = False
-    # Until it is whole, its batches are padded.
-    _packs = False
-
     #: The changes that settings of the class' own name, under which they are saved.
     NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, BeforeFeedForward, EarlyExit)
 
@@ -129,14 +121,14 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         leaving = self._exit(wanted, usual_output_layer)
         self.output_layer = None if leaving is None else leaving.output_layer
         if self.output_layer is not None:
-            self.model = decoder.shortened(self.model, self.output_layer)
+            self.model = shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
         self.check_weights()
         self.final_norm = final_norm
-        self._norm = None if final_norm else decoder.FinalNorm(self.model)
-        self._places: Places | None = None
-        # Set where a module reads few positions, or watches attention: see run.
-        self._last_layer_parts: decoder.PositionWise | None = None
+        if not final_norm:
+            # Refused here where it is not found.
+            anatomy.final_norm(self.model)
+        # Set where a module watches attention: see run.
         self._route: routes.AttentionRoute | None = None
         routes.prepare(self.model)
         others = [
@@ -154,8 +146,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
 
     def check(self) -> None:
         """Called when the module is whole: refuse what its settings come to only together."""
-        self._is_whole = True
-        self._choose_packing()
 
     def _share(self, other: Transformer, kwargs: dict[str, Any]) -> None:
         if kwargs:
@@ -170,10 +160,9 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         compat.share(other, self)
         if isinstance(other, SafeTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
-        self._asked_to_unpad = other.unpad_inputs
-        self._st_unpads = bool(getattr(other, "_st_unpads", other.can_flatten_inputs))
+        self.can_flatten_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
-        self.model = decoder.view(other.model)
+        self.model = view(other.model)
 
     def _exit(self, changes: Sequence[Change], usual: int | None) -> EarlyExit | None:
         """Where the model ends, if not at its last layer."""
@@ -198,54 +187,22 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             if isinstance(change, kind)
         )
 
-    def layer_places(self) -> Places:
-        """The layers of the backbone, by their indices, found when they are first asked for."""
-        if self._places is None:
-            self._places = decoder.layer_places(self.model)
-        return self._places
+    def layer(self, index: int) -> nn.Module:
+        """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
+        return self.model.get_submodule(anatomy.layer_paths(self.model)[index])
 
     # Padding
 
     @property
-    def unpad_inputs(self) -> bool | None:
-        """Whether the texts of a batch run one behind the other, with no padding; the embeddings are the same.
-
-        None: where ST's ``Transformer`` does so, under flash attention. True: under any attention; what attends then
-        sees them padded all the same, alone. False: never. What a change does to states is done to padded ones, always.
-        """
-        return self._asked_to_unpad
+    def unpad_inputs(self) -> bool:
+        """False: the texts of a batch are padded. What is given or was saved besides is read and ignored."""
+        return False
 
     @unpad_inputs.setter
     def unpad_inputs(self, value: bool | None) -> None:
         if value not in (None, True, False):
             raise ValueError(f"unpad_inputs={value!r}: use True, False or None.")
-        self._asked_to_unpad = value
-        # ST finds out whether it would, and does not know of our attention.
-        cast(Any, Transformer.unpad_inputs).fset(self, None if value is True else value)
-        self._st_unpads = bool(self.can_flatten_inputs)
-        if self._is_whole:
-            self._choose_packing()
-
-    def _choose_packing(self) -> None:
-        wanted = self._st_unpads or self.unpad_inputs is True
-        if self.unpad_inputs is True and not self._st_unpads and Anatomy(self.model).calls_our_attention:
-            set_attention(self.model, NAME)
-        self._packs = wanted and Anatomy(self.model).reads_packed
-        if self.unpad_inputs is True and not self._packs:
-            warnings.warn(
-                f"unpad_inputs=True: {type(self.model).__name__} does not read texts in one row as it reads each "
-                "alone, so batches are padded.",
-                stacklevel=3,
-            )
-        # ST's encode then mixes long texts and short ones, which costs nothing where nothing pads.
-        self.can_flatten_inputs = self._packs and self._st_unpads and self._route is None
-
-    def _packed(self, layout: Layout) -> Packed | None:
-        """The texts in one row, where that is wanted and spares anything."""
-        if not self._packs or backbone.is_checkpointing(self.model):
-            return None
-        real = layout.on_host.attention_mask.bool()
-        return Packed(real) if bool(real.any()) and not bool(real.all()) else None
+        self.can_flatten_inputs = False
 
     # A pass
 
@@ -253,7 +210,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """(B, ...): what a change sees of B texts in the layout of its companion."""
         fitted = self._fitted[self.changes.index(change)]
         observer = cast(Fitted, fitted).observer(self.model, layout)
-        with until_halted():
+        with contextlib.suppress(Halt):
             self.run(layout, observe=observer, is_companion=True, **kwargs)
         return observer.states()[0]
 
@@ -264,20 +221,18 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         inputs: Callable[[], Mapping[str, Any]] | None = None,
         change: Sequence[Effect] = (),
         observe: Observer | StatesAt | None = None,
-        read: Tensor | None = None,
         is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right, or not at all.
+        No mask is needed where attention is causal, since rows are padded on the right.
 
         Args:
             layout: B texts.
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
             change: What is changed besides the module's own ``changes``.
             observe: Looks on: at attention, or at states.
-            read: (B, N), the only positions whose states will be looked at; None: any.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
@@ -290,9 +245,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """
 
         def forward() -> Tensor:
-            if packed is not None:
-                for_kernel = self.model.config._attn_implementation != NAME
-                return self._forward(packed.inputs(layout.input_ids, for_kernel=for_kernel), **kwargs)
             return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
@@ -305,19 +257,12 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         ]
         changes = [effect for effect in (*effects, *change) if effect]
         hands_out_maps = self._route is not None and not self._route.through_function
-        # What looks at states, or changes them, knows them by their places in a batch.
-        as_a_batch = changes or inputs is not None or kwargs or isinstance(observe, StatesAt) or hands_out_maps
-        packed = None if as_a_batch else self._packed(layout)
         return run(
             self.model,
             forward,
             show_maps=show_maps if hands_out_maps else None,
             change=changes,
             observe=observe,
-            read=read,
-            # What is not run at all need not be spared.
-            last_layer=self._last_layer_parts if self.readout == "layer" else None,
-            packed=packed,
             reader=self._reader,
         )
 
@@ -371,7 +316,8 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         return config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        config = super().get_config_dict()
+        config = {key: value for key, value in config.items() if key not in ("changes", "unpad_inputs")}
         if config.get("readout") == "layer":
             del config["readout"]
         # What settings of the class' own say is among the changes, and not saved twice.

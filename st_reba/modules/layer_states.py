@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.states import StatesAt
+from ..lm.anatomy import layer_paths
+from ..lm.run import StatesAt
 from ..text.layout import Layout
 from .base import PoolOver
 from .causal_transformer import CausalTransformer
@@ -63,7 +64,7 @@ class LayerStates(CausalTransformer):
             model_name_or_path, template=template, pool_over=pool_over, unfit_changes=_unfit, **transformer_kwargs
         )
         #: L, the number of layers.
-        self.depth = len(self.layer_places().paths)
+        self.depth = len(layer_paths(self.model))
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class LayerStates(CausalTransformer):
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         selected = self._select(layout, 0, 0)
         last = (selected * torch.arange(selected.shape[1], device=selected.device)).argmax(dim=1)
-        tokens = StatesAt([self.layer_places().at(self.model, layer) for layer in range(self.depth)], "after", last)
+        tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last)
         states = self.run(layout, observe=tokens, **kwargs)
         layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
         layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)

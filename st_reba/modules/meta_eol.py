@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..lm import backbone
 from ..lm.attention import routes
-from ..lm.attention.masks import AfterPrefix
+from ..lm.attention.changes import AfterPrefix
 from ..lm.prefixes import Prefixes
 from ..lm.run import Effect
 from ..settings import Setting, choice
@@ -151,12 +151,12 @@ class MetaEOLModule(CausalModule):
             "use_cache": True,
         }
         behind = [Effect(masking=AfterPrefix(lengths, new))]
-        states = self.run(layout, inputs=lambda: inputs, change=behind, read=last, **kwargs)
+        states = self.run(layout, inputs=lambda: inputs, change=behind, **kwargs)
         return compact(states, layout.input_ids, last)
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         last = last_of(layout.on_host.attention_mask.bool())
-        return compact(self.run(layout, read=last, **kwargs), layout.input_ids, last)
+        return compact(self.run(layout, **kwargs), layout.input_ids, last)
 
     def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..lm import backbone, decoder
-from ..lm.all_layers import recording
+from ..lm import backbone
+from ..lm.anatomy import layer_paths, without_final_norm
+from ..lm.run import recording
 from ..text.layout import NOT_TEXT, Layout, feature_names
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
@@ -81,7 +82,7 @@ class LayoutReader(LanguageModel):
                 layers are not found, or would run a second time for their gradients.
         """
         self.check_all_layers()
-        with recording(self.model, self.layer_places(), norm) as record:
+        with recording(self.model, layer_paths(self.model), norm) as record:
             found = self._handed_on(features, self._read_all(features, **kwargs))
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
@@ -107,7 +108,7 @@ class LayoutReader(LanguageModel):
     def _read_all(self, features: dict[str, Any], **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""
         readings = []
-        with contextlib.nullcontext() if self._norm is None else self._norm.left_out(self.model):
+        with contextlib.nullcontext() if self.final_norm else without_final_norm(self.model):
             for together in self._one_by_one(features) if self.deterministic else [features]:
                 layout = Layout.of(together)
                 beside = self._beside(layout, together, **kwargs)
@@ -180,8 +181,6 @@ class LayoutReader(LanguageModel):
     def _set_rows(self, rows: Rows) -> None:
         """Which of the tokens that ``pool_over`` names are handed on: all of them, or the last."""
         self.rows = rows
-        if rows == "last":
-            self._last_layer_parts = decoder.PositionWise(self.model)
 
     @property
     def copies_read(self) -> tuple[int, int]:
@@ -197,7 +196,7 @@ class LayoutReader(LanguageModel):
         selected = self.tokens_read(layout.on_host)
         if self.rows == "last":
             selected = last_of(selected)
-        states = self.run(layout, read=selected, **kwargs)
+        states = self.run(layout, **kwargs)
         return compact(states, layout.input_ids, selected)
 
     def _select(self, layout: Layout, first_copy: int, last_copy: int) -> Tensor:

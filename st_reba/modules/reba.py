@@ -221,8 +221,7 @@ class ReBAModule(CausalModule):
         first = max(first_key, layout.text_start + first_copy * int(host.text_length.min()))
         watched = key[:, 0] if self.rows == "last" else slice(first_key, first_key + key.shape[1])
         maximum = RunningMaximum(watched, slice(first, end), self._watched)
-        read = (host.copy_index >= first_copy) & (torch.arange(end) >= host_key[:, :1])
-        states = self.run(layout, observe=maximum, read=read, **kwargs)[:, first:]
+        states = self.run(layout, observe=maximum, **kwargs)[:, first:]
         query, key = torch.arange(first, end, device=states.device), key.to(states.device)[..., None]
         counts = (query >= key) & (layout.copy_index[:, None, first:] >= first_copy).to(states.device)
         return _weights(maximum, key, query, counts), states
@@ -281,7 +280,7 @@ class ReBAModule(CausalModule):
         start, length, count = layout.text_start, self.chunk_length, sizes.shape[1]
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         chunks = InChunks(maximum, start, length, count)
-        states = self.run(layout, observe=chunks, read=layout.on_host.copy_index >= 0, **kwargs)
+        states = self.run(layout, observe=chunks, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
         query = torch.arange(length, device=states.device)
         key, is_text = query[:, None], query < sizes.view(-1, 1, 1)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache
 
-from ..lm import backbone
-from ..lm.all_layers import last_layer
 from ..lm.attention import routes
-from ..lm.attention.masks import AfterPrefix
+from ..lm.attention.changes import AfterPrefix
 from ..lm.attention.observers import MeanWeights
 from ..lm.precision import weighted_sum, widened
-from ..lm.run import Effect
-from ..lm.states import at, put
+from ..lm.run import Effect, at, last_layer, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
@@ -188,8 +183,7 @@ class RefinedThoughtModule(CausalModule):
     def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         ids, last = layout.input_ids, layout.ends
-        cache = _PrefixCache(backbone.depth(self.model), *ids.shape)
-        states, memory = self._first_pass(layout, last, cache, **kwargs)
+        states, memory, cache = self._first_pass(layout, last, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
         eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
@@ -205,25 +199,30 @@ class RefinedThoughtModule(CausalModule):
                 "use_cache": True,
             }
             step = self.run(pair, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
+            cache.crop(-2)
             # Behind a text's own prefix the weights are 0.
             found = weights.result()
             memory = _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
             thought.refine(step[:, 1])
         return put(states, last, thought.embedding), thought.passes
 
-    def _first_pass(self, layout: Layout, last: Tensor, cache: _PrefixCache, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The base model's states (B, N, D) and memory (B, D), in parts of the size that runs best; fills the cache."""
-        states, memories = [], []
+    def _first_pass(self, layout: Layout, last: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor, DynamicCache]:
+        """The base model's states (B, N, D), memory (B, D) and cache, in parts of the size that runs best."""
+        states, memories, caches = [], [], []
         for rows in even_slices(len(last), super()._part_size(layout)):
             part = layout.part(rows)
-            length = part.input_ids.shape[1]
+            missing = layout.input_ids.shape[1] - part.input_ids.shape[1]
             weights = MeanWeights(last[rows], self._last_layer)
+            # It keeps everything whatever a layer's window: the mask does the windowing.
+            cache = DynamicCache()
             inputs = {"input_ids": part.input_ids, "past_key_values": cache, "use_cache": True}
-            with cache.filling(rows):
-                found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
+            found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
             memories.append(_weighted(weights.result() * part.attention_mask, found))
-            states.append(pad(found, (0, 0, 0, layout.input_ids.shape[1] - length)))
-        return torch.cat(states), torch.cat(memories)
+            states.append(pad(found, (0, 0, 0, missing)))
+            # What is masked is still multiplied, by 0: padded with zeros.
+            caches.append([[pad(kept, (0, 0, 0, missing)) for kept in layer[:2]] for layer in cache])
+        layers = [tuple(map(torch.cat, zip(*of_parts, strict=True))) for of_parts in zip(*caches, strict=True)]
+        return torch.cat(states), torch.cat(memories), DynamicCache(layers)
 
     def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
@@ -259,64 +258,6 @@ def _with_room_for_memory(layout: Layout, last: Tensor) -> Layout:
     mask = pad(layout.attention_mask, (0, 1)).scatter(1, last[:, None] + 1, 1)
     longer = pad(layout.copy_index, (0, 1), value=NOT_TEXT)
     return replace(layout, input_ids=ids, attention_mask=mask, copy_index=longer)
-
-
-class _PrefixLayer(DynamicLayer):
-    """A layer's cache with room for two more tokens, which each further pass writes anew, copying nothing else.
-
-    It keeps everything whatever the layer's window: the mask does the windowing.
-    """
-
-    def __init__(self, batch: int, length: int) -> None:
-        super().__init__()
-        self.batch = batch
-        self.length = length
-        #: The texts whose prefixes are being computed; None when all are there.
-        self.filled_rows: slice | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values to attend to: those given, in the first pass; the prefix and those given, after it."""
-        if self.filled_rows is not None:
-            if not self.is_initialized:
-                self.keys, self.values = self._room_for(key_states), self._room_for(value_states)
-                self.is_initialized = True
-            for kept, given in ((self.keys, key_states), (self.values, value_states)):
-                rows = cast(Tensor, kept)[self.filled_rows]
-                rows[:, :, : given.shape[2]] = given
-                # What is masked is still multiplied, by 0.
-                rows[:, :, given.shape[2] :] = 0
-            return key_states, value_states
-        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
-        if torch.is_grad_enabled():
-            # The last pass still needs what it saw.
-            keys, values = keys.clone(), values.clone()
-        keys[:, :, -2:], values[:, :, -2:] = key_states, value_states
-        self.keys, self.values = keys, values
-        return keys, values
-
-    def _room_for(self, states: Tensor) -> Tensor:
-        return states.new_empty(self.batch, states.shape[1], self.length + 2, states.shape[3])
-
-    def get_seq_length(self, *args: Any) -> int:
-        """Tokens of the prefix; none while it is being computed."""
-        return 0 if self.filled_rows is not None else self.length
-
-
-class _PrefixCache(Cache):
-    """The cache of a batch of texts, whose prefixes are computed in parts."""
-
-    def __init__(self, depth: int, batch: int, length: int) -> None:
-        self._prefixes = [_PrefixLayer(batch, length) for _ in range(depth)]
-        super().__init__(layers=list(self._prefixes))
-
-    @contextlib.contextmanager
-    def filling(self, rows: slice) -> Iterator[None]:
-        """In this block, a pass computes the prefixes of these texts."""
-        for layer in self._prefixes:
-            layer.filled_rows = rows
-        yield
-        for layer in self._prefixes:
-            layer.filled_rows = None
 
 
 class _Thought:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ..hub import card, compat
-from ..lm.gguf_names import is_gguf
+from ..lm.gguf import is_gguf
 from . import encoders
 from .checkpoints import (
     REPORTING,

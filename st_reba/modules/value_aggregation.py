@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.hooks import until_halted
-from ..lm.projections import output_projections
-from ..lm.states import StatesAt
+from ..lm.anatomy import output_projections
+from ..lm.run import Halt, StatesAt
 from ..text.layout import Layout
 from ..text.templates import Template, preset
 from .base import CausalModule, PoolOver
@@ -83,7 +83,7 @@ class ValueAggregationModule(CausalModule):
         self.template = str(parsed)
         self.layers = checked_layers
         self._projections = output_projections(self.model)
-        self._aggregated = resolve_layers(checked_layers, self.model, self._projections.paths)
+        self._aggregated = resolve_layers(checked_layers, self.model, self._projections)
 
     @property
     def cost(self) -> str:
@@ -91,9 +91,9 @@ class ValueAggregationModule(CausalModule):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         position = last_position(self._select(layout, 0, 0))
-        projections = [self._projections.at(self.model, layer) for layer in sorted(self._aggregated)]
+        projections = [self.model.get_submodule(self._projections[layer]) for layer in sorted(self._aggregated)]
         outputs = StatesAt(projections, "after", position, halts=True)
-        with until_halted():
+        with contextlib.suppress(Halt):
             self.run(layout, observe=outputs, **kwargs)
         states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None])

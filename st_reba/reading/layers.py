@@ -10,7 +10,7 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..lm.decoder import inspect
+from ..lm.anatomy import anatomy_of, final_norm
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
@@ -57,14 +57,14 @@ class LayerReader:
         cast(CausalModule, module).check_all_layers()
         self.model = model
         model.eval()
-        decoder = inspect(cast(CausalModule, module).model)
-        if not decoder.layers:
+        layers = anatomy_of(cast(CausalModule, module).model).layers
+        if not layers:
             raise ValueError(
                 f"The layers of {type(module.model).__name__} were not found, so they cannot be read. Use another "
                 "model."
             )
-        self.count = len(decoder.layers) + 1
-        self._final_norm = decoder.norm if module.final_norm else nn.Identity()
+        self.count = len(layers) + 1
+        self._final_norm = final_norm(cast(CausalModule, module).model) if module.final_norm else nn.Identity()
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ import records  # noqa: E402
 import targets  # noqa: E402
 from pivot import Store  # noqa: E402
 from st_reba.data.tables import Pairs  # noqa: E402
-from st_reba.lm.attention.observers import fold_at_once  # noqa: E402
+from st_reba.lm.attention.weights import fold  # noqa: E402
 
 
 def test_costs_become_rows_that_tables_show(tmp_path: Path):
@@ -144,7 +144,7 @@ def test_a_kernel_becomes_rows(tmp_path: Path):
     source = kernel.layer(4, 2, 8, 11, 2, "bfloat16", "cpu")
     where = {"table": "kernel", "model": "4 heads x 8", "precision": "bfloat16", "date": "2026-11-22"}
     for form in ("mean", "last"):
-        rows = kernel.rows_of(fold_at_once, source, 5, form, "cpu", 2, 1)
+        rows = kernel.rows_of(fold, source, 5, form, "cpu", 2, 1)
         assert [(row["contender"], row["unit"]) for row in rows] == [
             (f"Triton kernel, {form}", f"torch's operations, {form}"),
             (f"Triton kernel, {form}", ""),

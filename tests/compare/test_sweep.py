@@ -94,9 +94,13 @@ class TestLength:
         backbone = CausalTransformer(backbone_path())
         sweep = RecipeSweep(backbone, 3)
         passes = []
-        hook = backbone.model.get_input_embeddings().register_forward_pre_hook(
-            lambda layer, args: passes.append(tuple(args[0].shape))
-        )
+
+        def note(layer, args):
+            if isinstance(layer, torch.nn.Embedding):
+                passes.append(tuple(args[0].shape))
+
+        # Views of the backbone have modules of their own.
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
         for tokens, copies in ((40, [3]), (85, [3]), (86, [3, 2]), (128, [3, 2]), (129, [3, 2, 1]), (999, [3, 2, 1])):
             passes.clear()
             sweep.encode(["z" * tokens])

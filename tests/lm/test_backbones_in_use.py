@@ -22,7 +22,8 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule
 from st_reba.hub import compat
-from st_reba.lm import backbone, decoder
+from st_reba.lm import backbone
+from st_reba.lm.shortened import shortened
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
@@ -461,4 +462,4 @@ def test_one_that_accelerate_has_placed_is_not_shortened(backbone_path, tmp_path
     model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path)}
     model = AutoModel.from_pretrained(backbone_path(), **model_kwargs)
     with pytest.raises(ValueError, match="because accelerate has placed it on its devices. Load it without device_map"):
-        decoder.shortened(model, 1)
+        shortened(model, 1)

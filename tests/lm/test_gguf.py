@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import resource
@@ -29,7 +28,7 @@ import st_reba_cli as cli
 from st_reba import CausalTransformer, ReBAModule, TwinTower
 from st_reba.encoding import Encoder, encode_file
 from st_reba.lm import gguf
-from st_reba.lm.gguf_names import is_gguf
+from st_reba.lm.gguf import is_gguf
 from st_reba.modules.lm_head import head_blocks
 from st_reba.training.bellm import BeLLMTraining, build_bellm
 
@@ -216,19 +215,6 @@ class TestKept:
             CausalTransformer(str(name))
         assert conversions == ["float32"]
         assert [path.name for path in cache.glob("*/*/*")] == ["tiny"]
-
-    def test_parsed_once(self, files, cache, monkeypatch):
-        """transformers asks for the whole file three times, and for the tensors' names once for each submodule."""
-        package = importlib.import_module("gguf")
-        asked = []
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            make = getattr(package, name)
-            counted = lambda *args, name=name, make=make: asked.append(name) or make(*args)  # noqa: E731
-            monkeypatch.setattr(package, name, counted)
-        before = package.GGUFReader, package.get_tensor_name_map
-        gguf.converted(files())
-        assert sorted(asked) == ["GGUFReader", "get_tensor_name_map"]
-        assert (package.GGUFReader, package.get_tensor_name_map) == before
 
     def test_by_content(self, files, cache, conversions, tmp_path):
         """Another file of the same name, size and time is another model."""

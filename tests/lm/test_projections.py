@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import AutoModel, MambaConfig, Qwen3NextConfig
 
-from st_reba.lm.projections import output_projections
+from st_reba import ValueAggregationModule
+from st_reba.lm.anatomy import output_projections
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TELLING
-from ..conftest import paired
+from ..conftest import paired, pipeline, relative_error
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), paired(TELLING, [torch.float32, torch.bfloat16]))
@@ -16,7 +17,7 @@ def test_they_are_what_each_architecture_calls_so(architecture, dtype):
     model = backbones.backbone(architecture).to(dtype)
     attention = model.config._attn_implementation
     found = output_projections(model)
-    assert found.paths == {layer: oracles.projection_name(architecture, layer) for layer in range(3)}
+    assert found == {layer: oracles.projection_name(architecture, layer) for layer in range(3)}
     assert model.config._attn_implementation == attention
 
 
@@ -24,7 +25,7 @@ def test_a_model_whose_last_tokens_look_at_themselves():
     """In its own bfloat16, where what the demo model's first layer reads off other tokens is less than rounding."""
     model = AutoModel.from_pretrained(DEMO_MODEL)
     assert model.dtype == torch.bfloat16
-    assert output_projections(model).paths == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(8)}
+    assert output_projections(model) == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(8)}
 
 
 def test_layers_of_other_kinds_are_left_out():
@@ -36,7 +37,7 @@ def test_layers_of_other_kinds_are_left_out():
             linear_key_head_dim=8, linear_value_head_dim=8,
         )
     ).eval()  # fmt: skip
-    assert output_projections(model).paths == {3: "layers.3.self_attn.o_proj"}
+    assert output_projections(model) == {3: "layers.3.self_attn.o_proj"}
 
 
 def test_a_model_without_attention():
@@ -54,8 +55,20 @@ def test_a_projection_that_is_no_module():
         output_projections(model)
 
 
-def test_what_is_put_in_its_place_is_tapped():
+def test_one_that_stands_beside_the_attention_is_not_taken_for_another(monkeypatch):
+    """As in BERT's build: the last matrix within the attention is then that of the values."""
     model = backbones.backbone("llama")
-    places = output_projections(model)
-    model.layers[1].self_attn.o_proj = other = torch.nn.Linear(32, 32)
-    assert places.at(model, 1) is other
+    for layer in model.layers:
+        layer.self_attn.o_proj = torch.nn.Identity()
+    with pytest.raises(ValueError, match="output projection of the attention in layer 0 of LlamaModel was not found"):
+        output_projections(model)
+
+
+def test_what_is_put_in_its_place_is_tapped(backbone_path):
+    module = ValueAggregationModule(backbone_path(), template="{text}")
+    before = pipeline(module).encode("a cat")
+    torch.nn.init.zeros_(module.model.layers[1].self_attn.o_proj.weight)
+    after = pipeline(module).encode("a cat")
+    module.model.layers[1].self_attn.o_proj = torch.nn.Linear(32, 32)
+    assert relative_error(after, before) > 0.01
+    assert relative_error(pipeline(module).encode("a cat"), after) > 0.01

@@ -7,12 +7,9 @@ import threading
 import pytest
 import torch
 
-from st_reba.lm.attention.masks import BothWays
+from st_reba.lm.attention.changes import BothWays
 from st_reba.lm.attention.observers import RunningMaximum
-from st_reba.lm.context import Context, current, entered
-from st_reba.lm.hooks import Halt, Hook, listen
-from st_reba.lm.run import Effect, run
-from st_reba.lm.states import StatesAt
+from st_reba.lm.run import Effect, Halt, Hook, Pass, StatesAt, current, passing, run, watching
 
 from .. import backbones
 
@@ -21,9 +18,7 @@ IDS = torch.tensor([[5, 6, 7], [8, 9, 10]])
 
 @pytest.fixture(scope="module")
 def model():
-    model = backbones.backbone("llama")
-    listen(model.layers)
-    return model
+    return backbones.backbone("llama")
 
 
 def forward(model):
@@ -57,7 +52,7 @@ class TestChanges:
 
         with pytest.raises(KeyError):
             pass_of(model, change=[Effect(hooks={model.layers[1]: Hook(before=fail)})])
-        assert current() == Context()
+        assert current() == Pass()
 
     def test_nothing_is_false(self, model):
         assert not Effect()
@@ -91,13 +86,12 @@ class TestStates:
         with pytest.raises(Halt):
             pass_of(model, change=[note], observe=StatesAt(model.layers[:2], "after", halts=True))
         assert ran == [0, 1]
-        assert current() == Context()
+        assert current() == Pass()
 
 
 @pytest.mark.parametrize("asked", ["changed", "states", "attention"])
 def test_checkpointing_is_refused_where_it_would_be_wrong(asked):
     model = backbones.backbone("llama").train()
-    listen(model.layers)
     model.gradient_checkpointing_enable()
     run(model, forward(model), reader="A test")
     given = {
@@ -120,19 +114,19 @@ def test_a_model_that_does_not_say_how_it_repeats_a_layer():
         run(model, forward(model), change=[Effect(masking=masking)], reader="A test")
 
 
-def test_a_context_keeps_what_is_around_it():
+def test_a_pass_keeps_what_is_around_it():
     one, other = object(), object()
-    with entered(observer=one):
-        with entered(masking=other):
-            assert current() == Context(observer=one, masking=other)
-        assert current() == Context(observer=one)
-    assert current() == Context()
+    with watching(one):
+        with passing(current().changed_by(Effect(masking=other))):
+            assert current() == Pass(observer=one, masking=other)
+        assert current() == Pass(observer=one)
+    assert current() == Pass()
 
 
-def test_contexts_of_two_threads_do_not_meet():
+def test_passes_of_two_threads_do_not_meet():
     seen = []
-    with entered(observer=object()):
+    with watching(object()):
         thread = threading.Thread(target=lambda: seen.append(current()))
         thread.start()
         thread.join()
-    assert seen == [Context()]
+    assert seen == [Pass()]

@@ -29,7 +29,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.lm.attention.masks import BothWays
+from st_reba.lm.attention.changes import BothWays
 from st_reba.lm.run import Effect
 from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, Steer, register
 

@@ -54,7 +54,7 @@ def test_the_second_pass_ends_where_it_is_read(shared):
     module = ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1)
     ran = []
     for name, part in module.model.named_modules():
-        part.register_forward_pre_hook(lambda module, args, name=name: ran.append(name))
+        part.register_forward_hook(lambda module, args, output, name=name: ran.append(name))
     pipeline(module, "lasttoken").encode(TEXTS[0])
     assert ran.count("layers.0.mlp") == ran.count("layers.1.self_attn.v_proj") == 2
     assert ran.count("layers.1.self_attn.o_proj") == ran.count("layers.1.mlp") == ran.count("layers.2") == 1

@@ -177,16 +177,6 @@ def test_gradient_checkpointing_is_refused(backbone_path):
         module(module.preprocess(TEXTS))
 
 
-def test_the_last_layers_feed_forward_part_runs_for_one_token(shared):
-    module = EarlyLateModule(shared())
-    given = {}
-    for number, layer in enumerate(module.model.layers):
-        layer.mlp.up_proj.register_forward_hook(lambda part, args, out, number=number: given.update({number: args[0]}))
-    length = module.preprocess([TEXTS[0]])["input_ids"].shape[1]
-    pipeline(module).encode(TEXTS[0])
-    assert [given[number].shape[1] for number in range(3)] == [length, length, 1]
-
-
 def test_idf_weights_are_of_the_early_half(shared):
     module = EarlyLateModule(shared())
     plain = pipeline(module).encode(TEXTS)

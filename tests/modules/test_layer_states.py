@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 
 from st_reba import CausalTransformer, LayerStates
 
@@ -144,7 +145,7 @@ def test_bfloat16(backbone_path, shared):
 
 
 def test_backbones_that_cannot_be_read(backbone_path):
-    module = CausalTransformer(backbone_path())
+    module = Transformer(backbone_path())
     module.model.layers = torch.nn.ModuleList([*module.model.layers, torch.nn.Identity()])
     with pytest.raises(ValueError, match="The layers of LlamaModel were not found"):
         LayerStates(module)

@@ -54,16 +54,6 @@ def test_one_batch(shared, monkeypatch):
     assert features["input_ids"].shape == (len(TEXTS), len(TASKS))
 
 
-def test_the_last_layer_computes_the_last_tokens(shared):
-    module = MetaEOLModule(shared(), templates=TASKS)
-    [feed_forward] = module._last_layer_parts.modules
-    seen = []
-    feed_forward.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    pipeline(module).encode(TEXTS, batch_size=len(TEXTS))
-    # After what stands before the texts.
-    assert sum(seen[1:]) == len(TASKS) * len(TEXTS)
-
-
 def test_what_stands_before_the_texts_runs_once(shared, token_ids):
     module = MetaEOLModule(shared(), templates=TASKS)
     shapes = []

@@ -132,9 +132,11 @@ def test_room_for_the_memory(backbone_path):
     assert np.isfinite(pipeline(module, "lasttoken").encode("word " * 3_000)).all()
 
 
-def test_gradients_reach_the_backbone(backbone_path):
+@pytest.mark.parametrize("architecture", ["llama", "gemma2_softcap"])
+def test_gradients_reach_the_backbone(architecture, backbone_path):
     for settings in ({}, {"bidirectional_layers": 1}):
-        model = pipeline(RefinedThoughtModule(backbone_path(), iterations=3, **settings), "lasttoken")
+        module = RefinedThoughtModule(backbone_path(architecture), iterations=3, **settings)
+        model = pipeline(module, "lasttoken")
         model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
         assert model[0].model.layers[0].self_attn.q_proj.weight.grad.norm() > 0
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import re
-import warnings
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,9 +31,9 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.hub import compat
+from st_reba.lm.anatomy import anatomy_of
 from st_reba.lm.attention import function
-from st_reba.lm.decoder import view
-from st_reba.lm.dry_run import dry_run
+from st_reba.lm.view import view
 
 from ..backbones import TEXTS, third
 from ..conftest import paired, pipeline
@@ -80,8 +82,9 @@ SETTLED = {
 @pytest.mark.parametrize(("kind", "settled"), paired(MODULES, SETTLED))
 def test_a_module_takes_no_setting_from_the_one_that_it_shares(kind, settled, backbone_path):
     of_transformer, of_module = (MODULES[kind](make(backbone_path())) for make in (Transformer, SETTLED[settled]))
-    # The view of the backbone, what is looked up when it is first asked for, and where the weights came from.
-    differ = {"_modules", "_places", "checkpoint", "lacking"}
+    # The view of the backbone, what is looked up when it is first asked for, where the weights came from, and what is
+    # not read: batches are padded.
+    differ = {"_modules", "_places", "_unpad_inputs", "checkpoint", "lacking"}
     attributes = [vars(module).keys() - differ for module in (of_transformer, of_module)]
     assert attributes[0] == attributes[1]
     assert of_transformer.get_config_dict() == of_module.get_config_dict()
@@ -210,8 +213,10 @@ def test_what_a_view_is_told_the_model_does_not_hear(backbone_path):
 def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
     """A copy would run what it is a copy of."""
     shared = CausalTransformer(backbone_path())
-    compiled = torch.compile(shared.model, backend="eager")
+    compiled = torch.compile(copy.deepcopy(shared.model), backend="eager")
+    del compiled.st_reba_anatomy
     assert view(compiled) is compiled
+    assert anatomy_of(compiled).layers == ("layers.0", "layers.1", "layers.2")
     forward = shared.model.forward
     shared.model.forward = lambda **kwargs: forward(**kwargs)
     assert EchoModule(shared).model is shared.model
@@ -219,28 +224,66 @@ def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
         CausalTransformer(shared, output_layer=1)
 
 
-def test_an_adapter_is_seen_by_all_who_share_the_weights(backbone_path):
+def test_an_adapter_is_seen_by_modules_made_after_it(backbone_path):
     peft = pytest.importorskip("peft")
     classical = CausalTransformer(backbone_path())
-    reba = ReBAModule(classical)
-    before = [pipeline(module).encode(TEXTS) for module in (classical, reba)]
+    before = ReBAModule(classical)
+    vectors = pipeline(before).encode(TEXTS)
     classical.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
-    after = [pipeline(module).encode(TEXTS) for module in (classical, reba)]
-    assert not any(np.allclose(one, other, atol=1e-3) for one, other in zip(before, after, strict=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert np.array_equal(after[1], pipeline(ReBAModule(classical)).encode(TEXTS))
+    assert np.array_equal(pipeline(before).encode(TEXTS), vectors)
+    assert not np.allclose(pipeline(ReBAModule(classical)).encode(TEXTS), vectors, atol=1e-3)
 
 
-def test_a_dry_run_leaves_each_module_in_its_mode(backbone_path):
-    model = mixed_modes(CausalTransformer(backbone_path()).model)
-    modes = [part.training for part in model.modules()]
-    assert set(modes) == {True, False}
-    with contextlib.suppress(ZeroDivisionError), dry_run(model):
-        assert not any(part.training for part in model.modules())
-        assert torch.is_inference_mode_enabled()
-        raise ZeroDivisionError
-    assert [part.training for part in model.modules()] == modes
+def test_what_moves_or_casts_the_weights_of_one_does_so_for_all(backbone_path):
+    classical = CausalTransformer(backbone_path())
+    echo = EchoModule(classical)
+    classical.model.to(torch.float64)
+    assert {weight.dtype for weight in (*echo.model.parameters(), *echo.model.buffers())} == {torch.float64}
+    assert all(one is other for one, other in zip(classical.model.parameters(), echo.model.parameters(), strict=True))
+
+
+class Quantized(torch.nn.Linear):
+    """As bitsandbytes has it: the first pass takes the scale off the weight, and keeps it beside it."""
+
+    def forward(self, states):
+        if hasattr(self.weight, "scale"):
+            self.state.scale = self.weight.scale
+            del self.weight.scale
+        return super().forward(states) * self.state.scale
+
+
+def test_what_a_quantised_module_keeps_is_in_one_place(backbone_path):
+    backbone = Transformer(backbone_path())
+    expected = pipeline(EchoModule(Transformer(backbone_path()))).encode(TEXTS)
+    part = backbone.model.layers[0].mlp.up_proj
+    part.__class__ = Quantized
+    part.weight.data /= 4
+    part.weight.scale, part.state = 4, SimpleNamespace()
+    for _ in range(2):
+        assert np.allclose(pipeline(EchoModule(backbone)).encode(TEXTS), expected, atol=1e-6)
+    assert part.state.scale == 4
+
+
+def test_a_hook_whose_owner_cannot_be_copied(backbone_path):
+    """It is called for the views that are made after it."""
+
+    class Watch:
+        def __init__(self):
+            self.lock, self.seen = threading.Lock(), 0
+
+        def __call__(self, module, args, output):
+            self.seen += 1
+
+        note = __call__
+
+    backbone = Transformer(backbone_path())
+    watches = Watch(), Watch()
+    backbone.model.layers[0].register_forward_hook(watches[0])
+    backbone.model.layers[0].register_forward_hook(watches[1].note)
+    module = EchoModule(backbone)
+    before = [watch.seen for watch in watches]
+    pipeline(module).encode(TEXTS[:1])
+    assert [watch.seen for watch in watches] == [seen + 1 for seen in before]
 
 
 @pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="sentence-transformers before 6.2 moves a placed model")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sentence_transformers.base.modules import Transformer
 from transformers import AutoConfig, AutoModel
 
 from st_reba import (
@@ -186,19 +187,22 @@ def test_a_state_inside_the_last_layer_has_no_like_in_the_others(shared):
 
 
 def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
-    model = pipeline(CausalTransformer(backbone_path()))
-    forward = model[0].model.forward
+    backbone = Transformer(backbone_path())
+    kind = type(backbone.model)
+    forward = kind.forward
 
-    def scaled(**kwargs):
-        output = forward(**kwargs)
+    def scaled(self, **kwargs):
+        output = forward(self, **kwargs)
         output.last_hidden_state = 2 * output.last_hidden_state
         return output
 
-    monkeypatch.setattr(model[0].model, "forward", scaled)
+    monkeypatch.setattr(kind, "forward", scaled)
+    model = pipeline(CausalTransformer(backbone))
     with pytest.raises(ValueError, match="LlamaModel changes its last layer's states in a way that could not be found"):
         LayerReader(model)
-    monkeypatch.setattr(model[0].model, "forward", forward)
-    model[0].model.layers.append(torch.nn.Identity())
+    monkeypatch.setattr(kind, "forward", forward)
+    backbone.model.layers.append(torch.nn.Identity())
+    model = pipeline(CausalTransformer(backbone))
     with pytest.raises(ValueError, match="The layers of LlamaModel were not found, so they cannot be read"):
         LayerReader(model)
 

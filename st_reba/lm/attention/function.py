@@ -5,26 +5,23 @@ attention function is registered with transformers under :data:`NAME`. It comput
 shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which query
 j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
 
-Nothing here knows a method. The observer, and what changes attention, are those of :mod:`st_reba.lm.context`.
+Nothing here knows a method. The observer, and what changes attention, are those of :class:`st_reba.lm.run.Pass`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..context import current, entered
 from ..precision import autocast_dtype, widened, without_autocast
-from .kernels import attention_with_lse, by_group, group_slices
-from .masks import BothWays
-from .observers import LayerCensus
-from .weights import QueryKeySource, SymmetrizedSource
-
-if TYPE_CHECKING:
-    from ..packed import Packed
+from ..run import current
+from .changes import BothWays
+from .kernels import attention_with_lse, group_slices
+from .weights import LayerWeights, by_group
 
 NAME = "st_reba"
 
@@ -62,15 +59,10 @@ def observable_attention(
     """The attention function transformers calls: query (B, H, N, d), key and value (B, G, M, d), output (B, N, H, d).
 
     ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
-    neither honoured nor in :data:`HARMLESS` is reported to a :class:`LayerCensus`.
+    neither honoured nor in :data:`HARMLESS` is noted in a :class:`~st_reba.lm.attention.observers.Census`.
     """
-    context = current()
-    if context.packed is not None:
-        if position_bias is not None:
-            raise RuntimeError("a position bias does not say between which positions of a packed row it stands.")
-        rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "softcap": softcap, "s_aux": s_aux}
-        return _unpacked(context.packed, module, query, key, value, attention_mask, **rest, **kwargs)
-    observer, masking, rerouting = context.observer, context.masking, context.rerouting
+    here = current()
+    observer, masking, rerouting = here.observer, here.masking, here.rerouting
     if masking is not None and not masking.applies(_layer_index(module)):
         masking = None
     if masking is not None:
@@ -79,9 +71,10 @@ def observable_attention(
     if rerouting is not None and _layer_index(module) not in rerouting.layers:
         rerouting = None
     explicit = softcap is not None or s_aux is not None
-    if isinstance(observer, LayerCensus):
-        observer.explicit |= explicit
-        observer.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
+    if here.census is not None:
+        here.census.layers.append(_layer_index(module))
+        here.census.explicit |= explicit
+        here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
     # From here on ``observer`` is the one that wants to see this layer.
     if observer is not None and not observer.wants(layer := _layer_index(module)):
         observer = None
@@ -115,30 +108,11 @@ def observable_attention(
             logits = rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
         if observer is not None:
-            source = QueryKeySource(layer, query, key, lse, scale, bias, softcap)
-            observer.observe(SymmetrizedSource(source, source) if isinstance(masking, BothWays) else source)
+            weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
+            if isinstance(masking, BothWays):
+                weights = replace(weights, backward=weights)
+            observer.observe(weights)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _unpacked(
-    packed: Packed,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """Attention of texts that stand in one row, (1, H, T, d): it alone sees them padded, as a batch.
-
-    So it is watched as ever. The mask, if any, is that of the longest text: see :func:`_mask`.
-    """
-    query, key, value = (
-        packed.padded(states.transpose(1, 2), packed.longest).transpose(1, 2) for states in (query, key, value)
-    )
-    with entered(packed=None):
-        output, _ = observable_attention(module, query, key, value, attention_mask, **rest)
-    return packed.row(output), None
 
 
 def _after_cache(
@@ -247,19 +221,4 @@ def register() -> None:
     ask again who is watching or what replaces the masks.
     """
     AttentionInterface.register(NAME, torch.compiler.disable(observable_attention))
-    AttentionMaskInterface.register(NAME, _mask)
-
-
-def _mask(**kwargs: Any) -> Tensor | None:
-    """As transformers makes it for its own ``sdpa``; in a packed row, that of the longest text, where it stands.
-
-    Shorter texts have the beginning of it, with padding that no token of theirs sees.
-    """
-    packed = current().packed
-    sdpa = AttentionMaskInterface()["sdpa"]
-    if packed is None:
-        return cast("Tensor | None", sdpa(**kwargs))
-    length, start = packed.longest, packed.start_of_the_longest
-    alone = {"q_length": length, "kv_length": length, "q_offset": start, "kv_offset": start}
-    # Within one text the mask is causal again, which may go without saying.
-    return cast("Tensor | None", sdpa(**{**kwargs, **alone, "allow_is_causal_skip": True}))
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

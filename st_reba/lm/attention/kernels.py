@@ -1,24 +1,31 @@
-"""Scaled dot-product attention that also returns its log-sum-exp.
+"""Kernels that take the place of operations written out, each only where it has proved right on this machine.
 
-PyTorch's fused kernels compute the log-sum-exp of every query, and ``scaled_dot_product_attention`` drops it. Two
-public functions return it. ``varlen_attn`` runs on CUDA alone. ``flex_attention`` is fused only where it is compiled;
-else it forms all scores, as the plain computation does, so it is not used. Then there are the operators below the
-first, which are private: this is the only file that names them. A kernel is used only after it has agreed with the
-plain computation on a small problem of the same kind (device, dtype, head size, grouping), public ones first; where
-none does, the plain computation is used.
+Attention with its log-sum-exp: PyTorch's fused kernels compute the log-sum-exp of every query, and
+``scaled_dot_product_attention`` drops it. Two public functions return it. ``varlen_attn`` runs on CUDA alone.
+``flex_attention`` is fused only where it is compiled; else it forms all scores, as the plain computation does, so it is
+not used. Then there are the operators below the first, which are private: this is the only file that names them. A
+kernel is used only after it has agreed with the plain computation on a small problem of the same kind (device, dtype,
+head size, grouping), public ones first; where none does, the plain computation is used.
+
+The running maximum over the heads of a layer: on a GPU with Triton, :mod:`~st_reba.lm.attention.triton_kernel` takes
+the place of :func:`~st_reba.lm.attention.weights.fold` where it has agreed with it in float64.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..precision import widened, without_autocast
+from ..sizes import in_a_line
+from .weights import LayerWeights, by_group, fold
 
 # Bytes of the scores that are formed at a time where attention is written out: on a CPU what its caches hold, on an
 # accelerator enough to fill it.
@@ -74,14 +81,6 @@ def plain_attention(
             scores.masked_fill_(~visible, float("-inf"))
         sums.append(scores.logsumexp(dim=-1))
     return output, torch.cat(sums, dim=1).flatten(1, 2)
-
-
-def by_group(values: Tensor, key: Tensor, part: slice = slice(None)) -> Tensor:
-    """(B, H, ...) as (B, G, H / G, ...), by the G key-value heads of ``key``, and a part of these.
-
-    What is one for all heads, (B, 1, ...), stays so.
-    """
-    return values.unflatten(1, (key.shape[1], -1))[:, part] if values.shape[1] > 1 else values[:, :, None]
 
 
 def group_slices(query: Tensor, key: Tensor) -> Iterator[slice]:
@@ -182,3 +181,118 @@ def _agrees(
         and torch.allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
         and torch.allclose(widened(output), expected, rtol=tolerance, atol=tolerance)
     )
+
+
+#: As :func:`~st_reba.lm.attention.weights.fold`.
+Fold = Callable[[LayerWeights, slice, slice, Tensor, bool], None]
+
+_FOLD_DEVICES = {"cuda"}
+_FOLD_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+# Of log weights: what float32 sums of another order differ by is a tenth of it, TF32 ten times as much.
+_FOLD_TOLERANCE = 2**-15
+
+# The problem that is tried: texts of odd lengths, several blocks of keys and queries.
+_TEXTS, _TOKENS, _KEYS = 8, 214, slice(3, 104)
+_QUERIES = slice(3, _TOKENS)
+
+
+class FoldKind(NamedTuple):
+    """What a kernel for the running maximum is compiled for, or may fail for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    groups: int
+    head_size: int
+    softcap: bool
+    #: Of the bias, and whether each head has its own; None if there is none.
+    bias: tuple[torch.dtype, bool] | None
+    keys_are_positions: bool
+
+
+def fold_kernel(weights: LayerWeights, keys_are_positions: bool) -> Fold | None:
+    """The kernel for the running maximum of this layer if there is one and it proved itself for such layers."""
+    bias = weights.bias
+    if weights.device.type not in _FOLD_DEVICES or weights.backward is not None:
+        return None
+    if weights.query.dtype not in _FOLD_DTYPES or (bias is not None and bias.dtype not in _FOLD_DTYPES):
+        return None
+    kind = FoldKind(
+        weights.device, weights.query.dtype, weights.heads, weights.groups, weights.head_size,
+        weights.softcap is not None, None if bias is None else (bias.dtype, bias.shape[1] > 1), keys_are_positions,
+    )  # fmt: skip
+    try:
+        return trusted_fold(kind)
+    except torch.cuda.OutOfMemoryError:
+        # The memory is full now, which says nothing about the kernel: the next batch asks again.
+        return None
+
+
+@cache
+def trusted_fold(kind: FoldKind) -> Fold | None:
+    """The answer to :func:`fold_kernel`, found once for each kind.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: If there is no memory for the trial.
+    """
+    try:
+        from .triton_kernel import fold as kernel
+
+        with without_autocast(kind.device):
+            if _fold_agrees(kernel, kind):
+                return kernel
+        reason = "it gives other numbers than PyTorch's operations"
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "triton":
+            return None
+        reason = f"it fails with {in_a_line(error)}"
+    except Exception as error:  # no compiler, too little memory on the chip, a GPU that Triton does not know
+        reason = f"it fails with {in_a_line(error)}"
+    warnings.warn(
+        f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}. PyTorch's "
+        "operations take its place: the numbers are the same, and it takes more time.",
+        stacklevel=2,
+    )
+    return None
+
+
+def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
+    """Whether a kernel gives what :func:`fold` does in float64, by two layers, of which one may be the larger."""
+    generator = torch.Generator().manual_seed(0)
+
+    def sample(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+    def states(heads: int) -> Tensor:
+        """As most architectures make them: the heads of a token side by side."""
+        return sample(_TEXTS, _TOKENS, heads, kind.head_size).to(kind.device, kind.dtype).transpose(1, 2)
+
+    bias = None
+    if kind.bias is not None:
+        dtype, of_each_head = kind.bias
+        bias = sample(1, kind.heads if of_each_head else 1, _TOKENS, _TOKENS)
+        # A sliding window.
+        outside = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).triu(-100).logical_not()
+        bias = bias.masked_fill_(outside, float("-inf")).to(kind.device, dtype)
+    lse = sample(_TEXTS, kind.heads, _TOKENS).to(kind.device)
+    softcap = 2.0 if kind.softcap else None
+    layer = LayerWeights(0, states(kind.heads), states(kind.groups), lse, kind.head_size**-0.5, bias, softcap)
+    keys = _KEYS
+    if not kind.keys_are_positions:
+        layer, keys = layer.at_keys(torch.arange(_TEXTS, device=kind.device)), slice(0, 1)
+    wide = replace(layer, query=layer.query.double(), key=layer.key.double(), log_sum_exp=lse.double())
+    found, expected = (
+        torch.full((_TEXTS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"), dtype=dtype,
+                   device=kind.device)
+        for dtype in (torch.float32, torch.float64)
+    )  # fmt: skip
+    for folding, of_layer, maximum in ((kernel, layer, found), (fold, wide, expected)):
+        for each in (of_layer, replace(of_layer, log_sum_exp=of_layer.log_sum_exp.flip(1))):
+            folding(each, keys, _QUERIES, maximum, kind.keys_are_positions)
+    found = found.double()
+    if kind.keys_are_positions:
+        found, expected = found.triu(), expected.triu()
+    return torch.allclose(found, expected, rtol=0, atol=_FOLD_TOLERANCE)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..context import entered
-from .fused import fused_fold
-from .weights import MapSource, QueryKeySource, SymmetrizedSource, WeightSource
-
-# Rows of keys go in blocks, because queries before the first key of a block are never asked for.
-_KEY_BLOCK = 128
-
-# On a CPU, bytes of scratch memory: where heads are taken one by one, the rectangle of one stays in a core's cache;
-# where what all heads take fits, as for a short text alone, they are formed at once.
-_SCRATCH_BYTES = {"cpu": 2**20}
-
-# The same on any other device, where heads are formed at once, always: enough to fill it.
-_SCRATCH_BYTES_AT_ONCE = 2**28
+from .kernels import fold_kernel
+from .weights import LayerWeights, StoredWeights, fold
 
 
 class Observer(Protocol):
@@ -31,14 +19,9 @@ class Observer(Protocol):
         """Whether this layer's weights are to be shown."""
         ...
 
-    def observe(self, source: WeightSource) -> None:
-        """Look at one layer. ``source`` must not outlive the call."""
+    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+        """Look at one layer. ``weights`` must not outlive the call."""
         ...
-
-
-def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
-    """Show every attention layer that runs in this block, in this thread, to ``observer``."""
-    return entered(observer=observer)
 
 
 class RunningMaximum:
@@ -58,100 +41,36 @@ class RunningMaximum:
         self.queries = queries
         self.layers = layers
         self._maximum: Tensor | None = None
-        # With one key a text, what each layer gives is small: the maximum over layers can wait till the end.
-        self._of_layers: list[Tensor] = []
 
     def wants(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
 
     def result(self) -> Tensor:
         """max of log weights, (B, keys, queries), float32 or, in a float64 model, float64."""
-        seen = self._of_layers if self._maximum is None else [self._maximum, *self._of_layers]
-        if not seen:
+        if self._maximum is None:
             raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
-        return seen[0] if len(seen) == 1 else torch.stack([layer.to(seen[0].device) for layer in seen]).amax(dim=0)
-
-    def observe(self, source: WeightSource) -> None:
-        if isinstance(self.keys, Tensor):
-            source, keys = source.at_keys(self.keys.to(source.device)), slice(0, 1)
-        else:
-            keys = self.keys
-        in_order = keys is self.keys
-        scratch = _SCRATCH_BYTES.get(source.device.type)
-        if torch.is_grad_enabled():
-            self._maximum = self._with_gradient(source, keys)
-        elif scratch is not None and self._bytes_at_once(source, keys) > scratch:
-            self._fold(source, keys, self._so_far(source, keys), scratch)
-        elif fused := fused_fold(source, in_order, fold_at_once):
-            fused(keys, self.queries, self._so_far(source, keys), in_order)
-        elif in_order:
-            fold_at_once(source, keys, self.queries, self._so_far(source, keys), in_order)
-        else:
-            weights = source.of_all_heads(self.queries).log_weights(slice(None), keys, 0)
-            self._of_layers.append(weights.amax(dim=(1, 4)))
-
-    def _bytes_at_once(self, source: WeightSource, keys: slice) -> int:
-        """What all heads take at once: a copy of their queries, and four passes over their rectangles."""
-        of_a_query = source.head_size + 4 * (keys.stop - keys.start)
-        return 4 * source.batch * source.heads * (self.queries.stop - self.queries.start) * of_a_query
-
-    def _so_far(self, source: WeightSource, keys: slice) -> Tensor:
-        """The maximum over the layers before, where this layer runs."""
-        maximum = self._maximum
-        if maximum is None:
-            shape = (source.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
-            maximum = torch.full(shape, float("-inf"), dtype=source.dtype, device=source.device)
-        self._maximum = maximum.to(source.device)
         return self._maximum
 
-    def _with_gradient(self, source: WeightSource, keys: slice) -> Tensor:
-        maximum = self._so_far(source, keys)
-        for head in range(source.heads):
-            maximum = torch.maximum(maximum, source.log_weights(slice(None), head, keys, self.queries))
-        return maximum
-
-    def _fold(self, source: WeightSource, keys: slice, maximum: Tensor, scratch_bytes: int) -> None:
-        """Take the maximum in place, one head at a time, in pieces that fit the scratch memory."""
-        block = min(_KEY_BLOCK, keys.stop - keys.start)
-        group = max(1, scratch_bytes // max(1, 4 * block * maximum.shape[2]))
-        for texts in _slices(0, source.batch, group):
-            for part in _slices(keys.start, keys.stop, _KEY_BLOCK):
-                skipped = self._skipped(part)
-                queries = slice(self.queries.start + skipped, self.queries.stop)
-                target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-                scratch = torch.empty(target.shape, dtype=source.dtype, device=source.device)
-                for head in range(source.heads):
-                    source.log_weights(texts, head, part, queries, scratch)
-                    torch.maximum(target, scratch, out=target)
-
-    def _skipped(self, keys: slice) -> int:
-        """With a key a text there is nothing to skip."""
-        return _before(keys, self.queries) if isinstance(self.keys, slice) else 0
-
-
-def fold_at_once(source: WeightSource, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
-    """Take the maximum of all heads at once, in place: a few operations a block of keys, however many heads there are.
-
-    As :data:`~st_reba.lm.attention.fused.Fold` says.
-    """
-    heads = source.of_all_heads(queries)
-    of_a_key = 4 * source.heads * maximum.shape[2]
-    block = min(_KEY_BLOCK, keys.stop - keys.start, max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key)))
-    group = max(1, _SCRATCH_BYTES_AT_ONCE // max(1, of_a_key * block))
-    for texts in _slices(0, source.batch, group):
-        for part in _slices(keys.start, keys.stop, block):
-            skipped = _before(part, queries) if in_order else 0
-            target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-            torch.maximum(target, heads.log_weights(texts, part, skipped).amax(dim=(1, 4)), out=target)
-
-
-def _before(keys: slice, queries: slice) -> int:
-    """How many queries stand before all of these keys, and cannot see them."""
-    return max(0, keys.start - queries.start)
-
-
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
+    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+        keys_are_positions = isinstance(self.keys, slice)
+        if isinstance(self.keys, slice):
+            keys = self.keys
+        else:
+            weights, keys = weights.at_keys(self.keys.to(weights.device)), slice(0, 1)
+        maximum = self._maximum
+        if maximum is None:
+            shape = (weights.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
+            maximum = torch.full(shape, float("-inf"), dtype=weights.dtype, device=weights.device)
+        # Each layer may lie on a device of its own.
+        maximum = maximum.to(weights.device)
+        if torch.is_grad_enabled():
+            formed = weights.log_weights(slice(None), slice(None), keys, self.queries)
+            maximum = torch.maximum(maximum, formed.amax(dim=(1, 3)))
+        elif isinstance(weights, LayerWeights) and (kernel := fold_kernel(weights, keys_are_positions)):
+            kernel(weights, keys, self.queries, maximum, keys_are_positions)
+        else:
+            fold(weights, keys, self.queries, maximum, keys_are_positions)
+        self._maximum = maximum
 
 
 class InChunks:
@@ -176,10 +95,8 @@ class InChunks:
     def wants(self, layer: int) -> bool:
         return self.observer.wants(layer)
 
-    def observe(self, source: WeightSource) -> None:
-        # A layer that attends both ways has no look back within a chunk that the rest of the text would not change.
-        assert isinstance(source, (QueryKeySource, MapSource))
-        self.observer.observe(source.in_chunks(self.start, self.length, self.count))
+    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+        self.observer.observe(weights.in_chunks(self.start, self.length, self.count))
 
 
 class MeanWeights:
@@ -198,17 +115,15 @@ class MeanWeights:
     def wants(self, layer: int) -> bool:
         return layer == self.layer
 
-    def observe(self, source: WeightSource) -> None:
-        """Keep (B, keys), of the dtype of ``source``, on the device of ``queries``.
+    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+        """Keep (B, keys), of the dtype of ``weights``, on the device of ``queries``.
 
         Keys behind the query are not masked where the layer needed no mask.
         """
-        if isinstance(source, SymmetrizedSource):
-            source = source.forward
-        assert isinstance(source, QueryKeySource)
-        query = source.at_queries(self.queries.to(source.device))
-        weights = query.of_all_heads(slice(0, 1)).log_weights(slice(None), slice(0, source.key.shape[2]), 0).exp()
-        self.weights = weights.mean(dim=(1, 4))[..., 0].to(self.queries.device)
+        assert isinstance(weights, LayerWeights)
+        query = weights.at_queries(self.queries.to(weights.device))
+        formed = query.log_weights(slice(None), slice(None), slice(0, weights.key.shape[2]), slice(0, 1)).exp()
+        self.weights = formed.mean(dim=(1, 3))[..., 0].to(self.queries.device)
 
     def result(self) -> Tensor:
         if self.weights is None:
@@ -219,8 +134,8 @@ class MeanWeights:
         return self.weights
 
 
-class LayerCensus:
-    """An observer that only notes which layers have attention, and what their attention is like.
+class Census:
+    """Which layers have attention that calls our function, and what their attention is like.
 
     Attributes:
         layers: Indices of the layers that ran.
@@ -232,10 +147,3 @@ class LayerCensus:
         self.layers: list[int] = []
         self.explicit = False
         self.unknown: set[str] = set()
-
-    def wants(self, layer: int) -> bool:
-        self.layers.append(layer)
-        return False
-
-    def observe(self, source: WeightSource) -> None:
-        raise AssertionError("a census wants no layer")

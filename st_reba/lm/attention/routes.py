@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..anatomy import Anatomy
+from ..anatomy import anatomy_of, reuses_cache, set_attention
 from ..backbone import depth, without_hidden_states
-from ..dry_run import set_attention
 from .function import NAME
 from .observers import Observer
-from .weights import MapSource
+from .weights import StoredWeights
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -46,10 +45,10 @@ def prepare(model: PreTrainedModel) -> None:
     advice = "st_reba needs a decoder-only (causal) language model, such as Llama, Qwen, GPT-2 or Mistral."
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder-decoder. {advice}")
-    anatomy = Anatomy(model)
+    anatomy = anatomy_of(model)
     if not anatomy.is_causal:
         raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
-    if model.config._attn_implementation == "sdpa" and anatomy.sketch.explicit:
+    if model.config._attn_implementation == "sdpa" and anatomy.needs_explicit_softmax:
         set_attention(model, NAME)
 
 
@@ -59,10 +58,10 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
     Raises:
         ValueError: If it has no attention at all (a state-space model).
     """
-    anatomy = Anatomy(model)
+    anatomy = anatomy_of(model)
     if anatomy.calls_our_attention:
         set_attention(model, NAME)
-        return AttentionRoute(anatomy.sketch.calling, through_function=True)
+        return AttentionRoute(anatomy.calling, through_function=True)
     if not anatomy.map_layers:
         raise ValueError(
             f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
@@ -75,14 +74,12 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
             "ReBA cannot run on it. Use EchoModule, or another version of transformers."
         )
     set_attention(model, "eager")
-    # Falcon reads this name at every call, yet does not let the public method set it.
-    model.config._attn_implementation = "eager"
     return AttentionRoute(anatomy.map_layers, through_function=False)
 
 
 def make_cacheable(model: PreTrainedModel) -> bool:
     """Set a model up for its masks to be replaced behind a cache; False, and the model as it was, where that fails."""
-    if not Anatomy(model).reuses_cache:
+    if not reuses_cache(model):
         return False
     set_attention(model, NAME)
     return True
@@ -130,8 +127,8 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
 
 def _can_be_changed(model: PreTrainedModel, layers: Collection[int]) -> bool:
     """Whether these layers call our attention function, so that they see what it masks and re-routes."""
-    anatomy = Anatomy(model)
-    return anatomy.calls_our_attention and set(layers) <= set(anatomy.sketch.calling)
+    anatomy = anatomy_of(model)
+    return anatomy.calls_our_attention and set(layers) <= set(anatomy.calling)
 
 
 def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Observer, **kwargs: Any) -> Tensor:
@@ -150,7 +147,7 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Obser
     output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
     for layer, weights in enumerate(output.attentions):
         if weights is not None and observer.wants(layer):
-            observer.observe(MapSource(layer, weights))
+            observer.observe(StoredWeights(layer, weights))
     return output.last_hidden_state
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .weights import QueryKeySource
+from .weights import LayerWeights
 
 # Lengths and what follows from them: the kernel is not compiled again for each.
 _OF_LENGTHS = [
@@ -88,7 +88,7 @@ def _kernel(
     tl.store(maximum + keys * maximum_key + queries, largest, mask=there)
 
 
-def fold(source: QueryKeySource, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
+def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
     """Fold the log weights of all heads into a running maximum, in place, in one launch.
 
     Args:

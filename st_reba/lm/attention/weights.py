@@ -2,66 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..precision import summing_dtype, widened
-from .kernels import by_group
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
 
+# Keys are taken in blocks, because queries before the first key of a block are never asked for.
+_KEY_BLOCK = 128
 
-class WeightSource(Protocol):
-    """The attention weights of one layer, to be formed piece by piece, in float32 or, in a float64 model, float64."""
+# Bytes of weights that are formed at a time: on a CPU what stays in a core's cache, on an accelerator, where each
+# operation has a price of its own, enough to fill it.
+_SCRATCH_BYTES = {"cpu": 2**20}
+_SCRATCH_BYTES_ACCELERATOR = 2**28
 
-    @property
-    def layer(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_size(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        """log p(query -> key), (texts, keys, queries), of ``dtype``; into ``out`` where one is given."""
-        ...
-
-    def at_keys(self, positions: Tensor) -> WeightSource:
-        """The same layer with one key a text, ``positions`` (B,)."""
-        ...
-
-    def of_all_heads(self, queries: slice) -> HeadsAtOnce:
-        """The weights of these queries, formed for all heads at once."""
-        ...
-
-
-class HeadsAtOnce(Protocol):
-    """The attention weights of some queries of one layer, formed for all heads at once.
-
-    A head at a time is what a CPU's caches like. On an accelerator each operation has a price of its own, whatever its
-    size.
-    """
-
-    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
-        """log p(query -> key), (texts, G, keys, queries from ``first`` on, R), for G groups of R heads."""
-        ...
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class QueryKeySource:
+class LayerWeights:
     """Weights as exp(score - log-sum-exp), for the architectures that call the attention function.
 
-    query (B, H, N, d), key (B, G, N, d) with G key-value heads, log_sum_exp (B, H, N), bias broadcastable to
-    (B, H, N, N) or None, softcap as in Gemma 2: c * tanh(score / c).
+    A layer that attends both ways counts in a maximum over causal layers as follows. There the symmetrised
+    (A_ij + A_ji) / 2 is half of A_ji off the diagonal, and A_ii on it. So that all layers are halved alike afterwards,
+    this gives log(A_ij + A_ji) off the diagonal, and log A_ii on it.
+
+    Attributes:
+        layer: Its index.
+        query: (B, H, N, d).
+        key: (B, G, N, d), with G key-value heads; H is a multiple of G.
+        log_sum_exp: (B, H, N).
+        scale: Factor on the dot products.
+        bias: Added to the scores, broadcastable to (B, H, N, N), or None.
+        softcap: c of c * tanh(score / c), as in Gemma 2, or None.
+        backward: Where the layer attends both ways, the same layer again, whose weights of query i on key j are added.
+        positions: (B,) the key of each text, where there is one a text; None where keys are positions themselves.
     """
 
     layer: int
@@ -69,88 +49,112 @@ class QueryKeySource:
     key: Tensor
     log_sum_exp: Tensor
     scale: float
-    bias: Tensor | None
-    softcap: float | None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    backward: LayerWeights | None = None
+    positions: Tensor | None = None
 
     @property
     def batch(self) -> int:
+        """B."""
         return self.query.shape[0]
 
     @property
     def heads(self) -> int:
+        """H."""
         return self.query.shape[1]
 
     @property
+    def groups(self) -> int:
+        """G."""
+        return self.key.shape[1]
+
+    @property
     def head_size(self) -> int:
+        """d."""
         return self.query.shape[3]
 
     @property
     def device(self) -> torch.device:
+        """Where the layer runs."""
         return self.query.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of the log weights: float32 or, in a float64 model, float64."""
         return summing_dtype(self.query.dtype)
 
-    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        key = widened(self.key[texts, head // (self.heads // self.key.shape[1]), keys])
-        query = widened(self.query[texts, head, queries])
-        lse = self.log_sum_exp[texts, head, None, queries]
-        if self.softcap is None:
-            result = torch.baddbmm(lse, key, query.mT, beta=-1, alpha=self.scale, out=out)
-        else:
-            scores = torch.bmm(key, query.mT, out=out) * (self.scale / self.softcap)
-            result = torch.add(-lse, scores.tanh(), alpha=self.softcap, out=out)
+    def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
+        """log p(query -> key), (texts, groups, keys, R, queries), with the R heads that share a key-value head."""
+        forward = self._causal(texts, groups, keys, queries)
+        if self.backward is None:
+            return forward
+        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
+        forward = forward.clamp(min=_NOTHING)
+        backward = self.backward._causal(texts, groups, queries, keys).transpose(2, 4).clamp(min=_NOTHING)
+        key = torch.arange(keys.start, keys.stop, device=self.device)[None]
+        if self.positions is not None:
+            key = self.positions[texts, None]
+        query = torch.arange(queries.start, queries.stop, device=self.device)
+        is_same = key[:, None, :, None, None] == query
+        return torch.where(is_same, forward, torch.logaddexp(forward, backward))
+
+    def _causal(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
+        query, lse = (
+            by_group(values[texts, :, queries], self.key, groups) for values in (self.query, self.log_sum_exp)
+        )
+        # Anew, and widened, in one operation.
+        key, columns = (
+            values.to(self.dtype, memory_format=torch.contiguous_format)
+            for values in (self.key[texts, groups, keys], query)
+        )
+        columns = columns.flatten(2, 3).flatten(0, 1).mT
+        lse = lse.flatten(2, 3).flatten(0, 1)[:, None]
+        # The log-sum-exp is taken off in the product itself, which spares a pass over the rectangle.
+        taken_off = -1 if self.softcap is None else 0
+        scale = self.scale / (self.softcap or 1)
+        scores = torch.baddbmm(lse, key.flatten(0, 1), columns, beta=taken_off, alpha=scale)
+        if self.softcap is not None:
+            scores = scores.tanh() * self.softcap - lse
+        weights = scores.unflatten(0, query.shape[:2]).unflatten(3, query.shape[2:4])
         if self.bias is None:
-            return result
-        bias = self.bias[texts if self.bias.shape[0] > 1 else slice(None), head if self.bias.shape[1] > 1 else 0]
-        return torch.add(result, bias[:, queries, keys].mT, out=out)
+            return weights
+        bias = self.bias[texts if self.bias.shape[0] > 1 else _ALL, :, queries, keys]
+        return weights + by_group(bias, self.key, groups).permute(0, 1, 4, 2, 3)
 
-    def at_keys(self, positions: Tensor) -> QueryKeySource:
-        batch, heads, _, size = self.key.shape
-        index = positions.view(batch, 1, 1, 1)
-        key = self.key.gather(2, index.expand(batch, heads, 1, size))
+    def at_keys(self, positions: Tensor) -> LayerWeights:
+        """The same layer with one key a text, ``positions`` (B,)."""
+        index = positions.view(-1, 1, 1, 1)
+        key = self.key.gather(2, index.expand(-1, self.groups, 1, self.head_size))
         bias = self.bias
         if bias is not None:
-            bias = bias.expand(batch, -1, -1, -1)
+            bias = bias.expand(self.batch, -1, -1, -1)
             bias = bias.gather(3, index.expand(*bias.shape[:3], 1))
-        return replace(self, key=key, bias=bias)
+        backward = None if self.backward is None else self.backward.at_queries(positions)
+        return replace(self, key=key, bias=bias, backward=backward, positions=positions)
 
-    def of_all_heads(self, queries: slice) -> GroupedQueries:
-        def grouped(values: Tensor) -> Tensor:
-            """(B, H, N, ...) as (B, G, queries, R, ...)."""
-            return by_group(values[:, :, queries], self.key).transpose(2, 3)
-
-        def laid_out(values: Tensor) -> Tensor:
-            """Anew, and widened, in one operation."""
-            return torch.empty(values.shape, dtype=self.dtype, device=self.device).copy_(values)
-
-        bias = None if self.bias is None else grouped(self.bias).permute(0, 1, 4, 2, 3)
-        return GroupedQueries(
-            laid_out(grouped(self.query)), laid_out(self.key), laid_out(grouped(self.log_sum_exp)), self.scale, bias,
-            self.softcap,
-        )  # fmt: skip
-
-    def at_queries(self, positions: Tensor) -> QueryKeySource:
-        """The same layer with one query a text, ``positions`` (B,)."""
-        batch, heads, _, size = self.query.shape
-        index = positions.view(batch, 1, 1, 1)
+    def at_queries(self, positions: Tensor) -> LayerWeights:
+        """The same layer with one query a text, ``positions`` (B,), as it attends, and not as it counts both ways."""
+        index = positions.view(-1, 1, 1, 1)
         bias = self.bias
         if bias is not None:
-            bias = bias.expand(batch, -1, -1, -1)
+            bias = bias.expand(self.batch, -1, -1, -1)
             bias = bias.gather(2, index.expand(*bias.shape[:2], 1, bias.shape[3]))
         return replace(
             self,
-            query=self.query.gather(2, index.expand(batch, heads, 1, size)),
-            log_sum_exp=self.log_sum_exp.gather(2, index[..., 0].expand(batch, heads, 1)),
+            query=self.query.gather(2, index.expand(-1, self.heads, 1, self.head_size)),
+            log_sum_exp=self.log_sum_exp.gather(2, index[..., 0].expand(-1, self.heads, 1)),
             bias=bias,
+            backward=None,
         )
 
-    def in_chunks(self, start: int, length: int, count: int) -> QueryKeySource:
+    def in_chunks(self, start: int, length: int, count: int) -> LayerWeights:
         """The same layer within chunks from ``start`` on, each as a text of its own, (B * count) of them.
 
         What reaches beyond the end of the input has weights that mean nothing.
         """
+        # A layer that attends both ways has no look back within a chunk that the rest of the text would not change.
+        assert self.backward is None
 
         def cut(values: Tensor) -> Tensor:
             return split(values, 2, start, length, count).transpose(1, 2).flatten(0, 1)
@@ -162,153 +166,101 @@ class QueryKeySource:
 
 
 @dataclass(frozen=True)
-class GroupedQueries:
-    """Queries that share a key side by side, so that one matrix product a group serves all its heads.
-
-    query (B, G, Q, R, d) and key (B, G, M, d), in the dtype of sums; log_sum_exp (B, G, Q, R); bias broadcastable to
-    (B, G, M, Q, R) or None.
-    """
-
-    query: Tensor
-    key: Tensor
-    log_sum_exp: Tensor
-    scale: float
-    bias: Tensor | None
-    softcap: float | None
-
-    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
-        query = self.query[texts, :, first:]
-        columns = query.flatten(2, 3).flatten(0, 1).mT
-        lse = self.log_sum_exp[texts, :, None, first:]
-        key = self.key[texts].flatten(0, 1)[:, keys]
-        # The log-sum-exp is taken off in the product itself, which spares a pass over the rectangle.
-        taken_off = -1 if self.softcap is None else 0
-        scale = self.scale / (self.softcap or 1)
-        product = torch.baddbmm(lse.flatten(3, 4).flatten(0, 1), key, columns, beta=taken_off, alpha=scale)
-        result = product.unflatten(0, query.shape[:2]).unflatten(3, query.shape[2:4])
-        if self.softcap is not None:
-            result = result.tanh_().mul_(self.softcap).sub_(lse)
-        if self.bias is None:
-            return result
-        bias = self.bias[texts if self.bias.shape[0] > 1 else slice(None), :, keys, first:]
-        return result.add_(bias)
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """Heads of any source, formed one by one and put side by side: G = 1."""
-
-    source: WeightSource
-    queries: slice
-
-    def log_weights(self, texts: slice, keys: slice, first: int) -> Tensor:
-        queries = slice(self.queries.start + first, self.queries.stop)
-        heads = [self.source.log_weights(texts, head, keys, queries) for head in range(self.source.heads)]
-        return torch.stack(heads, dim=-1)[:, None]
-
-
-@dataclass(frozen=True)
-class SymmetrizedSource:
-    """A layer that attends both ways, as a maximum over causal layers counts it.
-
-    There the symmetrised (A_ij + A_ji) / 2 is half of A_ji off the diagonal, and A_ii on it. So that all layers are
-    halved alike afterwards, this gives log(A_ij + A_ji) off the diagonal, and log A_ii on it.
+class StoredWeights:
+    """Weights as an architecture hands them out itself, with ``output_attentions=True``.
 
     Attributes:
-        forward: Weights of query j on key i.
-        backward: Weights of query i on key j.
-        positions: (B,) the key of each text, where there is one a text; None where keys are positions themselves.
+        layer: Its index.
+        weights: (B, H, N, N).
     """
-
-    forward: QueryKeySource
-    backward: QueryKeySource
-    positions: Tensor | None = None
-
-    @property
-    def layer(self) -> int:
-        return self.forward.layer
-
-    @property
-    def batch(self) -> int:
-        return self.forward.batch
-
-    @property
-    def heads(self) -> int:
-        return self.forward.heads
-
-    @property
-    def head_size(self) -> int:
-        return self.forward.head_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.forward.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.forward.dtype
-
-    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
-        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
-        forward = self.forward.log_weights(texts, head, keys, queries).clamp(min=_NOTHING)
-        backward = self.backward.log_weights(texts, head, queries, keys).mT.clamp(min=_NOTHING)
-        key = torch.arange(keys.start, keys.stop, device=self.device)[None]
-        if self.positions is not None:
-            key = self.positions[texts, None]
-        query = torch.arange(queries.start, queries.stop, device=self.device)
-        both = torch.where(key[..., None] == query, forward, torch.logaddexp(forward, backward))
-        return both if out is None else out.copy_(both)
-
-    def at_keys(self, positions: Tensor) -> SymmetrizedSource:
-        return SymmetrizedSource(self.forward.at_keys(positions), self.backward.at_queries(positions), positions)
-
-    def of_all_heads(self, queries: slice) -> OneByOne:
-        return OneByOne(self, queries)
-
-
-@dataclass(frozen=True)
-class MapSource:
-    """Weights as an architecture hands them out itself, with ``output_attentions=True``: weights (B, H, N, N)."""
 
     layer: int
     weights: Tensor
 
     @property
     def batch(self) -> int:
+        """B."""
         return self.weights.shape[0]
 
     @property
     def heads(self) -> int:
+        """H: each is a group of its own."""
         return self.weights.shape[1]
+
+    groups = heads
 
     @property
     def head_size(self) -> int:
-        """None: there are no queries."""
+        """Nothing: there are no queries."""
         return 0
 
     @property
     def device(self) -> torch.device:
+        """Where the layer runs."""
         return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of the log weights: float32 or, in a float64 model, float64."""
         return summing_dtype(self.weights.dtype)
 
-    def log_weights(self, texts: slice, head: int, keys: slice, queries: slice, out: Tensor | None = None) -> Tensor:
+    def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
+        """As :meth:`LayerWeights.log_weights`, with R = 1."""
         # Clamped, because the gradient of log is infinite at the zeros of a causal map.
-        weights = widened(self.weights[texts, head, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
-        return torch.log(weights, out=out)
+        weights = widened(self.weights[texts, groups, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
+        return weights.log()[:, :, :, None]
 
-    def at_keys(self, positions: Tensor) -> MapSource:
+    def at_keys(self, positions: Tensor) -> StoredWeights:
+        """As :meth:`LayerWeights.at_keys`."""
         index = positions.view(-1, 1, 1, 1)
         return replace(self, weights=self.weights.gather(3, index.expand(*self.weights.shape[:3], 1)))
 
-    def of_all_heads(self, queries: slice) -> OneByOne:
-        return OneByOne(self, queries)
-
-    def in_chunks(self, start: int, length: int, count: int) -> MapSource:
-        """As :meth:`QueryKeySource.in_chunks`."""
+    def in_chunks(self, start: int, length: int, count: int) -> StoredWeights:
+        """As :meth:`LayerWeights.in_chunks`."""
         return replace(self, weights=diagonal_blocks(self.weights, start, length, count).flatten(0, 1))
+
+
+def fold(
+    weights: LayerWeights | StoredWeights, keys: slice, queries: slice, maximum: Tensor, keys_are_positions: bool
+) -> None:
+    """Fold the log weights of all heads of a layer into a running maximum, (B, keys, queries), in place.
+
+    As many texts, then key-value heads, as fit the scratch memory are taken at a time.
+
+    Args:
+        weights: The layer.
+        keys: Key positions.
+        queries: Query positions.
+        maximum: The maximum over the layers before.
+        keys_are_positions: Whether keys stand where queries count from, so that entries with query < key do not matter
+            and may be left as they are; False with one key a text.
+    """
+    block = min(_KEY_BLOCK, keys.stop - keys.start)
+    scratch = _SCRATCH_BYTES.get(weights.device.type, _SCRATCH_BYTES_ACCELERATOR)
+    # The rectangle of the heads that share a key, or the copy of their queries.
+    of_a_group = 4 * (weights.heads // weights.groups) * maximum.shape[2] * max(block, weights.head_size)
+    texts_at_once = min(weights.batch, max(1, scratch // max(1, of_a_group)))
+    groups_at_once = max(1, scratch // max(1, of_a_group * texts_at_once))
+    for texts in _slices(0, weights.batch, texts_at_once):
+        for part in _slices(keys.start, keys.stop, block):
+            skipped = max(0, part.start - queries.start) if keys_are_positions else 0
+            target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
+            for groups in _slices(0, weights.groups, groups_at_once):
+                formed = weights.log_weights(texts, groups, part, slice(queries.start + skipped, queries.stop))
+                of_one = formed.shape[1] * formed.shape[3] == 1
+                torch.maximum(target, formed[:, 0, :, 0] if of_one else formed.amax(dim=(1, 3)), out=target)
+
+
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
+
+
+def by_group(values: Tensor, key: Tensor, part: slice = _ALL) -> Tensor:
+    """(B, H, ...) as (B, G, H / G, ...), by the G key-value heads of ``key``, and a part of these.
+
+    What is one for all heads, (B, 1, ...), stays so.
+    """
+    return values.unflatten(1, (key.shape[1], -1))[:, part] if values.shape[1] > 1 else values[:, :, None]
 
 
 def split(values: Tensor, dim: int, start: int, length: int, count: int) -> Tensor:

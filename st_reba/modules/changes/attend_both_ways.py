@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from transformers import PreTrainedModel
 
 from ...lm.attention import routes
-from ...lm.attention.masks import BothWays
+from ...lm.attention.changes import BothWays
 from ...lm.run import Effect
 from ...text.layout import Layout
 from .change import Change, Fitted

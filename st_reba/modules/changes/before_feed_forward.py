@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from transformers import PreTrainedModel
 
-from ...lm import decoder
-from ...lm.run import Effect
+from ...lm.anatomy import feed_forward
+from ...lm.run import Effect, Hook
 from ...text.layout import Layout
 from .change import Change, Fitted
 
@@ -17,8 +18,8 @@ from .change import Change, Fitted
 class BeforeFeedForward(Change):
     """What is read is the residual stream before the feed-forward part of the layer at which the model ends.
 
-    That part turns a state towards the words that the head will choose from, as Zhu et al. find. It is not run. The
-    final norm, if it is read through, stands behind.
+    That part turns a state towards the words that the head will choose from, as Zhu et al. find. Zeros take the place
+    of what it adds. The final norm, if it is read through, stands behind.
     """
 
     citation: ClassVar[str] = (
@@ -29,16 +30,22 @@ class BeforeFeedForward(Change):
     looks_ahead: ClassVar[bool] = False
 
     def fitted(self, model: PreTrainedModel) -> Fitted:
-        return _LeftOut(decoder.FeedForward(model))
+        paths = feed_forward(model)
+        if not paths:
+            raise ValueError(
+                f"The feed-forward part of the last layer of {type(model).__name__} was not found as a part of its "
+                'own, so the state before it cannot be read. Use readout="layer".'
+            )
+        return _LeftOut(paths)
 
     def __str__(self) -> str:
         return 'readout="before_mlp"'
 
 
 class _LeftOut(Fitted):
-    def __init__(self, part: decoder.FeedForward) -> None:
+    def __init__(self, paths: tuple[str, ...]) -> None:
         super().__init__()
-        self.part = part
+        self.paths = paths
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(hooks=self.part.left_out(model))
+        return Effect(hooks={model.get_submodule(path): Hook(after=torch.zeros_like) for path in self.paths})

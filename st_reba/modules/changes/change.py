@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...lm.run import Effect
-from ...lm.states import StatesAt
+from ...lm.run import Effect, StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template
 from ..stored import check_magnitudes

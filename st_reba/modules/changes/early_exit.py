@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from transformers import PreTrainedModel
 
-from ...lm import decoder
+from ...lm.shortened import resolve_layer
 from .change import Change
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ class EarlyExit(Change):
     looks_ahead: ClassVar[bool] = False
 
     def resolved(self, model: PreTrainedModel, whole_depth: int) -> Self:
-        return type(self)(decoder.resolve_layer(model, self.output_layer))
+        return type(self)(resolve_layer(model, self.output_layer))

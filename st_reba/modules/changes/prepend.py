@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...lm import backbone
-from ...lm.anatomy import Anatomy
-from ...lm.decoder import layer_places
-from ...lm.hooks import Hook, listen
-from ...lm.run import Effect
+from ...lm.anatomy import embedding_scale, layer_paths
+from ...lm.run import Effect, Hook
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
 from .change import Change, Fitted
@@ -96,7 +94,7 @@ class Slots(Fitted):
     def __init__(self, model: PreTrainedModel, layers: int, seed: int) -> None:
         super().__init__()
         self.layers = layers
-        self._places = layer_places(model)
+        self._paths = layer_paths(model)
         self._scale = _scale(model)
         table = _table(model.get_input_embeddings())
         drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
@@ -115,8 +113,7 @@ class Slots(Fitted):
             return states.gather(1, index)
 
         embeddings = model.get_input_embeddings()
-        listen([embeddings])
-        layers = [self._places.at(model, layer) for layer in range(1, self.layers)]
+        layers = [model.get_submodule(path) for path in self._paths[1 : self.layers]]
         return Effect(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
 
     def sources(self, layout: Layout) -> Tensor:
@@ -150,7 +147,7 @@ def _scale(model: PreTrainedModel) -> float:
     Raises:
         ValueError: If the table cannot be read, or more is done to it.
     """
-    scale = Anatomy(model).embedding_scale
+    scale = embedding_scale(model)
     if scale is None:
         raise ValueError(
             f"What {type(model.get_input_embeddings()).__name__} makes of the table of input embeddings could not be "

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.attention import routes
-from ...lm.attention.rerouting import Rerouting
+from ...lm.attention.changes import Rerouting
 from ...lm.run import Effect
 from ...text.layout import Layout
 from .change import Change, Fitted

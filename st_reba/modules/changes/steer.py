@@ -11,11 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...lm import backbone
-from ...lm.hooks import Hook
+from ...lm.anatomy import output_projections
 from ...lm.precision import widened
-from ...lm.projections import output_projections
-from ...lm.run import Effect
-from ...lm.states import StatesAt, at, put
+from ...lm.run import Effect, Hook, StatesAt, at, put
 from ...text.layout import Layout
 from ...text.templates import USUAL_CONTRAST, Contrast, Template
 from .change import Change, Fitted
@@ -97,17 +95,19 @@ class Steer(Change):
 class _Steered(Fitted):
     def __init__(self, model: PreTrainedModel, layer: int, scale: Scale) -> None:
         super().__init__()
-        self.layer = layer
         self.scale = scale
-        self._projections = output_projections(model)
-        if layer not in self._projections.paths:
+        projections = output_projections(model)
+        if layer not in projections:
             raise ValueError(
                 f"contrast_layer={layer}: this layer of {type(model).__name__} has no attention; those with attention "
-                f"are {list(self._projections.paths)}."
+                f"are {list(projections)}."
             )
 
+        # By its path: an adapter may have taken its place when the model runs.
+        self._projection = projections[layer]
+
     def observer(self, model: PreTrainedModel, companion: Layout) -> StatesAt:
-        return StatesAt([self._projections.at(model, self.layer)], "before", companion.ends, halts=True)
+        return StatesAt([model.get_submodule(self._projection)], "before", companion.ends, halts=True)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
         irrelevant, position = layout.beside[Steer.key], layout.ends
@@ -115,7 +115,7 @@ class _Steered(Fitted):
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))
 
-        return Effect(hooks={self._projections.at(model, self.layer): Hook(before=steer)})
+        return Effect(hooks={model.get_submodule(self._projection): Hook(before=steer)})
 
     def _difference(self, values: Tensor, irrelevant: Tensor) -> Tensor:
         difference = widened(values) - widened(irrelevant)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.lm.attention import observers
+from st_reba.lm.attention import weights as layer_weights
+from st_reba.lm.attention.changes import Rerouting
 from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.observers import InChunks, LayerCensus, RunningMaximum, watching
-from st_reba.lm.attention.rerouting import Rerouting
-from st_reba.lm.attention.weights import MapSource, QueryKeySource
-from st_reba.lm.context import entered
+from st_reba.lm.attention.observers import Census, InChunks, RunningMaximum
+from st_reba.lm.attention.weights import LayerWeights, StoredWeights
+from st_reba.lm.run import Pass, passing, watching
 
 
 def layer(index=0, **attributes):
@@ -58,8 +58,8 @@ class Maps:
 
     def observe(self, source):
         whole = slice(0, source.log_sum_exp.shape[-1])
-        heads = [source.log_weights(slice(None), head, whole, whole) for head in range(source.heads)]
-        self.seen[source.layer] = torch.stack(heads, dim=1).exp().mT
+        log_weights = source.log_weights(slice(None), slice(None), whole, whole)
+        self.seen[source.layer] = log_weights.exp().permute(0, 1, 3, 4, 2).flatten(1, 2)
 
 
 WINDOW = torch.ones(9, 9).triu(-3).bool()
@@ -163,31 +163,6 @@ def test_gradients_are_those_of_attention_written_out(case):
     assert mask is None or not visible.all()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_all_heads_at_once_are_each_on_its_own(case):
-    extras = CASES[case]
-    mask = extras.get("mask")
-    shown = []
-
-    class Both:
-        def wants(self, layer):
-            return True
-
-        def observe(self, source):
-            one_by_one = [source.log_weights(slice(1, 2), head, slice(2, 6), slice(3, 9)) for head in range(4)]
-            at_once = source.of_all_heads(slice(1, 9)).log_weights(slice(1, 2), slice(2, 6), 2)
-            shown.append((torch.stack(one_by_one, dim=1), at_once))
-
-    with watching(Both()), torch.no_grad():
-        observable_attention(
-            layer(), *problem(),
-            attention_mask=None if mask is None else (mask & torch.ones(9, 9).tril().bool())[None, None],
-            softcap=extras.get("softcap"), s_aux=extras.get("sinks"), position_bias=extras.get("bias"),
-        )  # fmt: skip
-    [(one_by_one, at_once)] = shown
-    torch.testing.assert_close(at_once.permute(0, 1, 4, 2, 3).flatten(1, 2), one_by_one)
-
-
 def test_an_additive_mask_is_a_mask():
     tensors = problem()
     mask = torch.zeros(1, 1, 9, 9).masked_fill_(~(WINDOW & torch.ones(9, 9).tril().bool()), float("-inf"))
@@ -216,40 +191,39 @@ def sources(length=40, batch=3):
         scores = query @ key.repeat_interleave(2, 1).mT * 8**-0.5
         hidden = torch.ones(length, length).triu(1).bool()
         lse = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)
-        made.append((QueryKeySource(index, query, key, lse, 8**-0.5, None, None), MapSource(index, weights)))
+        made.append((LayerWeights(index, query, key, lse, 8**-0.5), StoredWeights(index, weights)))
     return made
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["query and key", "map"])
 @pytest.mark.parametrize("block", [4, 128])
-@pytest.mark.parametrize("scratch", [1, 2**14])
-@pytest.mark.parametrize("way", ["one by one", "at once", "with gradients"])
+@pytest.mark.parametrize("scratch", [1, 2**14, 2**28], ids=["a head of a text", "some", "all"])
+@pytest.mark.parametrize("gradients", [False, True])
 class TestRunningMaximum:
     def expected(self, layers):
         return torch.stack([sources()[index][1].weights for index in layers]).amax(dim=(0, 2))
 
-    def run(self, observer, kind, block, scratch, way, monkeypatch):
-        monkeypatch.setattr(observers, "_KEY_BLOCK", block)
-        monkeypatch.setattr(observers, "_SCRATCH_BYTES", {} if way == "at once" else {"cpu": scratch})
-        monkeypatch.setattr(observers, "_SCRATCH_BYTES_AT_ONCE", scratch)
-        with torch.set_grad_enabled(way == "with gradients"):
+    def run(self, observer, kind, block, scratch, gradients, monkeypatch):
+        monkeypatch.setattr(layer_weights, "_KEY_BLOCK", block)
+        monkeypatch.setitem(layer_weights._SCRATCH_BYTES, "cpu", scratch)
+        with torch.set_grad_enabled(gradients):
             for pair in sources():
                 if observer.wants(pair[kind].layer):
                     observer.observe(pair[kind])
         return observer.result().exp()
 
     @pytest.mark.parametrize("layers", [None, {1}])
-    def test_rectangle(self, kind, block, scratch, way, layers, monkeypatch):
+    def test_rectangle(self, kind, block, scratch, gradients, layers, monkeypatch):
         observer = RunningMaximum(slice(3, 20), slice(3, 40), layers)
-        result = self.run(observer, kind, block, scratch, way, monkeypatch)
+        result = self.run(observer, kind, block, scratch, gradients, monkeypatch)
         expected = self.expected(layers or range(3))[:, 3:40, 3:20].mT
         meaningful = torch.ones(17, 37).triu().bool()
         torch.testing.assert_close(result[:, meaningful], expected[:, meaningful])
 
-    def test_one_key_a_text(self, kind, block, scratch, way, monkeypatch):
+    def test_one_key_a_text(self, kind, block, scratch, gradients, monkeypatch):
         keys = torch.tensor([5, 19, 7])
         observer = RunningMaximum(keys, slice(5, 40))
-        result = self.run(observer, kind, block, scratch, way, monkeypatch)
+        result = self.run(observer, kind, block, scratch, gradients, monkeypatch)
         for text, key in enumerate(keys):
             expected = self.expected(range(3))[text, key:40, key]
             torch.testing.assert_close(result[text, 0, key - 5 :], expected)
@@ -301,8 +275,8 @@ def test_a_maximum_of_nothing():
 
 
 def test_census_reports_what_it_does_not_know():
-    census = LayerCensus()
-    with watching(census):
+    census = Census()
+    with passing(Pass(census=census)):
         observable_attention(layer(4), *problem(), None, sliding_window=3, new_trick=1, unused_trick=None)
     assert census.layers == [4]
     assert census.unknown == {"new_trick"}
@@ -352,7 +326,7 @@ class TestRerouting:
         extras = CASES[case]
         mask = extras.get("mask")
         with (
-            entered(rerouting=Rerouting([0], self.POSITIONS, bias)),
+            passing(Pass(rerouting=Rerouting([0], self.POSITIONS, bias))),
             watching(observer) if observer else contextlib.nullcontext(),
         ):
             output, _ = observable_attention(
@@ -419,6 +393,6 @@ class TestRerouting:
 
     def test_only_in_its_layers_and_only_in_its_block(self):
         tensors = problem()
-        with entered(rerouting=Rerouting([1], self.POSITIONS)):
+        with passing(Pass(rerouting=Rerouting([1], self.POSITIONS))):
             torch.testing.assert_close(observable_attention(layer(0), *tensors, None)[0], naive(*tensors)[0])
         torch.testing.assert_close(observable_attention(layer(1), *tensors, None)[0], naive(*tensors)[0])

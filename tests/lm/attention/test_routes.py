@@ -92,12 +92,13 @@ class TestAttentionRoute:
     def test_arguments_that_are_new_to_us(self, harmless, monkeypatch):
         """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
         model = build("LlamaConfig", **config("llama").to_dict())
-        original = model.layers[0].self_attn.forward
+        kind = type(model.layers[0].self_attn)
+        original = kind.forward
 
         def forward(*args, **kwargs):
             return original(*args, **kwargs, new_trick=1)
 
-        monkeypatch.setattr(model.layers[0].self_attn, "forward", forward)
+        monkeypatch.setattr(kind, "forward", forward)
         if not harmless:
             observable = function.observable_attention
 

@@ -6,22 +6,27 @@ import importlib
 import itertools
 import math
 import sys
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from st_reba import ReBAModule
-from st_reba.lm.attention import fused, observers
+from st_reba.lm.attention import kernels, weights
 from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.fused import Kind, fused_fold, trusted_fold
-from st_reba.lm.attention.observers import InChunks, RunningMaximum, fold_at_once, watching
-from st_reba.lm.attention.weights import MapSource, QueryKeySource, SymmetrizedSource
+from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold
+from st_reba.lm.attention.observers import InChunks, RunningMaximum
+from st_reba.lm.attention.weights import LayerWeights, StoredWeights
+from st_reba.lm.run import watching
 
 from ... import oracles
 from ...conftest import first, pipeline, relative_error
 
 CPU = torch.device("cpu")
+TRITON_KERNEL = "st_reba.lm.attention.triton_kernel"
 TEXTS, HEADS, GROUPS, LENGTH, SIZE = 2, 4, 2, 70, 24
 
 
@@ -72,9 +77,8 @@ def used(kernel, monkeypatch):
         runs.append(args)
         kernel.fold(*args)
 
-    monkeypatch.setattr(observers, "_SCRATCH_BYTES", {})
-    monkeypatch.setattr(fused, "_DEVICE_TYPES", {"cpu"})
-    monkeypatch.setattr(fused, "trusted_fold", lambda kind, instead_of: fold)
+    monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
+    monkeypatch.setattr(kernels, "trusted_fold", lambda kind: fold)
     return runs
 
 
@@ -85,9 +89,9 @@ def layer(dtype=torch.float32, heads=HEADS, groups=GROUPS, size=SIZE, softcap=No
         torch.randn(TEXTS, LENGTH, count, size, generator=generator).to(dtype).transpose(1, 2)
         for count in (heads, groups)
     )
-    source = QueryKeySource(0, query, key, torch.zeros(TEXTS, heads, LENGTH), size**-0.5, bias, softcap)
+    source = LayerWeights(0, query, key, torch.zeros(TEXTS, heads, LENGTH), size**-0.5, bias, softcap)
     lse = written_out(source).logsumexp(-1)
-    return QueryKeySource(0, query, key, lse.float(), size**-0.5, bias, softcap)
+    return LayerWeights(0, query, key, lse.float(), size**-0.5, bias, softcap)
 
 
 def written_out(source):
@@ -192,7 +196,7 @@ def test_a_query_that_sees_nothing_has_no_weights(kernel):
     source = layer(bias=bias)
     assert (source.log_sum_exp[..., 20] == -math.inf).all()
     found, expected = (torch.full((TEXTS, 30, 40), -math.inf) for _ in range(2))
-    for fold, maximum in ((kernel.fold, found), (fold_at_once, expected)):
+    for fold, maximum in ((kernel.fold, found), (weights.fold, expected)):
         fold(source, slice(0, 30), slice(0, 40), maximum, True)
     assert found[:, :, 20].isnan().all()
     asked = torch.ones(30, 40).triu().bool()
@@ -219,7 +223,7 @@ class TestInTheObserver:
         found = maximum()
         assert len(used) == 6
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused, "_DEVICE_TYPES", set())
+            patch.setattr(kernels, "_FOLD_DEVICES", set())
             expected = maximum()
         assert len(used) == 6
         for one, other in zip(found, expected, strict=True):
@@ -242,15 +246,15 @@ class TestInTheObserver:
     def test_layers_that_it_cannot_take_are_taken_otherwise(self, used):
         """Both ways, in float64, with maps: in one model beside those that it takes."""
         source = layer()
-        wide = QueryKeySource(
+        wide = LayerWeights(
             0, source.query.double(), source.key.double(), source.log_sum_exp.double(), source.scale, None, None
         )  # fmt: skip
-        for other in (SymmetrizedSource(source, source), wide, MapSource(0, written_out(source).exp().float())):
-            assert fused_fold(other, True, fold_at_once) is None
+        for other in (replace(source, backward=source), wide):
+            assert fold_kernel(other, True) is None
         for keys in (slice(0, 30), torch.tensor([20, 11])):
             observer = RunningMaximum(keys, slice(0, 30))
             with torch.no_grad():
-                for each in (source, MapSource(0, written_out(source).exp().float()), source):
+                for each in (source, StoredWeights(0, written_out(source).exp().float()), source):
                     observer.observe(each)
             expected = written_out(source).amax(dim=1)[:, :30].mT
             expected = expected[:, :30] if isinstance(keys, slice) else expected[torch.arange(2), keys, None]
@@ -299,93 +303,109 @@ def test_it_compiles_for_gpus_that_are_not_here(dtype, capability, kernel, monke
     assert compiled.metadata.shared <= 99 * 1024
 
 
-KIND = Kind(CPU, torch.float32, 4, 2, 8, False, None, True)
+KIND = FoldKind(CPU, torch.float32, 4, 2, 8, False, None, True)
 KINDS = [
-    KIND._replace(softcap=softcap, bias=bias, in_order=in_order)
-    for softcap, bias, in_order in itertools.product(
+    KIND._replace(softcap=softcap, bias=bias, keys_are_positions=keys_are_positions)
+    for softcap, bias, keys_are_positions in itertools.product(
         (False, True), (None, (torch.float32, False), (torch.bfloat16, True)), (True, False)
     )
 ]
 
 
 class TestTrust:
-    """With torch's operations in the kernel's place, and a clock that only they move."""
-
-    @pytest.fixture(autouse=True)
-    def quick(self, monkeypatch):
-        self.now = 0.0
-        monkeypatch.setattr(fused, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(fused, "_TEXTS", 2)
-        monkeypatch.setattr(fused, "_ROUNDS", 1)
-        monkeypatch.setattr(fused, "_RUNS", 1)
-
-    def taking(self, seconds, then=None):
-        """A fold that takes so long; ``then`` is done to its result."""
-
-        def fold(source, keys, queries, maximum, in_order):
-            fold_at_once(source, keys, queries, maximum, in_order)
-            self.now += seconds
-            if then is not None:
-                then(maximum)
-
-        return fold
+    """With torch's operations in the kernel's place."""
 
     @pytest.fixture
     def trusted(self, monkeypatch):
-        """Whether a fold is, beside one of two seconds."""
+        """Whether a fold is."""
+        monkeypatch.setattr(kernels, "_TEXTS", 2)
 
         def ask(fold, kind=KIND):
             trusted_fold.cache_clear()
-            monkeypatch.setattr(fused, "_triton_fold", lambda: fold)
-            found = trusted_fold(kind, self.taking(2))
+            monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
+            found = trusted_fold(kind)
             assert found in (fold, None)
             return found is not None
 
         return ask
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_one_that_is_right_and_faster(self, kind, trusted):
-        assert trusted(self.taking(1), kind)
+    def test_one_that_is_right(self, kind, trusted):
+        assert trusted(weights.fold, kind)
 
-    @pytest.mark.parametrize("seconds", [2, 3])
-    def test_one_that_is_not_faster(self, seconds, trusted):
-        assert not trusted(self.taking(seconds))
-
-    @pytest.mark.parametrize("kind", [KIND, KIND._replace(in_order=False), KIND._replace(dtype=torch.bfloat16)])
+    @pytest.mark.parametrize(
+        "kind", [KIND, KIND._replace(keys_are_positions=False), KIND._replace(dtype=torch.bfloat16)]
+    )
     def test_one_that_is_wrong(self, kind, trusted):
         """In one entry, by less than TF32 would be, or in those that the layer before leaves as they are."""
-        assert not trusted(self.taking(1, lambda maximum: maximum[-1, -1, -1].add_(1e-4)), kind)
-        assert not trusted(lambda *args: fold_at_once(*args[:3], args[3].fill_(-math.inf), args[4]), kind)
 
-    def test_one_that_fails(self, trusted):
+        def slightly_wrong(*args):
+            weights.fold(*args)
+            args[3][-1, -1, -1] += 1e-4
+
+        def forgetful(*args):
+            weights.fold(*args[:3], args[3].fill_(-math.inf), args[4])
+
+        for fold in (slightly_wrong, forgetful):
+            with pytest.warns(UserWarning, match="is not used on cpu, because it gives other numbers"):
+                assert not trusted(fold, kind)
+
+    def test_one_that_fails_is_told_once(self, trusted):
         def fails(*args):
             raise OSError("no C compiler")
 
-        assert not trusted(fails)
+        with pytest.warns(UserWarning, match="is not used on cpu, because it fails with OSError: no C compiler"):
+            assert not trusted(fails)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert trusted_fold(KIND) is None
 
-    def test_without_triton(self, monkeypatch):
-        monkeypatch.delitem(sys.modules, "st_reba.lm.attention.triton_kernel", raising=False)
+    def test_a_full_gpu_says_nothing_about_the_kernel(self, monkeypatch):
+        """At the first batch there may be no memory for the trial, and at the next one there is."""
+        memory = [False, True]
+
+        def fold(*args):
+            if not memory[0]:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+            weights.fold(*args)
+
+        monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
+        monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert fold_kernel(layer(), True) is None
+            memory.pop(0)
+            assert fold_kernel(layer(), True) is fold
+
+    def test_without_triton_there_is_none_and_no_warning(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, TRITON_KERNEL, raising=False)
         monkeypatch.setitem(sys.modules, "triton", None)
-        assert trusted_fold(KIND, self.taking(2)) is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert trusted_fold(KIND) is None
 
     def test_it_is_tried_once_for_each_kind_of_layer(self, monkeypatch):
         tried = []
-        slow = self.taking(2)
-        monkeypatch.setattr(fused, "_triton_fold", lambda: self.taking(1, tried.append))
-        monkeypatch.setattr(fused, "_DEVICE_TYPES", {"cpu"})
+
+        def fold(*args):
+            tried.append(args)
+            weights.fold(*args)
+
+        monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
+        monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
         for source in (layer(), layer(seed=1)):
-            assert fused_fold(source, True, slow) is not None
+            assert fold_kernel(source, True) is fold
         once = len(tried)
-        fused_fold(layer(softcap=2.0), True, slow)
+        fold_kernel(layer(softcap=2.0), True)
         assert len(tried) == 2 * once > 0
 
     def test_autocast_does_not_round_the_trial(self, trusted):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert trusted(self.taking(1))
+            assert trusted(weights.fold)
 
 
 def test_on_a_cpu_nothing_is_tried(monkeypatch):
-    monkeypatch.setattr(fused, "trusted_fold", lambda *args: pytest.fail("a kernel was asked for"))
+    monkeypatch.setattr(kernels, "trusted_fold", lambda *args: pytest.fail("a kernel was asked for"))
     for keys in (slice(0, 30), torch.tensor([20, 11])):
         observer = RunningMaximum(keys, slice(0, 30))
         with torch.no_grad():

@@ -9,8 +9,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.lm.decoder import _PER_LAYER, PositionWise, inspect, shortened
-from st_reba.lm.hooks import Hook, hooked, listen
+from st_reba.lm.anatomy import layer_paths
+from st_reba.lm.run import Hook, hooked
+from st_reba.lm.shortened import _PER_LAYER, shortened
 
 from ..backbones import TELLING, TEXTS, third
 from ..conftest import long, paired, pipeline, relative_error
@@ -22,7 +23,7 @@ quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
 @pytest.mark.parametrize(("name", "layer"), paired(TELLING, [1, 2]))
 def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, token_ids):
     module = CausalTransformer(shared(name), output_layer=layer)
-    assert len(inspect(module.model).layers) == layer
+    assert len(layer_paths(module.model)) == layer
     vectors = pipeline(module, "lasttoken").encode(TEXTS[:3])
     norm = final_norm(name, eager(name))
     for vector, text in zip(vectors, TEXTS[:3], strict=True):
@@ -31,12 +32,10 @@ def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, t
 
 
 def test_layers_above_do_not_run(backbone_path):
-    whole = CausalTransformer(backbone_path("llama"))
+    short = CausalTransformer(CausalTransformer(backbone_path("llama")), output_layer=2)
     ran = []
-    for index, layer in enumerate(whole.model.layers):
+    for index, layer in enumerate(short.model.layers):
         layer.register_forward_hook(lambda module, args, output, index=index: ran.append(index))
-    short = CausalTransformer(whole, output_layer=2)
-    ran.clear()
     pipeline(short).encode(TEXTS[:1])
     assert ran == [0, 1]
 
@@ -140,28 +139,6 @@ def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, shared):
     assert last(features)["token_embeddings"].shape == (len(TEXTS), 1, 32)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral_experts", *map(long, ["qwen3", "gpt_neox"])])
-def test_the_last_layer_computes_what_is_read(name, backbone_path):
-    module = CausalTransformer(backbone_path(name), rows="last")
-    [feed_forward] = module._last_layer_parts.modules
-    seen = []
-    feed_forward.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
-    pipeline(module, "lasttoken").encode(TEXTS)
-    assert seen == [(1, len(TEXTS), 32)]
-
-
-def test_nothing_position_wise_is_found_where_positions_mix(backbone_path):
-    module = CausalTransformer(backbone_path("llama"))
-    assert [type(part).__name__ for part in PositionWise(module.model).modules] == ["LlamaMLP"]
-
-
-def test_what_is_position_wise_is_found_under_dropout(backbone_path):
-    """Of a model in training, as the one that a module is given may be."""
-    model = CausalTransformer(backbone_path("gpt2")).model.train()
-    assert [type(part).__name__ for part in PositionWise(model).modules] == ["GPT2MLP"]
-    assert all(part.training for part in model.modules())
-
-
 def test_gradients_flow_through_the_last_row(backbone_path):
     gradients = []
     for rows in ("all", "last"):
@@ -173,8 +150,6 @@ def test_gradients_flow_through_the_last_row(backbone_path):
 
 def test_hooks_nest_and_end_with_their_block():
     linear = torch.nn.Linear(2, 2)
-    listen([linear])
-    listen([linear])
     states = torch.ones(1, 1, 2)
     plain = linear(states)
     with hooked({linear: Hook(after=lambda out: out + 1)}), hooked({linear: Hook(after=lambda out: out * 2)}):
@@ -184,13 +159,14 @@ def test_hooks_nest_and_end_with_their_block():
     assert torch.equal(linear(states), plain)
 
 
-def test_shallow_copies_listen_once():
-    """A shortened model shares its layers' hooks with the whole one, whichever listens first."""
-    linear = torch.nn.Linear(2, 2)
-    twin = copy.copy(linear)
-    listen([linear])
-    listen([twin])
-    states = torch.ones(1, 1, 2)
-    for one, other in ((linear, twin), (twin, linear)):
-        with hooked({one: Hook(after=lambda out: out + 1)}):
-            assert torch.equal(one(states), other(states) + 1)
+def test_a_short_model_that_computes_something_else_is_refused(backbone_path, monkeypatch):
+    model = CausalTransformer(backbone_path()).model
+    kind = type(model.layers[0])
+    forward = kind.forward
+
+    def by_the_depth(self, *args, **kwargs):
+        return forward(self, *args, **kwargs) + self.self_attn.config.num_hidden_layers
+
+    monkeypatch.setattr(kind, "forward", by_the_depth)
+    with pytest.raises(ValueError, match="cannot be shortened to 1 layers: it then computes something else"):
+        shortened(model, 1)

@@ -1,0 +1,140 @@
+"""What can be changed in attention, layer by layer: the mask, and a key before all others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..precision import widened
+
+
+class Masking(Protocol):
+    """What replaces the mask that an architecture would use."""
+
+    def applies(self, layer: int) -> bool:
+        """Whether this layer's mask is replaced."""
+        ...
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, queries, keys), True where a key is seen; None if all are.
+
+        ``keys`` is how many there are, ``window`` the layer's sliding window, ``device`` where the layer runs.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """Layers whose tokens attend to later ones too.
+
+    Attributes:
+        layers: Their indices.
+        real: (B, N), which tokens are not padding: no real token attends to padding.
+        padded: Whether there is padding; None: asked of ``real``, before the pass, for which a host may have to wait.
+    """
+
+    layers: Collection[int]
+    real: Tensor
+    padded: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.padded is None:
+            object.__setattr__(self, "padded", not bool(self.real.all()))
+
+    def applies(self, layer: int) -> bool:
+        return layer in self.layers
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, N, N), True where a token is seen; None if every token sees every other.
+
+        ``causal_mask`` is what the architecture would have used, (B or 1, 1, N, N); None for all earlier tokens. A
+        sliding window stays a window, to both sides.
+        """
+        if causal_mask is None and not self.padded:
+            return None
+        seen = self.real.to(device)[:, None, None, :]
+        if causal_mask is not None:
+            past = causal_mask if causal_mask.dtype == torch.bool else causal_mask == 0
+            seen = seen & (past | past.mT)
+        # Padding sees itself at least: a softmax over nothing would be NaN.
+        return seen | torch.eye(self.real.shape[1], dtype=torch.bool, device=device)
+
+
+@dataclass(frozen=True)
+class AfterPrefix:
+    """A few new tokens behind cached prefixes of unequal lengths, whose caches are padded to N.
+
+    Attributes:
+        lengths: (B,) cached tokens that count; those behind are neither seen nor part of the positions.
+        new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
+    """
+
+    lengths: Tensor
+    new: int
+    _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
+
+    def applies(self, layer: int) -> bool:
+        return True
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
+        kind = keys, window, device
+        if kind not in self._masks:
+            self._masks[kind] = self._visible(keys, window).to(device)
+        return self._masks[kind]
+
+    def _visible(self, keys: int, window: int | None) -> Tensor:
+        slot = torch.arange(keys - self.new, device=self.lengths.device)
+        step = torch.arange(self.new, device=self.lengths.device)
+        start = self.lengths[:, None, None, None]
+        prefix = (slot < start).expand(-1, 1, self.new, -1)
+        own = (step <= step[:, None]).expand(len(self.lengths), 1, -1, -1)
+        if window is not None:
+            prefix = prefix & (start + step[:, None] - slot < window)
+            own = own & (step[:, None] - step < window)
+        return torch.cat([prefix, own], dim=-1)
+
+
+@dataclass(frozen=True)
+class Rerouting:
+    r"""A token of each text whose key and value stand before all others too, so that every token sees them.
+
+    .. math:: \tilde K = [k_n; K], \quad \tilde V = [v_n; V]
+
+    Key and value are those that the layer computed, at the position where the token stands; whatever mask or window the
+    layer has, it does not hide them.
+
+    Attributes:
+        layers: Indices of the layers.
+        positions: (B,) where the token stands.
+        bias: Added to the logit of the key that stands before all others.
+    """
+
+    layers: Collection[int]
+    positions: Tensor
+    bias: float = 0.0
+
+    def logits(
+        self, query: Tensor, key: Tensor, scale: float, softcap: float | None, position_bias: Tensor | None
+    ) -> Tensor:
+        """What each query gives the token's key, (B, H, N), float32 or float64."""
+        groups = query.shape[1] // key.shape[1]
+        one = widened(self.taken(key).repeat_interleave(groups, dim=1))
+        logits = (widened(query) @ one.mT)[..., 0] * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        if position_bias is not None:
+            # The key keeps its position.
+            index = self.positions.to(query.device).view(-1, 1, 1, 1)
+            whole = position_bias.expand(len(query), -1, -1, -1)
+            logits = logits + whole.gather(3, index.expand(*whole.shape[:3], 1))[..., 0].to(logits)
+        return logits + self.bias
+
+    def taken(self, states: Tensor) -> Tensor:
+        """(B, G, 1, d): the token's, of (B, G, N, d)."""
+        index = self.positions.to(states.device).view(-1, 1, 1, 1)
+        return states.gather(2, index.expand(-1, states.shape[1], 1, states.shape[3]))
