@@ -83,6 +83,17 @@ def test_of_any_method_it_is_what_a_model_without_that_part_gives(method, final_
     assert all(map(torch.equal, found, read(again, TEXTS)))
 
 
+def test_the_part_is_not_run(backbone_path):
+    module = CausalTransformer(backbone_path(), readout="before_mlp", rows="last")
+    tokens = []
+    hook = module.model.layers[-1].mlp.down_proj.register_forward_hook(
+        lambda module, args, output: tokens.append(args[0].shape[:-1].numel())
+    )
+    read(module, TEXTS)
+    hook.remove()
+    assert set(tokens) == {1}
+
+
 def test_it_is_saved_where_it_is_asked_for(shared, tmp_path):
     for readout in ("layer", "before_mlp"):
         pipeline(CausalTransformer(shared(), readout=readout)).save_pretrained(str(tmp_path / readout))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...lm.anatomy import feed_forward
@@ -18,8 +18,8 @@ from .change import Change, Fitted
 class BeforeFeedForward(Change):
     """What is read is the residual stream before the feed-forward part of the layer at which the model ends.
 
-    That part turns a state towards the words that the head will choose from, as Zhu et al. find. Zeros take the place
-    of what it adds. The final norm, if it is read through, stands behind.
+    That part turns a state towards the words that the head will choose from, as Zhu et al. find. It is not run. The
+    final norm, if it is read through, stands behind.
     """
 
     citation: ClassVar[str] = (
@@ -48,4 +48,19 @@ class _LeftOut(Fitted):
         self.paths = paths
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(hooks={model.get_submodule(path): Hook(after=torch.zeros_like) for path in self.paths})
+        return Effect(hooks={model.get_submodule(path): _adding_nothing() for path in self.paths})
+
+
+def _adding_nothing() -> Hook:
+    """A part that gives zeros, whatever it is given, and is run for one token alone."""
+    given: list[Tensor] = []
+
+    def before(states: Tensor) -> Tensor:
+        given.append(states)
+        # Not none: experts and kernels need not take it.
+        return states[:1, :1]
+
+    def after(states: Tensor) -> Tensor:
+        return states.new_zeros(*given.pop().shape[:-1], states.shape[-1])
+
+    return Hook(before, after)
