@@ -99,6 +99,7 @@ def main() -> None:
             keep(static, "dev", **named, **score(static, sets, "dev"))
             keep(static, "test", **named, **score(static, sets, "test"), speed=speed(static, texts, rounds=5))
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))
+    assert recipe.part is not None, "the best recipe has a filter"
     where = {
         "model": chosen.name, "set": "STS-B en test", "recipe": recipe.method, "pooling": recipe.pooling,
         "filter": recipe.part.name, "layer": None, "weights": "trained", "precision": options.precision,
