@@ -371,6 +371,6 @@ def test_the_head_is_in_the_key_of_what_it_filters(backbone_path, monkeypatch):
     asked = [recipe for recipe in every if recipe.method == "Classical" and recipe.pooling == "mean"]
     first = Recipes(module, asked).revisions()
     assert "Classical, filtered, mean" in first
-    monkeypatch.setattr("st_reba.compare.runner.fingerprint_of_head", lambda module: "another head")
+    monkeypatch.setattr("st_reba.compare.runner.fingerprint_of_weight", lambda name, blocks: "another head")
     second = Recipes(module, asked).revisions()
     assert {key for key in first if first[key] != second[key]} == {key for key in first if "filtered" in key}
