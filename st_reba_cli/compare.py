@@ -15,6 +15,7 @@ from .common import (
     DemoModelOption,
     DeviceOption,
     Dtype,
+    DtypeOption,
     LengthOption,
     OutOption,
     PromptLanguageOption,
@@ -90,13 +91,7 @@ def compare_command(
     best: BestOption = None,
     batch_size: BatchOption = 32,
     max_seq_length: LengthOption = None,
-    dtype: Annotated[
-        Dtype,
-        typer.Option(
-            help="Weights' precision; fastest: bfloat16 on a CPU that has units for it, if on some of the texts the "
-            "scores agree with those of float32; auto: float32 on a CPU, else the model's own."
-        ),
-    ] = Dtype.fastest,
+    dtype: DtypeOption = Dtype.fastest,
     device: DeviceOption = None,
 ) -> None:
     """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.

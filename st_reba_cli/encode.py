@@ -74,7 +74,7 @@ def encode_command(
         ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    dtype: DtypeOption = Dtype.auto,
+    dtype: DtypeOption = Dtype.fastest,
     device: Annotated[
         str | None, typer.Option(help='cpu, cuda ...; several as "cuda:0,cuda:1". The fastest one by default.')
     ] = None,

@@ -35,7 +35,7 @@ def layers_command(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
     max_seq_length: LengthOption = None,
-    dtype: DtypeOption = Dtype.auto,
+    dtype: DtypeOption = Dtype.fastest,
     device: DeviceOption = None,
 ) -> None:
     """After which layer a model embeds best, and how much its tokens share: tables and plots.

@@ -36,7 +36,7 @@ def search_command(
     best: BestOption = None,
     batch_size: BatchOption = 32,
     max_seq_length: LengthOption = None,
-    dtype: DtypeOption = Dtype.auto,
+    dtype: DtypeOption = Dtype.fastest,
     device: DeviceOption = None,
 ) -> None:
     """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and texts.

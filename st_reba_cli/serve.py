@@ -54,7 +54,7 @@ def serve_command(
     rerank_revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the CrossEncoder on the Hub.")
     ] = None,
-    dtype: DtypeOption = Dtype.auto,
+    dtype: DtypeOption = Dtype.fastest,
     device: DeviceOption = None,
 ) -> None:
     """A model behind OpenAI's /v1/embeddings, /rerank, /health and /metrics. SIGTERM finishes what it has."""

@@ -50,7 +50,7 @@ def verify_command(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.", min=0.1)] = 60.0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    dtype: DtypeOption = Dtype.auto,
+    dtype: DtypeOption = Dtype.fastest,
     device: DeviceOption = None,
 ) -> None:
     """Any server beside the saved model, with the reason if they differ. Exits with 1 then."""

@@ -189,6 +189,18 @@ def models_are_read_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def commands_run_in_float32():
+    """Here, whatever units this machine's processor has: what commands write is held against float32."""
+    import torch
+
+    from st_reba_cli.running import models
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "fastest_on_cpu", lambda: torch.float32)
+        yield
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Files of pictures with nothing in them, for what stands around them: to draw takes most of a report's time."""
@@ -220,13 +232,9 @@ def timed_once():
 
 @pytest.fixture
 def quick_commands(monkeypatch, undrawn, timed_once):
-    """Commands that compare, where the point is not what they measure and draw: in one precision, timed once."""
-    import torch
-
+    """Commands that compare, where the point is not what they measure and draw: timed once."""
     from st_reba.compare import workload
-    from st_reba_cli.running import models
 
-    monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
     monkeypatch.setattr(workload, "_MEASURED_SECONDS", 0.0)
 
 

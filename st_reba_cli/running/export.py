@@ -12,7 +12,7 @@ from st_reba.modules import CausalTransformer
 
 from ..common import Dtype
 from ..printing import Shown, console
-from .models import load, placement, usable
+from .models import load_fastest, usable
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
 ) -> None:
     """Write the one kind that is asked for."""
     if static is not None:
-        _static(model, static, layer, dimensions, fit_texts, *placement(device, dtype))
+        _static(model, static, layer, dimensions, fit_texts, device, dtype)
     if plain is not None:
         _plain(model, plain, pieces, device)
 
@@ -40,7 +40,7 @@ def _static(
     layer: int | None,
     dimensions: int | None,
     fit_texts: str | None,
-    device: str,
+    device: str | None,
     dtype: Dtype,
 ) -> None:
     """A table of the vocabulary's vectors."""
@@ -50,7 +50,7 @@ def _static(
         f"Fitting weights and whitening on {len(texts)} texts{hint if fit_texts is None else ''}.", soft_wrap=True
     )
     with whole_directory(out, "--static") as scratch:
-        module = load(CausalTransformer, model, None, dtype).to(device)
+        module = load_fastest(CausalTransformer, model, None, dtype, device, texts)
         with Shown() as progress:
             task = progress.add_task("Reading the vocabulary", total=None, unit="tokens")
             made = static_model(

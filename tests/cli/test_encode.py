@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
@@ -16,13 +17,15 @@ import st_reba_cli as cli
 from st_reba import CausalTransformer
 from st_reba_cli import printing
 from st_reba_cli.running import encode as running
+from st_reba_cli.running import models
 
 from .. import processes
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
 
 runner = CliRunner()
-COMMAND = ("-c", "from st_reba_cli import app; app()", "encode")
+# In a process of its own nothing is patched.
+COMMAND = ("-c", "from st_reba_cli import app; app()", "encode", "--dtype", "float32")
 
 
 def run(*arguments, expect: int = 0) -> str:
@@ -159,6 +162,21 @@ def test_bad_input(model_directory, tmp_path):
     output = run(model_directory, tmp_path / "empty", "--out", tmp_path / "a.npy", expect=1)
     assert "empty is a directory without a table in it (nothing): give a file, or a folder of" in output
     assert "no.txt: there is no such file" in run(model_directory, "no.txt", "--out", "a.npy", expect=1)
+
+
+def test_the_fastest_precision_where_it_is_sound(model_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
+    (tmp_path / "texts.txt").write_text("a cat\na dog\nthe bank of the river\n", encoding="utf-8")
+    vectors = {}
+    for name, alike, options in (("a", 0.999, ()), ("b", 0.9, ()), ("c", 0.999, ("--dtype", "float32"))):
+        monkeypatch.setattr(models, "agreement", lambda first, second, alike=alike: alike)
+        said = run(model_directory, tmp_path / "texts.txt", "--out", tmp_path / f"{name}.npy", *options)
+        assert ("In bfloat16, which this processor is fastest in" in said) == (name == "a")
+        assert ("In float32, as bfloat16 does not agree" in said) == (name == "b")
+        vectors[name] = np.load(tmp_path / f"{name}.npy")
+    np.testing.assert_array_equal(vectors["b"], vectors["c"])
+    assert not np.array_equal(vectors["a"], vectors["c"])
+    np.testing.assert_allclose(vectors["a"], vectors["c"], atol=0.1)
 
 
 def test_each_stage_is_counted_in_its_unit():

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
 from typing import get_type_hints
 
 import numpy as np
@@ -142,6 +143,12 @@ def test_what_runs_takes_what_is_asked_for(command):
     assert asked == get_type_hints(import_module(f"st_reba_cli.running.{command}").run)
 
 
+@pytest.mark.parametrize("command", ["compare", "encode", "layers", "search", "serve", "verify"])
+def test_what_runs_a_model_has_one_rule_for_its_precision(command):
+    asked = signature(getattr(getattr(cli, command), f"{command}_command")).parameters["dtype"]
+    assert asked.default is common.Dtype.fastest
+
+
 def test_every_method_is_a_recipe():
     """And every public module that reads a language model is had by some method, or by --sparse and --rerank."""
     rows = {row.key: row for row in every_row()}
@@ -156,7 +163,7 @@ def test_worker_processes_of_the_command_know_our_modules(script, backbone_path,
     pipeline(ReBAModule(backbone_path())).save_pretrained(str(model), create_model_card=False)
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
     path = script("from st_reba_cli import app\n\nif __name__ == '__main__':\n    app()\n")
-    arguments = ("encode", model, texts, "--out", out, "--device", "cpu,cpu", "--chunk-size", "2")
+    arguments = ("encode", model, texts, "--out", out, "--device", "cpu,cpu", "--chunk-size", "2", "--dtype", "float32")
     done = processes.run(path, *arguments, out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout
     expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)

@@ -44,7 +44,18 @@ class Running:
     def __init__(self, directory, *arguments, program=PROGRAM, env=None):
         self.printed = directory / "printed"
         self.process = processes.start(
-            "-c", program, "serve", *arguments, "--port", "0", "--device", "cpu", out=self.printed, env=env
+            "-c",
+            program,
+            "serve",
+            *arguments,
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+            out=self.printed,
+            env=env,
         )
         deadline = time.monotonic() + 300
         while not (found := re.search(r"at http://127\.0\.0\.1:(\d+)", self.said)):
