@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -14,9 +14,6 @@ from torch.nn.functional import linear
 from .moments import Moments, embedding_moments, principal_directions, whole_dimension
 from .readout import ONE_BY_ONE
 from .stored import FixedWeights
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Deviations below this share of a dimension's mean are rounding of the embeddings.
 ROUNDING = 10 * torch.finfo(torch.float32).eps

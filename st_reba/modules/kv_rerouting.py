@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -16,10 +16,6 @@ from .causal_transformer import CausalTransformer
 from .changes import Change, Reroute
 from .changes.change import listed
 from .readout import Reading
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 HYBRID = flag("hybrid")
 

@@ -7,7 +7,7 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .checks import check_inside, check_length, check_transformer_kwargs
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")

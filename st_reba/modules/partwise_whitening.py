@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -14,9 +14,6 @@ from torch.nn.functional import normalize
 from .base import CausalModule
 from .embedding_transforms import ROUNDING, EmbeddingTransform, check_shrinkage, check_that_they_vary
 from .moments import Moments, embedding_moments, principal_directions, whole_dimension
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: What is added to the variance of each direction by default, as a share of their mean.
 SHRINKAGE = 10.0

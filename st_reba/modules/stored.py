@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -14,10 +14,6 @@ from transformers.utils.import_utils import check_torch_load_is_safe
 from .checkpoints import note_requirement
 from .checks import check_inside
 from .saved_settings import check_is_object, check_settings
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
 #: much more, squares overflow in float32, and an embedding is no number or a zero vector.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from ...lm.run import PassChange, StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template
 from ..stored import check_magnitudes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _Kind = TypeVar("_Kind", bound="type[Change]")
 

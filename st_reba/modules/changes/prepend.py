@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from ...lm.run import Hook, PassChange
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
 from .change import Change, Fitted
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

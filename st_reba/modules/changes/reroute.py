@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from transformers import PreTrainedModel
 
@@ -15,9 +15,6 @@ from ...lm.attention.changes import FirstKey
 from ...lm.run import PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

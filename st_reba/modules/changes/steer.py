@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from ...lm.run import Hook, PassChange, StatesAt, at, put
 from ...text.layout import Layout
 from ...text.templates import USUAL_CONTRAST, Contrast, Template
 from .change import Change, Fitted
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: The question whose answer a text's embedding shall not be.
 IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in one word:"'
