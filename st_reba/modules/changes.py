@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from ..lm import backbone
 from ..lm.anatomy import embedding_scale, feed_forward, layer_paths, output_projections
 from ..lm.attention import routes
-from ..lm.attention.changes import BothWays, Rerouting
-from ..lm.precision import widened
-from ..lm.run import Effect, Hook, StatesAt, at, put
+from ..lm.attention.changes import Bidirectional, FirstKey
+from ..lm.precision import for_summing
+from ..lm.run import Hook, PassChange, StatesAt, at, put
 from ..lm.shortened import resolve_layer
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
@@ -59,9 +59,9 @@ _Kind = TypeVar("_Kind", bound="type[Change]")
 class Fitted(nn.Module):
     """Deprecated: base of what a change's former method ``fitted`` returns; see :meth:`Change.on`."""
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What the change does in one pass."""
-        return Effect()
+        return PassChange()
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class Change:
             f"{type(self).__name__} has the method fitted: give it on(model, depth) and effect(model, layout) in place "
             "of that, because the next release will not call fitted."
         )
-        warnings.warn(message, FutureWarning, stacklevel=2)
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return replace(self, former=self.fitted(model))
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What it does in one pass over a layout of B texts, to the model that it is on or to a copy of that.
 
         ``layout.beside`` has what was seen of the change's companion, if it has one.
         """
-        return Effect() if self.former is None else self.former.effect(model, layout)
+        return PassChange() if self.former is None else self.former.effect(model, layout)
 
     def laid_out(self, template: Template) -> Template:
         """The template of a text that is read with it."""
@@ -260,9 +260,9 @@ class AttendBothWays(Change):
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         return replace(self, layers=routes.make_bidirectional(model, self.bidirectional_layers))
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         padded = not bool(layout.on_host.attention_mask.all())
-        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool(), padded))
+        return PassChange(masking=Bidirectional(self.layers, layout.attention_mask.bool(), padded))
 
 
 @register
@@ -292,8 +292,8 @@ class BeforeFeedForward(Change):
             )
         return replace(self, parts=parts)
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(hooks={model.get_submodule(part): _adding_nothing() for part in self.parts})
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        return PassChange(hooks={model.get_submodule(part): _adding_nothing() for part in self.parts})
 
     def __str__(self) -> str:
         return 'readout="before_mlp"'
@@ -381,7 +381,7 @@ class Prepend(Change):
         before, *others = template.literals
         return template if PREPEND in before else Template((before + PREPEND, *others))
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
         slots = layout.copy_index <= PREPENDED
         source = self.sources(layout)
@@ -395,7 +395,7 @@ class Prepend(Change):
 
         layers = [model.get_submodule(path) for path in layer_paths(model)[1 : self.prepend_layers]]
         hooks = {model.get_input_embeddings(): Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))}
-        return Effect(hooks=hooks)
+        return PassChange(hooks=hooks)
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""
@@ -488,8 +488,8 @@ class Reroute(Change):
         routes.make_rerouted(model, layers)
         return replace(self, layers=layers)
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(rerouting=Rerouting(cast("tuple[int, ...]", self.layers), layout.ends, self.prefix_bias))
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        return PassChange(rerouting=FirstKey(cast("tuple[int, ...]", self.layers), layout.ends, self.prefix_bias))
 
 
 def middle_third(depth: int) -> range:
@@ -560,18 +560,18 @@ class Steer(Change):
     def observer(self, model: PreTrainedModel, companion: Layout) -> StatesAt:
         return StatesAt([model.get_submodule(self.projection)], "before", companion.ends, halts=True)
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         irrelevant, position = layout.beside[self.key], layout.ends
 
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))
 
-        return Effect(hooks={model.get_submodule(self.projection): Hook(before=steer)})
+        return PassChange(hooks={model.get_submodule(self.projection): Hook(before=steer)})
 
     def _difference(self, values: Tensor, irrelevant: Tensor) -> Tensor:
         """(B, W): the scaled difference of two (B, W); zero where they are the same."""
-        difference = widened(values) - widened(irrelevant)
-        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, widened(values)))
+        difference = for_summing(values) - for_summing(irrelevant)
+        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, for_summing(values)))
         # What differs by rounding alone is the same (so in a window that holds nothing but what both prompts end with):
         # it must not be blown up, here or by a norm that follows.
         same = length <= torch.finfo(values.dtype).eps ** 0.75 * before

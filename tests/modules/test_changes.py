@@ -29,8 +29,8 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.lm.attention.changes import BothWays
-from st_reba.lm.run import Effect
+from st_reba.lm.attention.changes import Bidirectional
+from st_reba.lm.run import PassChange
 from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, Steer, register
 
 from .. import backbones, oracles
@@ -459,7 +459,7 @@ class NoMask(Change):
 
     def effect(self, model, layout):
         layers = range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers)
-        return Effect(masking=BothWays(layers, layout.attention_mask.bool()))
+        return PassChange(masking=Bidirectional(layers, layout.attention_mask.bool()))
 
 
 class Turned(Fitted):
@@ -486,11 +486,11 @@ class FormerNoMask(Change):
 def test_a_change_with_the_former_method(loaded, tmp_path):
     texts = TEXTS[:2]
     expected = read(EchoModule(loaded["llama"], changes=[NoMask(2)]), texts)
-    with pytest.warns(FutureWarning, match="FormerNoMask has the method fitted: give it on.model, depth. and effect"):
+    with pytest.warns(DeprecationWarning, match="FormerNoMask has the method fitted: give it on.model, depth. and effect"):
         module = EchoModule(loaded["llama"], changes=[FormerNoMask(2)])
     assert all(map(torch.equal, read(module, texts), expected))
     module.save(str(tmp_path))
-    with pytest.warns(FutureWarning):
+    with pytest.warns(DeprecationWarning):
         again = EchoModule.load(str(tmp_path))
     assert again.changes == (FormerNoMask(2),)
     assert all(map(torch.equal, read(again, texts), expected))
