@@ -17,7 +17,7 @@ def summing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def widened(values: Tensor) -> Tensor:
+def for_summing(values: Tensor) -> Tensor:
     """The same values, to be added up."""
     return values.to(summing_dtype(values.dtype))
 
@@ -39,4 +39,4 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 def weighted_sum(weights: Tensor, states: Tensor) -> Tensor:
     """sum_j weights_ij states_j: of (B, n, N), as wide as sums are, and (B, N, D), (B, n, D), as wide."""
     with without_autocast(states.device):
-        return torch.bmm(weights, widened(states))
+        return torch.bmm(weights, for_summing(states))
