@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
+from ...lm import backbone
 from ...lm.attention import routes
 from ...lm.attention.changes import BothWays
 from ...lm.run import Effect
@@ -44,5 +45,6 @@ class _Turned(Fitted):
         self.layers = layers
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        padded = not bool(layout.on_host.attention_mask.all())
-        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool(), padded))
+        padded = not bool(layout.attention_mask.all())
+        real = layout.attention_mask.to(backbone.device(model), non_blocking=True)
+        return Effect(masking=BothWays(self.layers, real, padded))

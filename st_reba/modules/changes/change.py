@@ -92,7 +92,7 @@ class Fitted(nn.Module):
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
         """What it does in one pass over a layout of B texts, to the model that it was fitted to or to a copy of it.
 
-        ``layout.beside`` has what was seen of the change's companion, if it has one.
+        ``layout.seen`` has what was seen of the change's companion, if it has one.
         """
         return Effect()
 

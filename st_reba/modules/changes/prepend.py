@@ -101,8 +101,10 @@ class Slots(Fitted):
         self.register_buffer("initial_state", drawn.to(table.device))
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        slots = layout.copy_index <= PREPENDED
-        source = self.sources(layout)
+        slots, source = (
+            part.to(backbone.device(model), non_blocking=True)
+            for part in (layout.copy_index <= PREPENDED, self.sources(layout))
+        )
 
         def enter(states: Tensor) -> Tensor:
             vector = (self.initial_state * self._scale).to(states)
@@ -118,16 +120,15 @@ class Slots(Fitted):
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""
-        position = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
-        last = layout.attention_mask.sum(dim=1, keepdim=True) - 1
-        return torch.where(layout.copy_index <= PREPENDED, last, position)
+        position = torch.arange(layout.input_ids.shape[1])
+        return torch.where(layout.copy_index <= PREPENDED, layout.ends[:, None], position)
 
 
 class _BlockSlots(Slots):
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""
         copy_index = layout.copy_index
-        position = torch.arange(copy_index.shape[1], device=copy_index.device).expand_as(copy_index)
+        position = torch.arange(copy_index.shape[1]).expand_as(copy_index)
         is_text = copy_index >= 0
         # A block ends where something else follows: the next block's slot, or what comes after the text.
         ends = is_text & ~torch.cat([is_text[:, 1:], torch.zeros_like(is_text[:, :1])], dim=1)

@@ -63,7 +63,8 @@ class _Rerouted(Fitted):
         self.bias = bias
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(rerouting=Rerouting(self.layers, layout.ends, self.bias))
+        ends = layout.ends.to(backbone.device(model), non_blocking=True)
+        return Effect(rerouting=Rerouting(self.layers, ends, self.bias))
 
 
 def middle_third(depth: int) -> range:

@@ -110,7 +110,7 @@ class _Steered(Fitted):
         return StatesAt([model.get_submodule(self._projection)], "before", companion.ends, halts=True)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        irrelevant, position = layout.beside[Steer.key], layout.ends
+        irrelevant, position = layout.seen[Steer.key], layout.ends
 
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))
