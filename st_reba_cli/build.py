@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from .common import LengthOption, ModelOption, PoolingMode, PromptLanguageOption
 from .methods import DEFAULT, METHODS
 
 
-class SavedDtype(str, Enum):
+class SavedDtype(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -93,7 +93,7 @@ def _demo_model() -> str:
     return STAND_IN
 
 
-class PoolingMode(str, Enum):
+class PoolingMode(StrEnum):
     mean = "mean"
     last = "last"
     lasttoken = "lasttoken"
@@ -102,7 +102,7 @@ class PoolingMode(str, Enum):
     cls = "cls"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -110,7 +110,7 @@ class Dtype(str, Enum):
     fastest = "fastest"
 
 
-class Language(str, Enum):
+class Language(StrEnum):
     en = "en"
     zh = "zh"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -12,7 +12,7 @@ from .checks import check_source
 from .common import Language, LanguageOption
 
 
-class Demo(str, Enum):
+class Demo(StrEnum):
     pairs = "pairs"
     retrieval = "retrieval"
 

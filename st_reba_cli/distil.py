@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from .checks import check_file, check_model, check_recipes, check_source
 from .common import command
 
 
-class DistilLoss(str, Enum):
+class DistilLoss(StrEnum):
     mse = "mse"
     cosent = "cosent"
 

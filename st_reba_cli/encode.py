@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from .checks import check_model, check_source
 from .common import Dtype, DtypeOption, command
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     float32 = "float32"
     int8 = "int8"
     uint8 = "uint8"
@@ -20,7 +20,7 @@ class Precision(str, Enum):
     ubinary = "ubinary"
 
 
-class EngineName(str, Enum):
+class EngineName(StrEnum):
     local = "local"
     ray = "ray"
 

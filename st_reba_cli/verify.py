@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,7 +11,7 @@ from .checks import check_model
 from .common import DeviceOption, Dtype, DtypeOption, command
 
 
-class FormName(str, Enum):
+class FormName(StrEnum):
     auto = "auto"
     openai = "openai"
     tei = "tei"

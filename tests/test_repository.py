@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import sys
+import tomllib
 import zlib
 from pathlib import Path
 
@@ -16,12 +16,6 @@ from packaging.specifiers import SpecifierSet
 from typer.main import get_command
 
 from st_reba_cli import app
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    # pytest needs it there.
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 VERSION = runpy.run_path(str(ROOT / "st_reba" / "version.py"))["__version__"]

@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -29,9 +29,6 @@ from .checks import DETERMINISTIC, FINAL_NORM, NORMALIZE_TEXT, POOL_OVER, READOU
 from .checks import NO_LIMIT as _NO_LIMIT
 from .reader import LayoutReader
 from .readout import Reading
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class CausalModule(LayoutReader):

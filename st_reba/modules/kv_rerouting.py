@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.precision import widened
+from ..lm.precision import for_summing
 from ..settings import flag
 from ..text.layout import Layout
 from .base import PoolOver, Rows
@@ -16,10 +16,6 @@ from .causal_transformer import CausalTransformer
 from .changes import Change, Reroute
 from .changes.change import listed
 from .readout import Reading
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 HYBRID = flag("hybrid")
 
@@ -135,7 +131,7 @@ def _mean_and_last(tokens: Reading) -> Reading:
     """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
     mask = tokens.mask[..., None]
     count = tokens.mask.sum(dim=1).clamp(min=1)
-    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
+    mean = (for_summing(tokens.states) * mask).sum(dim=1) / count[:, None]
     text = torch.arange(len(count), device=count.device)
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)

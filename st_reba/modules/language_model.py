@@ -7,7 +7,7 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -16,16 +16,13 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Effect, Halt, StatesAt, run
+from ..lm.run import Halt, PassChange, StatesAt, run
 from ..lm.shortened import shortened
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .checks import check_inside, check_length, check_transformer_kwargs
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
@@ -219,7 +216,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         layout: Layout,
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
-        change: Sequence[Effect] = (),
+        change: Sequence[PassChange] = (),
         observe: Observer | StatesAt | None = None,
         is_companion: bool = False,
         **kwargs: Any,

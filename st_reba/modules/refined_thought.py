@@ -17,10 +17,10 @@ from transformers import DynamicCache
 
 from ..lm import backbone
 from ..lm.attention import routes
-from ..lm.attention.changes import AfterPrefix
+from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
-from ..lm.precision import weighted_sum, widened
-from ..lm.run import Effect, at, last_layer, put
+from ..lm.precision import for_summing, weighted_sum
+from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
@@ -189,7 +189,7 @@ class RefinedThoughtModule(CausalModule):
         eos_ids = layout.input_ids.gather(1, layout.ends[:, None]).to(last.device, non_blocking=True)
         eos = self.model.get_input_embeddings()(eos_ids)[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
-        behind = [Effect(masking=AfterPrefix(last, new=2))]
+        behind = [PassChange(masking=BehindPrefix(last, new=2))]
         both = torch.ones(len(last), 2, dtype=torch.long)
         pair = Layout(both, both.bool(), NOT_TEXT * both, seen=layout.seen)
         while thought.passes_taken < iterations and thought.goes_on:
@@ -283,7 +283,7 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        new, old = (widened(last_layer(states)) for states in (embedding, self.embedding))
+        new, old = (for_summing(last_layer(states)) for states in (embedding, self.embedding))
         moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active

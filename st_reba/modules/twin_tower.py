@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Self, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -33,9 +33,6 @@ from .checkpoints import (
 from .checks import check_inside, check_length
 from .language_model import initialise
 from .saved_settings import check_tokenizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"

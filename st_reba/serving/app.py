@@ -173,7 +173,7 @@ class Server:
     async def _body(self, request: Request) -> bytes:
         try:
             return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RefusedError(
                 408, f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
             ) from None

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 
 from .values import converted, described, fits, hints_of, in_range, nearest
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 S = TypeVar("S", bound="Settings")
 

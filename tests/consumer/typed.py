@@ -7,11 +7,11 @@ mistake any more: both checkers report an ignore that is not needed.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import assert_type
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from typing_extensions import assert_type
 
 from st_reba import ReBAModule, WhiteningTransform, encode_words
 from st_reba.evaluation import OddOneOutEvaluator

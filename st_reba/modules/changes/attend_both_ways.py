@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.attention import routes
-from ...lm.attention.changes import BothWays
-from ...lm.run import Effect
+from ...lm.attention.changes import Bidirectional
+from ...lm.run import PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
 
@@ -44,7 +44,7 @@ class _Turned(Fitted):
         super().__init__()
         self.layers = layers
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         padded = not bool(layout.attention_mask.all())
         real = layout.attention_mask.to(backbone.device(model), non_blocking=True)
-        return Effect(masking=BothWays(self.layers, real, padded))
+        return PassChange(masking=Bidirectional(self.layers, real, padded))

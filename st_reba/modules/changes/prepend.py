@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,10 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.anatomy import embedding_scale, layer_paths
-from ...lm.run import Effect, Hook
+from ...lm.run import Hook, PassChange
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
 from .change import Change, Fitted
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Slots(Fitted):
         drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.register_buffer("initial_state", drawn.to(table.device))
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         slots, source = (
             part.to(backbone.device(model), non_blocking=True)
             for part in (layout.copy_index <= PREPENDED, self.sources(layout))
@@ -116,7 +113,7 @@ class Slots(Fitted):
 
         embeddings = model.get_input_embeddings()
         layers = [model.get_submodule(path) for path in self._paths[1 : self.layers]]
-        return Effect(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
+        return PassChange(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""

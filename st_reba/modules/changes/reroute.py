@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.attention import routes
-from ...lm.attention.changes import Rerouting
-from ...lm.run import Effect
+from ...lm.attention.changes import FirstKey
+from ...lm.run import PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,9 @@ class _Rerouted(Fitted):
         self.layers = layers
         self.bias = bias
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         ends = layout.ends.to(backbone.device(model), non_blocking=True)
-        return Effect(rerouting=Rerouting(self.layers, ends, self.bias))
+        return PassChange(rerouting=FirstKey(self.layers, ends, self.bias))
 
 
 def middle_third(depth: int) -> range:
