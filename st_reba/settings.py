@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -59,3 +59,8 @@ def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
 def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
     """The same, or None."""
     return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)
+
+
+def shown(module: object, names: Iterable[str]) -> str:
+    """What a module has of these settings, as its ``extra_repr``: ``repetitions=2, rows='all'``."""
+    return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)

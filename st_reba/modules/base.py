@@ -71,6 +71,7 @@ class CausalModule(LayoutReader):
             ST's ``Dense`` does not.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
+        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
         unfit_changes: Why the method does not go together with a change, in a sentence; None where it does.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
@@ -131,6 +132,7 @@ class CausalModule(LayoutReader):
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
         changes: Sequence[Change | Mapping[str, Any]] = (),
+        own_changes: Sequence[Change] = (),
         unfit_changes: Callable[[Change], str | None] = lambda change: None,
         **transformer_kwargs: Any,
     ) -> None:
@@ -144,6 +146,7 @@ class CausalModule(LayoutReader):
         super().__init__(
             model_name_or_path,
             changes=changes,
+            own_changes=own_changes,
             bidirectional_layers=bidirectional_layers,
             output_layer=output_layer,
             usual_output_layer=preset.output_layer,
@@ -218,7 +221,7 @@ class CausalModule(LayoutReader):
     @property
     def whole_cost(self) -> str:
         """The same with what its changes cost, but those that the method is about."""
-        others = [change.cost for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        others = [change.cost for change in self.changes if change not in self.own_changes]
         return " ".join(filter(None, [self.cost, *others]))
 
     # Text in

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.precision import widened
+from ..lm.precision import for_summing
 from ..settings import flag
 from ..text.layout import Layout
 from .base import PoolOver, Rows
 from .causal_transformer import CausalTransformer
-from .changes import Change, Reroute
-from .changes.change import listed
+from .changes import Reroute
 from .readout import Reading
 
 HYBRID = flag("hybrid")
@@ -57,7 +56,6 @@ class KVReroutingModule(CausalTransformer):
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
     POOL_OVER: ClassVar[PoolOver] = "all"
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*CausalTransformer.NAMED_CHANGES, Reroute)
     method = "KV re-routing"
     equation = (
         r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
@@ -81,7 +79,6 @@ class KVReroutingModule(CausalTransformer):
         pool_over: PoolOver | None = None,
         hybrid: bool = True,
         rows: Rows | None = None,
-        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         rerouting = Reroute(layers, prefix_bias)
@@ -98,11 +95,11 @@ class KVReroutingModule(CausalTransformer):
             template=template,
             pool_over=pool_over,
             rows=rows,
-            changes=[rerouting, *listed(changes)],
+            own_changes=[rerouting],
             **transformer_kwargs,
         )
-        made, _ = self._fitted_as(Reroute)
-        self.layers = list(made.layers)
+        made = self.change(Reroute)
+        self.layers = list(made.layers or ())
         self.prefix_bias = made.prefix_bias
         self.hybrid = hybrid
 
@@ -131,7 +128,7 @@ def _mean_and_last(tokens: Reading) -> Reading:
     """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
     mask = tokens.mask[..., None]
     count = tokens.mask.sum(dim=1).clamp(min=1)
-    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
+    mean = (for_summing(tokens.states) * mask).sum(dim=1) / count[:, None]
     text = torch.arange(len(count), device=count.device)
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)
