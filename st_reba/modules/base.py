@@ -302,8 +302,7 @@ class CausalModule(LayoutReader):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
-            and those of the changes' companions, ``input_ids_of_steer`` and so on. Where the model is on an
-            accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
+            and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
@@ -313,21 +312,17 @@ class CausalModule(LayoutReader):
             return {}
         prompts, texts = self._split(inputs, prompt or "")
         layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
-        if not self._warned_empty and bool((layouts[0].text_length == 0).any()):
+        if not self._warned_empty and bool((layouts[0].text_lengths == 0).any()):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
                 "This warning comes once.",
                 stacklevel=2,
             )
-        # The host can still look at a layout whose tensors have been moved to an accelerator. In training, losses of ST
-        # join features and cut them apart, which they do to tensors alone.
-        kept_at_home = not self.training and backbone.device(self.model).type != "cpu"
-        features: dict[str, Any] = {}
-        for key, layout in zip(("", *self._companions), layouts, strict=True):
+        for layout in layouts:
             self._check_ids(layout)
-            features |= (replace(layout, at_home=layout) if kept_at_home else layout).features(key)
-        return features
+        companions = dict(zip(self._companions, layouts[1:], strict=True))
+        return replace(layouts[0], companions=companions).features()
 
     def _check_ids(self, layout: Layout) -> None:
         """Refuse token ids that the model has no embedding for, at which PyTorch would stop in words of its own."""
@@ -445,7 +440,7 @@ class CausalModule(LayoutReader):
     def leading_handed_on(self, layout: Layout) -> torch.Tensor:
         """(B,): how many tokens :meth:`forward` hands on before those of the text."""
         if self.pool_over == "text" or self.copies > 1:
-            return torch.zeros_like(layout.text_length)
+            return torch.zeros_like(layout.text_lengths)
         return (layout.text_starts == self._leading()).long() * self._leading()
 
     def read_chunk(self, tokens: Reading) -> Reading:

@@ -238,11 +238,13 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
                 checkpointing.
         """
 
+        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
+
         def forward() -> Tensor:
-            return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
+            return self._forward({"input_ids": input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
-            return routes.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
+            return routes.run_and_show_maps(self.model, input_ids, observer, **kwargs)
 
         effects = [
             made.effect(self.model, layout) for made in self.changes if made.companion is None or not is_companion
