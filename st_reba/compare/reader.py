@@ -199,7 +199,7 @@ class RecipeReader:
             try:
                 if not part.fitted:
                     # The same for all, and on a large model not cheap.
-                    head = head or part.made(recipe.pooled(self.backbone), ())
+                    head = head or part.made(recipe.model(self.backbone, filtered=False), ())
                     found[recipe.key] = head
                     continue
                 own = moments.get((_reading(recipe), recipe.fit_texts))
@@ -237,7 +237,7 @@ class RecipeReader:
 
     def model(self, recipe: Recipe) -> SentenceTransformer:
         """One of the recipes as a ready model."""
-        pooled = recipe.pooled(self.backbone)
+        pooled = recipe.model(self.backbone, filtered=False)
         if recipe.filter is None:
             return pooled
         modules = [*pooled.children(), self._filters[recipe.key]]
