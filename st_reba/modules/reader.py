@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..lm import backbone
 from ..lm.anatomy import layer_paths, without_final_norm
 from ..lm.run import recording
 from ..text.layout import NOT_TEXT, Layout, feature_names
@@ -55,7 +54,7 @@ class LayoutReader(LanguageModel):
             A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
-        if not backbone.hidden_states_are_asked_for(self.model):
+        if not getattr(self.model.config, "output_hidden_states", False):
             return self._handed_on(features, self._read_all(features, **kwargs))
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.

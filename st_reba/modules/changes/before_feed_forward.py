@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...lm.anatomy import feed_forward
+from ...lm.anatomy import anatomy_of
 from ...lm.run import Hook, PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
@@ -30,7 +30,7 @@ class BeforeFeedForward(Change):
     looks_ahead: ClassVar[bool] = False
 
     def fitted(self, model: PreTrainedModel) -> Fitted:
-        paths = feed_forward(model)
+        paths = anatomy_of(model).feed_forward
         if not paths:
             raise ValueError(
                 f"The feed-forward part of the last layer of {type(model).__name__} was not found as a part of its "

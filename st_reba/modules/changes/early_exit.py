@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from transformers import PreTrainedModel
 
-from ...lm.shortened import resolve_layer
+from ...lm.view import resolve_layer
 from .change import Change
 
 
