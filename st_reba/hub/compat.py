@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import sentence_transformers
 from packaging.version import Version
-from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Transformer
 from torch import nn
 from transformers import PreTrainedModel
@@ -138,12 +138,13 @@ def pass_on(module: Transformer, *arguments: str) -> None:
         module.model_forward_params = {*named, *arguments}
 
 
-def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
-    """Let ST resolve these references in a modules.json, without ``trust_remote_code=True`` and for nothing else.
+def make_known(*modules: type[nn.Module]) -> None:
+    """Let ST resolve references to these classes in a modules.json without ``trust_remote_code=True``.
 
-    Adds them to the mapping that ST's model families share and consult first, a private name of 6.0 and later. ST 5
-    loads installed classes by itself. Should a later ST drop the mapping, loading asks for the flag.
+    Adds them to the mapping that ST's model families share and consult first, a private name. Should a later ST drop
+    the mapping, loading asks for the flag.
     """
+    classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
     for family in SentenceTransformer.__mro__:
         known = vars(family).get(_MODULE_CLASSES)
         if known is not None:
@@ -179,13 +180,6 @@ def multi_vector() -> Any:
             f"{sentence_transformers.__version__} is installed: pip install --upgrade sentence-transformers."
         )
     return import_module("sentence_transformers.multi_vector_encoder")
-
-
-def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None:
-    """Have all models take this card data where their modules have no occasion to (ST 5)."""
-    if not MODULES_HEAR_OF_THEIR_MODEL:
-        family: Any = SentenceTransformer
-        family.model_card_data_class = card_data
 
 
 def check_placement(backbone: nn.Module) -> None:
