@@ -16,14 +16,14 @@ from torch import Tensor
 from ..data.demo import demo_sentences
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
-from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
 from ..modules.lm_head import head_blocks
 from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
+from .set_aside import set_aside
 from .timing import TIMED_ROUNDS, costs, timed_batches
-from .workload import Pass
+from .workload import Workload
 
 #: How many recipes are run on random weights at most: it takes as long as with the trained ones.
 FINALISTS = 3
@@ -166,7 +166,7 @@ class Recipes:
         """
         models = {recipe.key: self._reader.model(recipe) for recipe in _timed(self.all)}
         layers = depth(self.backbone.model)
-        passes = {key: Pass.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
+        passes = {key: Workload.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
         batches = timed_batches(texts, self.batch_size)
         lengths = [len(ids) for batch in batches for ids in self.backbone.token_ids(batch)]
         return costs(

@@ -21,7 +21,7 @@ _MEASURED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Pass:
+class Workload:
     """One way in which texts run through a model.
 
     Attributes:
@@ -37,7 +37,7 @@ class Pass:
     limit: int | None = None
 
     @classmethod
-    def of(cls, module: CausalModule, layers: int) -> Pass:
+    def of(cls, module: CausalModule, layers: int) -> Workload:
         """As a module lays its texts out.
 
         Args:
@@ -51,7 +51,7 @@ class Pass:
             layout = module.lay_out([text])
             tokens.append(int(layout.attention_mask.sum()))
             # Where there are several layouts of a text, each has all of it.
-            lengths.append(int(layout.text_length[0]))
+            lengths.append(int(layout.text_lengths[0]))
         more = lengths[1] - lengths[0]
         copies = (tokens[1] - tokens[0]) / more if more else float(module.copies)
         beside = max(0.0, tokens[0] - copies * lengths[0])

@@ -7,22 +7,9 @@ operands of every matrix product.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-#: Units of processors that multiply bfloat16, as PyTorch names them.
-_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
-
-
-def fastest_on_cpu() -> torch.dtype:
-    """bfloat16 where this processor multiplies it in units of its own, else float32.
-
-    PyTorch releases that do not tell what a processor has count as one without them.
-    """
-    told: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return torch.bfloat16 if any(told.get(unit) for unit in _BFLOAT16_UNITS) else torch.float32
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:

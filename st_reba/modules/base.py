@@ -20,11 +20,11 @@ from ..hub import card
 from ..lm import backbone
 from ..text.layout import Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room
+from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
-from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..text.tokens import Span, special_tokens, tokenized
-from .changes import Change
+from .changes import Change, Prepend
 from .checks import DETERMINISTIC, FINAL_NORM, NORMALIZE_TEXT, POOL_OVER, READOUT, check_length, chosen
 from .checks import NO_LIMIT as _NO_LIMIT
 from .reader import LayoutReader
@@ -71,6 +71,7 @@ class CausalModule(LayoutReader):
             ST's ``Dense`` does not.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
+        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
         unfit_changes: Why the method does not go together with a change, in a sentence; None where it does.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
@@ -131,6 +132,7 @@ class CausalModule(LayoutReader):
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
         changes: Sequence[Change | Mapping[str, Any]] = (),
+        own_changes: Sequence[Change] = (),
         unfit_changes: Callable[[Change], str | None] = lambda change: None,
         **transformer_kwargs: Any,
     ) -> None:
@@ -144,6 +146,7 @@ class CausalModule(LayoutReader):
         super().__init__(
             model_name_or_path,
             changes=changes,
+            own_changes=own_changes,
             bidirectional_layers=bidirectional_layers,
             output_layer=output_layer,
             usual_output_layer=preset.output_layer,
@@ -172,7 +175,16 @@ class CausalModule(LayoutReader):
         self._room()
 
     def _laid_out(self, template: Template) -> Template:
-        """A template with what the module's changes need in it."""
+        """A template with what the module's changes need in it.
+
+        Raises:
+            ValueError: If it has a slot that none of them fills.
+        """
+        if PREPEND in str(template) and not any(isinstance(change, Prepend) for change in self.changes):
+            raise ValueError(
+                f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give changes=[Prepend()], or "
+                f"leave {PREPEND} out."
+            )
         for change in self.changes:
             template = change.laid_out(template)
         return template
@@ -218,7 +230,7 @@ class CausalModule(LayoutReader):
     @property
     def whole_cost(self) -> str:
         """The same with what its changes cost, but those that the method is about."""
-        others = [change.cost for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        others = [change.cost for change in self.changes if change not in self.own_changes]
         return " ".join(filter(None, [self.cost, *others]))
 
     # Text in
@@ -290,8 +302,7 @@ class CausalModule(LayoutReader):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
-            and those of the changes' companions, ``input_ids_of_steer`` and so on. Where the model is on an
-            accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
+            and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
@@ -301,21 +312,17 @@ class CausalModule(LayoutReader):
             return {}
         prompts, texts = self._split(inputs, prompt or "")
         layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
-        if not self._warned_empty and bool((layouts[0].text_length == 0).any()):
+        if not self._warned_empty and bool((layouts[0].text_lengths == 0).any()):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
                 "This warning comes once.",
                 stacklevel=2,
             )
-        # The host can still look at a layout whose tensors have been moved to an accelerator. In training, losses of ST
-        # join features and cut them apart, which they do to tensors alone.
-        kept_at_home = not self.training and backbone.device(self.model).type != "cpu"
-        features: dict[str, Any] = {}
-        for key, layout in zip(("", *self._companions), layouts, strict=True):
+        for layout in layouts:
             self._check_ids(layout)
-            features |= (replace(layout, at_home=layout) if kept_at_home else layout).features(key)
-        return features
+        companions = dict(zip(self._companions, layouts[1:], strict=True))
+        return replace(layouts[0], companions=companions).features()
 
     def _check_ids(self, layout: Layout) -> None:
         """Refuse token ids that the model has no embedding for, at which PyTorch would stop in words of its own."""
@@ -433,7 +440,7 @@ class CausalModule(LayoutReader):
     def leading_handed_on(self, layout: Layout) -> torch.Tensor:
         """(B,): how many tokens :meth:`forward` hands on before those of the text."""
         if self.pool_over == "text" or self.copies > 1:
-            return torch.zeros_like(layout.text_length)
+            return torch.zeros_like(layout.text_lengths)
         return (layout.text_starts == self._leading()).long() * self._leading()
 
     def read_chunk(self, tokens: Reading) -> Reading:

@@ -41,10 +41,9 @@ class IdfWeights(FixedWeights):
     weights: Tensor
 
     def __init__(self, weights: Tensor) -> None:
-        super().__init__()
         if weights.ndim != 1 or not len(weights):
             raise ValueError(f"weights is {tuple(weights.shape)}: give (V,), one for each token id.")
-        self._keep(weights=weights)
+        super().__init__(weights=weights)
         if (self.weights < 0).any():
             raise ValueError("A weight is below 0: give 0 or more for each token id.")
         self.vocabulary_size = len(weights)
@@ -71,7 +70,7 @@ class IdfWeights(FixedWeights):
         frequencies = DocumentFrequencies(vocabulary_size(module.model))
         for chunk in in_chunks(texts, chunk_size):
             layout = module.lay_out(chunk)
-            read = module.tokens_read(layout) & (layout.text_length > 0)[:, None]
+            read = module.tokens_read(layout) & (layout.text_lengths > 0)[:, None]
             frequencies.add(read.nonzero()[:, 0], layout.input_ids[read])
         if not frequencies.texts:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..lm import backbone
 from ..lm.anatomy import layer_paths, without_final_norm
 from ..lm.run import recording
-from ..text.layout import NOT_TEXT, Layout, feature_names
+from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import PoolOver, Rows
 from .language_model import LanguageModel
 from .readout import ONE_BY_ONE, Reading, blank, by_length, compact, even_slices, joined, last_of
@@ -56,7 +56,7 @@ class LayoutReader(LanguageModel):
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
         if not backbone.hidden_states_are_asked_for(self.model):
-            return self._handed_on(features, self._read_all(features, **kwargs))
+            return self._handed_on(features, Layout.of(features), **kwargs)
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
         features.clear()
@@ -83,7 +83,7 @@ class LayoutReader(LanguageModel):
         """
         self.check_all_layers()
         with recording(self.model, layer_paths(self.model), norm) as record:
-            found = self._handed_on(features, self._read_all(features, **kwargs))
+            found = self._handed_on(features, Layout.of(features), **kwargs)
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
@@ -105,44 +105,38 @@ class LayoutReader(LanguageModel):
                 "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
 
-    def _read_all(self, features: dict[str, Any], **kwargs: Any) -> list[Reading]:
+    def _read_all(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of states that went through the final norm, or did not."""
         readings = []
         with contextlib.nullcontext() if self.final_norm else without_final_norm(self.model):
-            for together in self._one_by_one(features) if self.deterministic else [features]:
-                layout = Layout.of(together)
-                beside = self._beside(layout, together, **kwargs)
-                readings += self._readings(replace(layout, beside=beside), **kwargs)
+            for together in self._one_by_one(layout) if self.deterministic else [layout]:
+                readings += self._readings(replace(together, seen=self._seen(together, **kwargs)), **kwargs)
         return readings
 
-    def _one_by_one(self, features: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _one_by_one(self, layout: Layout) -> Iterator[Layout]:
         """The layouts of each text, as long as they are in a batch of their own."""
-        companions = [change.key for change in self.changes if change.companion is not None]
-        for text in range(len(features["input_ids"]) // self.layouts_a_text):
+        for text in range(len(layout.input_ids) // self.layouts_a_text):
             own = slice(text * self.layouts_a_text, (text + 1) * self.layouts_a_text)
-            alone = Layout.of(features).part(own).features()
-            for key in companions:
-                alone |= Layout.of(features, key).part(slice(text, text + 1)).features(key)
-            yield alone
+            companions = {key: other.part(slice(text, text + 1)) for key, other in layout.companions.items()}
+            yield replace(layout.part(own), companions=companions)
 
-    def _beside(self, layout: Layout, features: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
         """What is seen of the companions of changes, for each row of the layout."""
         found = {}
         for change in self.changes:
             if change.companion is not None:
-                companion = Layout.of(features, change.key)
+                companion = layout.companions[change.key]
                 texts = len(companion.input_ids)
                 parts = even_slices(texts, LayoutReader._part_size(self, layout))
                 seen = torch.cat([self.read_companion(change, companion.part(part), **kwargs) for part in parts])
                 found[change.key] = seen.repeat_interleave(len(layout.input_ids) // texts, dim=0)
         return found
 
-    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
-        """The features with what was read of a batch, part by part."""
-        states, mask, ids, extra = joined(readings)
-        states, mask = blank(states, mask, Layout.of(features).text_length == 0)
-        laid_out = {name for of in ("", *(change.key for change in self.changes)) for name in feature_names(of)}
-        rest = {name: value for name, value in features.items() if name not in laid_out}
+    def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
+        """The features with what is read of a batch in place of its layout."""
+        states, mask, ids, extra = joined(self._read_all(layout, **kwargs))
+        states, mask = blank(states, mask, layout.text_lengths == 0)
+        rest = {name: value for name, value in features.items() if name not in layout.features()}
         if self.deterministic:
             rest[ONE_BY_ONE] = True
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
@@ -150,7 +144,7 @@ class LayoutReader(LanguageModel):
     def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
         """What the method reads, part by part, of which each has texts of nearly one length."""
         parts = self.parts(layout)
-        order = by_length(layout.on_host.attention_mask) if len(parts) > 1 else None
+        order = by_length(layout.lengths) if len(parts) > 1 else None
         if order is None:
             return [self._read(layout.part(part), **kwargs) for part in parts]
         return [joined([self._read(layout.part(order[part]), **kwargs) for part in parts]).rows(order.argsort())]
@@ -166,7 +160,7 @@ class LayoutReader(LanguageModel):
         activations of: larger batches are slower, and padded further.
         """
         batch, length = layout.input_ids.shape
-        if layout.input_ids.device.type != "cpu":
+        if backbone.device(self.model).type != "cpu":
             return batch
         return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
 
@@ -193,7 +187,7 @@ class LayoutReader(LanguageModel):
 
     def _read_tokens(self, layout: Layout, **kwargs: Any) -> Reading:
         """The last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self.tokens_read(layout.on_host)
+        selected = self.tokens_read(layout)
         if self.rows == "last":
             selected = last_of(selected)
         states = self.run(layout, **kwargs)
@@ -203,11 +197,11 @@ class LayoutReader(LanguageModel):
         """(B, N): the tokens that ``pool_over`` names, when copies ``first_copy`` to ``last_copy`` are read."""
         if self.pool_over == "whole":
             # The slots of token prepending hold no token.
-            return layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)
+            return layout.attention_mask & (layout.copy_index >= NOT_TEXT)
         copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
         if self.pool_over == "text":
             return copies
         reached = copies.cummax(dim=1).values
         if first_copy == 0:
             reached = reached | (layout.text_starts == self._leading())[:, None]
-        return reached & layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)
+        return reached & layout.attention_mask & (layout.copy_index >= NOT_TEXT)

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..text.layout import sent
-
 #: A feature that is handed on where each text is to be computed alone, behind the language model, too.
 ONE_BY_ONE = "one_by_one"
 
@@ -31,8 +29,8 @@ class Reading(NamedTuple):
     extra: dict[str, Tensor] = {}
 
     def rows(self, texts: Tensor) -> Reading:
-        """That of some of the texts, by their indices, in the host's memory."""
-        texts = sent(texts, self.states.device)
+        """That of some of the texts, by their indices."""
+        texts = texts.to(self.states.device, non_blocking=True)
         extra = {name: values[texts] for name, values in self.extra.items()}
         return Reading(self.states[texts], self.mask[texts], self.ids[texts], extra)
 
@@ -59,15 +57,14 @@ def even_slices(batch: int, size: int) -> list[slice]:
     return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
 
-def by_length(attention_mask: Tensor) -> Tensor | None:
+def by_length(lengths: Tensor) -> Tensor | None:
     """Indices of the texts, the longest first; None where the texts stand so, or the other way round.
 
     ST's ``encode`` has sorted them, its trainer has not.
 
     Args:
-        attention_mask: (B, N), in the host's memory.
+        lengths: (B,).
     """
-    lengths = attention_mask.sum(dim=1)
     steps = lengths.diff()
     if bool((steps <= 0).all()) or bool((steps >= 0).all()):
         return None
@@ -79,18 +76,18 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
 
     Args:
         states: (B, N, D).
-        ids: (B, N).
-        selected: (B, N), boolean, in the host's memory: how many there are is asked.
+        ids: (B, N), in the CPU's memory.
+        selected: (B, N), boolean, in the CPU's memory.
 
     Returns:
-        A reading of n tokens; n is at least 1.
+        A reading of n tokens, where the states are; n is at least 1.
     """
     counts = selected.sum(dim=1)
     length = max(1, int(counts.max()))
-    order = sent((~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length], states.device)
-    mask = sent(torch.arange(length, device=counts.device) < counts[:, None], states.device)
-    states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-    return Reading(states, mask, ids.gather(1, order.to(ids.device)))
+    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
+    mask, ids = torch.arange(length) < counts[:, None], ids.gather(1, order)
+    order, mask, ids = (part.to(states.device, non_blocking=True) for part in (order, mask, ids))
+    return Reading(states.gather(1, order[..., None].expand(-1, -1, states.shape[-1])), mask, ids)
 
 
 def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,6 +101,7 @@ def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The states and the mask, in which a text without tokens has one vector of zeros.
     """
+    empty = empty.to(states.device, non_blocking=True)
     states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
     mask = mask & ~empty[:, None]
     mask[:, 0] |= empty

@@ -114,6 +114,12 @@ class TestTemplate:
         with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
             Template.parse(template)
 
+    @pytest.mark.parametrize("template", ["{text}{prepend}", "{prepend}{prepend}{text}", "{prepend}{text}{prepend}"])
+    def test_one_slot_before_the_text(self, template):
+        assert Template.parse("Of {prepend} {text}").literals == ("Of {prepend} ", "")
+        with pytest.raises(ValueError, match=r"may have one \{prepend\}, and have it before \{text\}"):
+            Template.parse(template)
+
     def test_a_template_of_megabytes(self):
         for template in ("x" * 2_000_000 + "{text}", "{text}" * 300_000):
             with pytest.raises(ValueError, match=r"characters of templates were given, and at most 65,536 are allowed"):
@@ -156,7 +162,7 @@ class TestLayout:
             assert layout.copy_index[row, :length].tolist() == copies
             assert layout.attention_mask[row].tolist() == [1] * length + [0] * (layout.input_ids.shape[1] - length)
             assert (layout.copy_index[row, length:] == -1).all()
-            assert layout.text_length[row] == len(own)
+            assert layout.text_lengths[row] == len(own)
 
     @given(
         batch=st.lists(st.tuples(texts, literals), min_size=1, max_size=4),
@@ -187,7 +193,7 @@ class TestLayout:
         assert 2 * most + overhead <= 40 < 2 * (most + 1) + overhead
         for limit in (None, most, 100):
             layout = laid_out(template, TOKENIZERS[kind], [text], max_tokens=limit, positions=40, prompt="prompt")
-            assert layout.text_length == most
+            assert layout.text_lengths == most
             assert 39 <= layout.input_ids.shape[1] <= 40
         with pytest.raises(ValueError, match=f"^{overhead} tokens of prompt, .* no room for 2 copies of a text in the"):
             laid_out(template, TOKENIZERS[kind], [text], positions=overhead + 1, prompt="prompt")
