@@ -108,8 +108,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
                 path = backbone_of(path)
             initialise(self, path, transformer_kwargs)
         compat.check_placement(self.model)
-        # It may have to be told not to hand out its hidden states: see backbone.without_hidden_states.
-        compat.pass_on(self, "output_hidden_states", "output_attentions")
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")

@@ -9,18 +9,12 @@ imports and that register theirs (:func:`st_reba.register`). Nothing is imported
 from torch import nn
 
 from ..hub import compat
-from ..hub.card import STRebaCardData
-from ..hub.compat import MODULES_HEAR_OF_THEIR_MODEL, REQUIREMENTS_ARE_CHECKED
-
-__all__ = ["MODULES_HEAR_OF_THEIR_MODEL", "MODULE_CLASSES", "REQUIREMENTS_ARE_CHECKED", "register"]
 
 #: What is known, by the reference that a modules.json has.
 MODULE_CLASSES: dict[str, type[nn.Module]] = {}
 
 
 def register(*modules: type[nn.Module]) -> None:
-    """Make module classes known to ST, and our card the card of models that have ours."""
+    """Make module classes known to ST."""
     MODULE_CLASSES.update({f"{module.__module__}.{module.__name__}": module for module in modules})
     compat.make_known(MODULE_CLASSES)
-    # For models without our modules it writes ST's own card.
-    compat.make_default_card(STRebaCardData)
