@@ -20,11 +20,11 @@ from ..hub import card
 from ..lm import backbone
 from ..text.layout import Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room
+from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
-from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..text.tokens import Span, special_tokens, tokenized
-from .changes import Change
+from .changes import Change, Prepend
 from .checks import DETERMINISTIC, FINAL_NORM, NORMALIZE_TEXT, POOL_OVER, READOUT, check_length, chosen
 from .checks import NO_LIMIT as _NO_LIMIT
 from .reader import LayoutReader
@@ -175,7 +175,16 @@ class CausalModule(LayoutReader):
         self._room()
 
     def _laid_out(self, template: Template) -> Template:
-        """A template with what the module's changes need in it."""
+        """A template with what the module's changes need in it.
+
+        Raises:
+            ValueError: If it has a slot that none of them fills.
+        """
+        if PREPEND in str(template) and not any(isinstance(change, Prepend) for change in self.changes):
+            raise ValueError(
+                f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give changes=[Prepend()], or "
+                f"leave {PREPEND} out."
+            )
         for change in self.changes:
             template = change.laid_out(template)
         return template

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..text.templates import PREPENDED_ONE_WORD, Preset, Template
+from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset, Template
 from .base import PoolOver, Rows
 from .changes import Prepend
 from .checks import ROWS, chosen
@@ -74,10 +74,16 @@ class TokenPrependingModule(EarlyExitModule):
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
         handed_on = ROWS.check(chosen(rows, known.rows, "all"))
+        parsed = Template.parse(known.template)
+        if PREPEND not in parsed.literals[0]:
+            raise ValueError(
+                f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
+                "stands."
+            )
         prepending = self.PREPENDING(prepend_layers, seed)
         super().__init__(
             model_name_or_path,
-            template=Template.parse(known.template, prepends=True),
+            template=parsed,
             preset=known,
             pool_over=pool_over,
             output_layer=output_layer,
