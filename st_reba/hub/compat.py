@@ -7,7 +7,7 @@ upstream and used all the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, cast
@@ -96,12 +96,13 @@ def share(transformer: Transformer, module: Transformer) -> None:
             setattr(module, name, vars(transformer)[name])
 
 
-def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
-    """Let ST resolve these references in a modules.json, without ``trust_remote_code=True`` and for nothing else.
+def make_known(*modules: type[nn.Module]) -> None:
+    """Let ST resolve references to these classes in a modules.json without ``trust_remote_code=True``.
 
     Adds them to the mapping that ST's model families share and consult first, a private name. Should a later ST drop
     the mapping, loading asks for the flag.
     """
+    classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
     for family in SentenceTransformer.__mro__:
         known = vars(family).get(_MODULE_CLASSES)
         if known is not None:

@@ -16,7 +16,9 @@ from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
-from st_reba.recipes import POOLINGS, Recipe, Row, every_row, find, matching
+from st_reba.recipes import Recipe, Row, every_row, find
+from st_reba.recipes.lookup import matching
+from st_reba.recipes.parts import POOLINGS
 from st_reba.text.templates import PRESETS, language_of, preset
 
 from ..build import SavedDtype, layers_of

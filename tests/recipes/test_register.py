@@ -14,7 +14,6 @@ from torch import nn
 import st_reba
 from st_reba import CausalTransformer, Row
 from st_reba.compare.run import Recipes
-from st_reba.modules import registry
 from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup
 
 from ..backbones import TEXTS
@@ -47,7 +46,6 @@ def theirs(tmp_path, monkeypatch):
     yield made
     sys.modules.pop("theirs", None)
     lookup._registered[:] = before
-    registry.MODULE_CLASSES.pop("theirs.TheirModule", None)
     lookup._by_key.cache_clear()
 
 
