@@ -2,8 +2,14 @@
 
 ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file that a class lives in, so each
 class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
+
+ST refuses module classes from outside its namespace unless ``trust_remote_code=True``, which would also let the
+backbone run code from the repository. ``import st_reba`` is the user's own statement of trust in this package and in
+nothing else, so exactly these classes are made known to ST, and those that a package which the user imports registers
+(:func:`st_reba.register`). Nothing is imported on a configuration's behalf.
 """
 
+from ..hub import compat
 from .attention_pooling import AttentionPoolingModule
 from .base import CausalModule as CausalModule
 from .bidirectional import BidirectionalLastLayer
@@ -62,3 +68,5 @@ __all__ = [
     "ValueAggregationModule",
     "WhiteningTransform",
 ]
+
+compat.make_known(*(globals()[name] for name in __all__))

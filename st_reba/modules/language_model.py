@@ -18,7 +18,6 @@ from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
 from ..lm.run import Halt, PassChange, StatesAt, run
-from ..lm.shortened import shortened
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
@@ -108,8 +107,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
                 path = backbone_of(path)
             initialise(self, path, transformer_kwargs)
         compat.check_placement(self.model)
-        # It may have to be told not to hand out its hidden states: see backbone.without_hidden_states.
-        compat.pass_on(self, "output_hidden_states", "output_attentions")
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")
@@ -120,7 +117,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         leaving = self._exit(wanted, usual_output_layer)
         self.output_layer = None if leaving is None else leaving.output_layer
         if self.output_layer is not None:
-            self.model = shortened(self.model, self.output_layer)
+            self.model = anatomy.shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
         self.check_weights()
         self.final_norm = final_norm
@@ -261,8 +258,8 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         )
 
     def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        quiet = backbone.without_hidden_states(self.model)
-        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, **quiet})
+        # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
+        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, "output_hidden_states": False})
         return cast(Tensor, output[self.module_output_name])
 
     @property

@@ -55,7 +55,7 @@ class LayoutReader(LanguageModel):
             A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
-        if not backbone.hidden_states_are_asked_for(self.model):
+        if not getattr(self.model.config, "output_hidden_states", False):
             return self._handed_on(features, Layout.of(features), **kwargs)
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
