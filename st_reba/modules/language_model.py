@@ -107,8 +107,6 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
                 path = backbone_of(path)
             initialise(self, path, transformer_kwargs)
         compat.check_placement(self.model)
-        # It is told not to hand out its hidden states: see _forward.
-        compat.pass_on(self, "output_hidden_states", "output_attentions")
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         check_length(self.tokenizer.model_max_length, "the tokenizer's model_max_length")

@@ -136,7 +136,7 @@ class MetaEOLModule(CausalModule):
         """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
         if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
             return None
-        return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, "output_hidden_states": False})
+        return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
 
     def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
         """Read what follows the prefixes of these prompts, (B,)."""

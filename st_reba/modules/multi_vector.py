@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
-from ..hub import compat
 from ..text.words import punctuation_tokens
 from .base import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count, check_rows
 from .moments import Moments, in_chunks, principal_directions
-
-if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder
 
 #: The dimension of ColBERT's vectors, and of most indices that are made for them.
 DIMENSION = 128
@@ -62,21 +60,19 @@ def multi_vector_encoder(
         ``similarity``, ``save_pretrained``.
 
     Raises:
-        ImportError: If sentence-transformers has no ``MultiVectorEncoder``, as before 6.0.
         ValueError: If the module hands on one vector a text, or a projection cannot be fitted.
     """
-    library = compat.multi_vector()
     if getattr(module, "rows", "all") == "last":
         raise ValueError(
             f'{type(module).__name__} hands on one token alone, rows="last", and late interaction needs all: use '
             'rows="all".'
         )
     words = punctuation_tokens(cast(PreTrainedTokenizerBase, module.tokenizer)) if skip_punctuation else []
-    mask = library.modules.MultiVectorMask(skiplist_words=words)
+    mask = MultiVectorMask(skiplist_words=words)
 
-    def model(*parts: nn.Module) -> Any:
+    def model(*parts: nn.Module) -> MultiVectorEncoder:
         made = [*parts, mask]
-        return library.MultiVectorEncoder(modules=made, prompts=dict(prompts or {}), device=str(module.model.device))
+        return MultiVectorEncoder(modules=made, prompts=dict(prompts or {}), device=str(module.model.device))
 
     def unit() -> list[nn.Module]:
         return [Normalize(module_input_name=_TOKENS)] if normalize else []

@@ -406,7 +406,6 @@ class TestLoad:
         ],
     )
     def test_what_cannot_be_loaded(self, case, error, message, loaded):
-        # Where sentence-transformers 5 gives an error of transformers', the second wording.
         assert loaded[case].get("error") in (error, "OSError"), loaded[case]
         assert re.search(message, loaded[case]["message"]), loaded[case]
 

@@ -229,7 +229,7 @@ def test_a_fresh_process_with_the_import_and_its_workers(saved, tmp_path):
 
 
 def test_a_machine_without_st_reba(saved, run):
-    """ST's own check says what is missing, before anything is loaded (from ST 6 on)."""
+    """ST's own check says what is missing, before anything is loaded."""
     code = """
         import sys
         sys.modules["st_reba"] = None
