@@ -49,8 +49,8 @@ def _room(path: Path, advice: str) -> Iterator[None]:
         if not is_full(error):
             raise
         raise NoRoomError(
-            f"{path} could not be written: there is no room left on the disk ({error}), and nothing is left half-written. "
-            f"{advice}."
+            f"{path} could not be written: there is no room left on the disk ({error}), and nothing is left "
+            f"half-written. {advice}."
         ) from error
 
 
