@@ -232,6 +232,8 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             ValueError: If states are changed or anything is looked at, and the backbone is trained with gradient
                 checkpointing.
         """
+        # A word of ST's, for modules that are one for queries and another for documents: no backbone knows it.
+        kwargs.pop("task", None)
         made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
         return run(
             self.model,
