@@ -23,7 +23,7 @@ from huggingface_hub import cached_assets_path, hf_hub_download, snapshot_downlo
 from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import whole_directory
+from ..files import atomic_directory
 from ..optional import require_gguf
 from .limits import MAX_EXPERTS, MAX_LAYERS
 from .sizes import SizeError, check_size
@@ -241,7 +241,7 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
             bar.update()
         step("writing")
         _check_room(model, file, place)
-        with whole_directory(_entry(place, kept)) as scratch:
+        with atomic_directory(_entry(place, kept)) as scratch:
             out = scratch / file.stem
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
