@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
