@@ -24,7 +24,7 @@ from huggingface_hub import cached_assets_path, hf_hub_download, snapshot_downlo
 from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import whole_directory
+from ..files import atomic_directory
 from ..optional import require_gguf
 from .limits import MAX_EXPERTS, MAX_LAYERS
 from .sizes import SizeError, check_size
@@ -222,7 +222,7 @@ def _convert(file: Path, entry: Path, dtype: torch.dtype) -> None:
             model = _read(source, dtype, stored, file)
         step("writing")
         _check_room(model, file, entry.parent)
-        with whole_directory(entry) as scratch:
+        with atomic_directory(entry) as scratch:
             out = scratch / file.stem
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)

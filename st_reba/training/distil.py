@@ -21,7 +21,7 @@ from transformers import set_seed
 from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
-from ..files import durable
+from ..files import atomic_file
 from ..lm.fingerprint import weights_digest
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require_datasets
@@ -238,7 +238,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     }
     if pairs is not None:
         reached["pairs"] = _share(student, pairs, of)
-    with durable(output / REPORT) as stream:
+    with atomic_file(output / REPORT) as stream:
         stream.write((json.dumps(reached, indent=2) + "\n").encode())
     save(student, output)
     publish(settings, output)
