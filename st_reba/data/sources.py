@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from ..files import atomic_file, is_full
-from ..optional import require, require_datasets, require_pyarrow
+from ..optional import require, require_pyarrow
 
 #: What a suffix says about the content.
 KINDS = {
@@ -195,7 +195,7 @@ def hub_dataset(name: str, splits: Sequence[str]) -> tuple[Any, str]:
     if more:
         raise ValueError(f"{name!r}: give a file, or a data set as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.")
     try:
-        datasets = require_datasets(f"{name}: there is no such file or folder; a data set of the Hub", "data")
+        datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
     except (OSError, ValueError) as error:
         raise ValueError(

@@ -21,12 +21,13 @@ from ..lm.run import Halt, PassChange, StatesAt, run
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
-from .checkpoints import SafeTransformer, backbone_of, note_requirement
-from .checks import check_inside, check_length, check_transformer_kwargs
+from .checkpoints import SafeTransformer, backbone_of
+from .checks import check_length, check_transformer_kwargs
 
 _Change = TypeVar("_Change", bound=Change)
 
-#: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
+
+# The arguments of ``load`` that say where the files of a model are.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
 
@@ -105,7 +106,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
             if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
                 path = backbone_of(path)
-            initialise(self, path, transformer_kwargs)
+            super().__init__(path, **transformer_kwargs)
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
@@ -284,11 +285,10 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, a change is none that is registered, or weights are missing.
         """
-        if not check_inside(subfolder):
-            model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
-        find = partial(cls.load_file_path, model_name_or_path, subfolder=subfolder, **where)
+        name = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
+        find = partial(cls.load_file_path, name, subfolder=subfolder, **where)
         module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
         return module
 
@@ -323,16 +323,3 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         for change in self.changes:
             change.save(Path(output_path))
-        note_requirement(Path(output_path))
-
-
-def initialise(module: SafeTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
-    """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
-    check_length(kwargs.get("max_seq_length"), "max_seq_length")
-    try:
-        SafeTransformer.__init__(module, model_name_or_path, **kwargs)
-    except TypeError:
-        # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-        limit = getattr(vars(module).get("processor"), "model_max_length", None)
-        check_length(limit, "the tokenizer's model_max_length")
-        raise
