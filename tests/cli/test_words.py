@@ -149,7 +149,7 @@ def test_every_refusal_for_a_missing_package_is_among_them():
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             if "raise ImportError" in ast.unparse(function):
                 assert (path.name, function.name) in REFUSING, f"{path}: {function.name}"
-    assert {"require_report", "require_pyarrow", "require_ray", "require_mteb", "require_gguf", "require_peft"} <= {
+    assert {"require_report", "require_ray", "require_mteb", "require_gguf", "require_peft"} <= {
         name.rpartition(".")[2] for name in HINTS
     }
 
