@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow
 
 from ..files import atomic_file, is_full
-from ..optional import require, require_datasets
+from ..optional import require
 
 #: What a suffix says about the content.
 KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")} | {
@@ -152,7 +152,7 @@ def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
     parts = name.split(":")
     title, subset, split = parts + [""] * (3 - len(parts))
     try:
-        datasets = require_datasets(f"{name}: there is no such file or folder; a data set of the Hub", "data")
+        datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
     except (OSError, ValueError) as error:
         raise ValueError(

@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import atomic_directory
-from ..optional import require_gguf
+from ..optional import require
 from .limits import MAX_EXPERTS, MAX_LAYERS
 from .sizes import SizeError, check_size
 
@@ -117,7 +117,8 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-    require_gguf()
+    for name in ("gguf", "accelerate"):
+        require(name, "gguf", "A GGUF file")
     if not begins_as_gguf(file):
         raise ValueError(
             f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "

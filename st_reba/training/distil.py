@@ -24,7 +24,7 @@ from ..export import static_model
 from ..files import atomic_file
 from ..lm.fingerprint import weights_digest
 from ..modules import CausalModule, CausalTransformer
-from ..optional import require_datasets
+from ..optional import require
 from ..recipes import Recipe, find
 from ..recipes.parts import POOLINGS
 from .bellm import add_lora, merge_adapter
@@ -342,7 +342,7 @@ def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
 
 
 def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
-    datasets = require_datasets()
+    datasets = require("datasets", "train", "Training data")
     if settings.loss == "mse":
         return datasets.Dataset.from_dict({"sentence": texts, "label": list(wanted.numpy())})
     partners = _partners(wanted, settings.random_seed)

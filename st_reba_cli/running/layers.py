@@ -17,7 +17,7 @@ from st_reba.evaluation import DependencyEvaluator, TurningPointEvaluator
 from st_reba.evaluation.tasks import task_of
 from st_reba.files import atomic_directory
 from st_reba.modules import CausalTransformer, EchoModule
-from st_reba.optional import require_matplotlib
+from st_reba.optional import require
 from st_reba.text.templates import Template
 
 from ..common import Dtype, PoolingMode, marked
@@ -44,7 +44,7 @@ def run(
     device: str | None,
 ) -> None:
     """Read every layer, write tables and plots, and show the table."""
-    require_matplotlib()
+    require("matplotlib.figure", "report", "Drawing")
     check_devices(device)
     labelled = read(given)
     if not isinstance(labelled, Labelled):

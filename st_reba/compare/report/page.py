@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
 from ...files import atomic_directory
-from ...optional import require_report
+from ...optional import require
 from ..results import TIED, Comparison, Measure, Result, best_of, has_number, measured, rank
 from .charts import cost_figure, lengths_figure, scores_figure
 
@@ -95,7 +95,8 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
         ValueError: If something lies in the directory already, or there is no task.
         OSError: If it cannot be written.
     """
-    require_report()
+    require("matplotlib.figure", "report", "Drawing")
+    require("jinja2", "report", "A report")
     if not comparison.tasks:
         raise ValueError("A comparison without tasks has nothing to show: give it at least one task.")
     with atomic_directory(directory, called) as scratch:
