@@ -27,13 +27,13 @@ from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
+from .multi_vector import TokenProjection
 from .partwise_whitening import PartwiseWhitening
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
 from .token_prepending import TokenPrependingModule
-from .token_projection import TokenProjection
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 

@@ -17,16 +17,17 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Halt, PassChange, StatesAt, run
+from ..lm.run import Halt, PassChange, run
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
-from .checkpoints import SafeTransformer, backbone_of, note_requirement
-from .checks import check_inside, check_length, check_transformer_kwargs
+from .checkpoints import SafeTransformer, backbone_of
+from .checks import check_length, check_transformer_kwargs
 
 _Change = TypeVar("_Change", bound=Change)
 
-#: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
+
+# The arguments of ``load`` that say where the files of a model are.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
 
@@ -105,7 +106,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             path, transformer_kwargs = gguf.as_directory(cast(str, model_name_or_path), transformer_kwargs)
             if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
                 path = backbone_of(path)
-            initialise(self, path, transformer_kwargs)
+            super().__init__(path, **transformer_kwargs)
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
@@ -202,7 +203,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """(B, ...): what a change sees of B texts in the layout of its companion."""
         observer = change.observer(self.model, layout)
         with contextlib.suppress(Halt):
-            self.run(layout, observe=observer, is_companion=True, **kwargs)
+            self.run(layout, change=[observer.as_change()], is_companion=True, **kwargs)
         return observer.states()[0]
 
     def run(
@@ -211,19 +212,17 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
         change: Sequence[PassChange] = (),
-        observe: Observer | StatesAt | None = None,
+        observe: Observer | None = None,
         is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right.
-
         Args:
             layout: B texts.
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
             change: What is changed besides the module's own ``changes``.
-            observe: Looks on: at attention, or at states.
+            observe: Looks on at attention.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
@@ -234,33 +233,19 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             ValueError: If states are changed or anything is looked at, and the backbone is trained with gradient
                 checkpointing.
         """
-
-        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
-
-        def forward() -> Tensor:
-            return self._forward({"input_ids": input_ids} if inputs is None else inputs(), **kwargs)
-
-        def show_maps(observer: Observer) -> Tensor:
-            return routes.run_and_show_maps(self.model, input_ids, observer, **kwargs)
-
-        effects = [
-            made.effect(self.model, layout) for made in self.changes if made.companion is None or not is_companion
-        ]
-        changes = [effect for effect in (*effects, *change) if effect]
-        hands_out_maps = self._route is not None and not self._route.through_function
+        # A word of ST's, for modules that are one for queries and another for documents: no backbone knows it.
+        kwargs.pop("task", None)
+        made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
         return run(
             self.model,
-            forward,
-            show_maps=show_maps if hands_out_maps else None,
-            change=changes,
+            layout,
+            changes=[*made, *change],
             observe=observe,
+            hands_out_maps=self._route is not None and not self._route.through_function,
+            inputs=inputs,
             reader=self._reader,
+            **kwargs,
         )
-
-    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
-        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, "output_hidden_states": False})
-        return cast(Tensor, output[self.module_output_name])
 
     @property
     def _reader(self) -> str:
@@ -284,11 +269,10 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, a change is none that is registered, or weights are missing.
         """
-        if not check_inside(subfolder):
-            model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
-        find = partial(cls.load_file_path, model_name_or_path, subfolder=subfolder, **where)
+        name = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
+        find = partial(cls.load_file_path, name, subfolder=subfolder, **where)
         module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
         return module
 
@@ -323,16 +307,3 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         for change in self.changes:
             change.save(Path(output_path))
-        note_requirement(Path(output_path))
-
-
-def initialise(module: SafeTransformer, model_name_or_path: Any, kwargs: dict[str, Any]) -> None:
-    """Load a backbone and its tokenizer as ST's ``Transformer`` does, and refuse lengths that are none."""
-    check_length(kwargs.get("max_seq_length"), "max_seq_length")
-    try:
-        SafeTransformer.__init__(module, model_name_or_path, **kwargs)
-    except TypeError:
-        # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-        limit = getattr(vars(module).get("processor"), "model_max_length", None)
-        check_length(limit, "the tokenizer's model_max_length")
-        raise

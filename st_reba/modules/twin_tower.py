@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -20,13 +20,11 @@ from .checkpoints import (
     SafeTransformer,
     backbone_of,
     check_checkpoint,
+    check_tokenizer,
     check_weights,
     lacking,
-    note_requirement,
 )
-from .checks import check_inside, check_length
-from .language_model import initialise
-from .saved_settings import check_tokenizer
+from .checks import check_length
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"
@@ -117,7 +115,7 @@ class TwinTower(SafeTransformer):
         if second is not None:
             second_config = _encoder_config(second, arguments)
             _check_they_fit(config, second_config, cross_every)
-        initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
+        super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
         self.check_weights(_TRAINED_ONLY)
         tokenizer: Any = self.tokenizer
         check_length(tokenizer.model_max_length, "the tokenizer's model_max_length")
@@ -192,23 +190,10 @@ class TwinTower(SafeTransformer):
 
     # On disk
 
-    @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        """Load a saved module, as ST's ``Transformer.load`` does.
-
-        Raises:
-            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
-                has, or weights are missing.
-        """
-        if not check_inside(subfolder):
-            model_name_or_path = backbone_of(model_name_or_path)
-        return super().load(model_name_or_path, subfolder, *args, **kwargs)
-
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save tower I and the tokenizer as an encoder is saved, tower II beside them, and the settings."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
-        note_requirement(Path(output_path))
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
