@@ -17,7 +17,7 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Halt, PassChange, StatesAt, run
+from ..lm.run import Halt, PassChange, run
 from ..lm.view import view
 from ..text.layout import Layout
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
@@ -203,7 +203,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """(B, ...): what a change sees of B texts in the layout of its companion."""
         observer = change.observer(self.model, layout)
         with contextlib.suppress(Halt):
-            self.run(layout, observe=observer, is_companion=True, **kwargs)
+            self.run(layout, change=[observer.as_change()], is_companion=True, **kwargs)
         return observer.states()[0]
 
     def run(
@@ -212,19 +212,17 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
         change: Sequence[PassChange] = (),
-        observe: Observer | StatesAt | None = None,
+        observe: Observer | None = None,
         is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right.
-
         Args:
             layout: B texts.
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
             change: What is changed besides the module's own ``changes``.
-            observe: Looks on: at attention, or at states.
+            observe: Looks on at attention.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
@@ -235,33 +233,19 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             ValueError: If states are changed or anything is looked at, and the backbone is trained with gradient
                 checkpointing.
         """
-
-        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
-
-        def forward() -> Tensor:
-            return self._forward({"input_ids": input_ids} if inputs is None else inputs(), **kwargs)
-
-        def show_maps(observer: Observer) -> Tensor:
-            return routes.run_and_show_maps(self.model, input_ids, observer, **kwargs)
-
-        effects = [
-            made.effect(self.model, layout) for made in self.changes if made.companion is None or not is_companion
-        ]
-        changes = [effect for effect in (*effects, *change) if effect]
-        hands_out_maps = self._route is not None and not self._route.through_function
+        # A word of ST's, for modules that are one for queries and another for documents: no backbone knows it.
+        kwargs.pop("task", None)
+        made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
         return run(
             self.model,
-            forward,
-            show_maps=show_maps if hands_out_maps else None,
-            change=changes,
+            layout,
+            changes=[*made, *change],
             observe=observe,
+            hands_out_maps=self._route is not None and not self._route.through_function,
+            inputs=inputs,
             reader=self._reader,
+            **kwargs,
         )
-
-    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
-        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, "output_hidden_states": False})
-        return cast(Tensor, output[self.module_output_name])
 
     @property
     def _reader(self) -> str:
