@@ -98,9 +98,7 @@ class TestRefused:
         weights = load_file(tmp_path / "model.safetensors")
         weights["words.weight"] = weights.pop("lm_head.weight")
         save_file(weights, tmp_path / "model.safetensors")
-        with pytest.raises(
-            ValueError, match="no weight named lm_head.weight or embed_out.weight .* given as it is"
-        ):
+        with pytest.raises(ValueError, match="no weight named lm_head.weight or embed_out.weight .* given as it is"):
             head(str(tmp_path))
 
     def test_an_embedder_that_kept_its_backbone_alone(self, tmp_path):
