@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from huggingface_hub.repocard_data import eval_results_to_model_index
@@ -31,17 +31,6 @@ _HUB_PATIENCE = 5
 _LONGEST_LINE = 2000
 
 
-class MTEBResult(Protocol):
-    """What :func:`add_mteb_results` reads off an ``mteb.results.TaskResult``."""
-
-    task_name: str
-    dataset_revision: str
-    scores: dict[str, list[dict[str, Any]]]
-
-    @property
-    def task(self) -> Any: ...
-
-
 class _OurCardData(BaseModelCardData):
     """What our template asks for, besides what the card data of one of ST's families of models has.
 
@@ -53,6 +42,10 @@ class _OurCardData(BaseModelCardData):
     #: Whether a text has several vectors.
     MULTI_VECTOR: ClassVar[bool] = False
 
+    #: The path or Hub id of the language model that it was made of.
+    origin: str = ""
+    #: Of a static model, what its template says of how it was made.
+    made: Mapping[str, Any] = {}
     mteb_results: Sequence[EvalResult] = ()
     comparison: Mapping[str, Any] | None = None
     recipe: Mapping[str, str] | None = None
@@ -61,6 +54,7 @@ class _OurCardData(BaseModelCardData):
         super().register_model(model)
         if _is_ours(model):
             self.template_path = TEMPLATE
+            self.origin = model[0].model.config._name_or_path
             # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
@@ -86,24 +80,19 @@ class _OurCardData(BaseModelCardData):
     def try_to_set_base_model(self) -> None:
         """Called by ST when it writes a card, which no error here keeps it from."""
         super().try_to_set_base_model()
-        if self.model is None or not _is_ours(self.model):
+        if not self.origin:
             return
-        module: Any = self.model[0]
-        self._take_over(module.model.config._name_or_path)
-
-    def _take_over(self, name: str) -> None:
-        """What is known of the model that this one was made of."""
-        if self.base_model is None and _cached(name, "config.json") is not None:
+        if self.base_model is None and _cached(self.origin, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
-            self.base_model = name
-        card = self._base_card(name)
+            self.base_model = self.origin
+        card = self._base_card()
         self.license = self.license or card.license
         if card.language and not self.language:
             self.set_language(card.language)
 
-    def _base_card(self, name: str) -> ModelCardData:
+    def _base_card(self) -> ModelCardData:
         """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
-        path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
+        path = Path(self.origin, "README.md") if Path(self.origin).is_dir() else _cached(self.origin, "README.md")
         if path is not None and path.is_file():
             # Not ModelCard.load, which logs a warning for a README that has no metadata.
             return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
@@ -112,10 +101,17 @@ class _OurCardData(BaseModelCardData):
         return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
 
     def get_model_specific_metadata(self) -> dict[str, Any]:
-        metadata = super().get_model_specific_metadata()
+        metadata = {
+            **super().get_model_specific_metadata(),
+            **self.made,
+            "base_name": _code(self.base_model or Path(self.origin).name),
+            "licence": _code(self.license or ""),
+            "st_reba_version": __version__,
+        }
         if self.model is None or not _is_ours(self.model):
             return metadata
         module: Any = self.model[0]
+        prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
         # As they are saved: what is at its default and not written is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
@@ -130,13 +126,10 @@ class _OurCardData(BaseModelCardData):
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
-            "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
-            "licence": _code(self.license or ""),
             "copies": module.copies,
             # ST has both names in every model, empty where there is no prompt.
-            "role_prompts": {role: _code(prompt) for role, prompt in self._role_prompts().items()},
+            "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
             "towers": hasattr(module, "towers"),
-            "st_reba_version": __version__,
             "comparison": self.comparison,
             "model_string": _shortened(metadata["model_string"]),
             "model_class": type(self.model).__name__,
@@ -146,11 +139,6 @@ class _OurCardData(BaseModelCardData):
             "words": getattr(module, "rows", "all") == "all" and getattr(module, "unfit_for_chunks", None) is None,
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
-
-    def _role_prompts(self) -> dict[str, str]:
-        """What stands before queries and documents, if anything does."""
-        prompts = {} if self.model is None else self.model.prompts
-        return {role: prompt for role in ("query", "document") if (prompt := prompts.get(role))}
 
     def _evaluation(self) -> dict[str, Any]:
         """mteb's scores for the front matter, together with those of ST's evaluators."""
@@ -169,33 +157,6 @@ class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
 
     ST_TEMPLATE = SentenceTransformerModelCardData().template_path
-
-
-class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
-    """That of a static model which was made of a language model: it has no module of ours, and a template of its own.
-
-    Attributes:
-        origin: The language model's path or Hub id.
-        made: What the template says of how it was made.
-    """
-
-    ST_TEMPLATE = STRebaCardData.ST_TEMPLATE
-
-    origin: str = ""
-    made: Mapping[str, Any] | None = None
-
-    def try_to_set_base_model(self) -> None:
-        super().try_to_set_base_model()
-        self._take_over(self.origin)
-
-    def get_model_specific_metadata(self) -> dict[str, Any]:
-        return {
-            **super().get_model_specific_metadata(),
-            **(self.made or {}),
-            "base_name": _code(self.base_model or Path(self.origin).name),
-            "licence": _code(self.license or ""),
-            "st_reba_version": __version__,
-        }
 
 
 class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
@@ -256,7 +217,7 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
         depth: How many it has.
         texts: How many texts it was fitted on.
     """
-    data = StaticCardData()
+    data = STRebaCardData()
     data.register_model(model)
     data.template_path = STATIC_TEMPLATE
     data.generate_widget_examples = False
@@ -279,7 +240,7 @@ def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:
     data.comparison = rows
 
 
-def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:
+def add_mteb_results(model: SentenceTransformer, results: Iterable[Any]) -> None:
     """Put mteb's scores into the front matter of a model's card, which its next save or push writes.
 
     Args:
@@ -308,7 +269,7 @@ def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) 
         data.mteb_results = _replaced(data.mteb_results, added)
 
 
-def _eval_results(result: MTEBResult) -> list[EvalResult]:
+def _eval_results(result: Any) -> list[EvalResult]:
     """One for each split and subset, in the words that MTEB's leaderboard looks for."""
     task = result.task.metadata
     return [
