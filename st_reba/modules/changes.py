@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
-from ..lm.attention import routes
 from ..lm.attention.changes import Bidirectional, FirstKey
+from ..lm.attention.setup import require_interface
 from ..lm.precision import for_summing
 from ..lm.run import Hook, PassChange, StatesAt, at, put
 from ..lm.view import resolve_layer
@@ -258,7 +258,13 @@ class AttendBothWays(Change):
         BIDIRECTIONAL_LAYERS.check(self.bidirectional_layers)
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
-        return replace(self, layers=routes.make_bidirectional(model, self.bidirectional_layers))
+        count, run, name = self.bidirectional_layers, backbone.depth(model), type(model).__name__
+        if count > run:
+            raise ValueError(f"bidirectional_layers={count}: {name} has {run} layers; use 0 to {run}.")
+        layers = range(run - count, run)
+        refusal = f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways"
+        require_interface(model, layers, refusal, "Use bidirectional_layers=0")
+        return replace(self, layers=layers)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         padded = not bool(layout.attention_mask.all())
@@ -487,7 +493,8 @@ class Reroute(Change):
                 f"list of one or more of their indices, {-run} to {run - 1}, or None for the middle third."
             )
         layers = tuple(sorted({index % run for index in indices}))
-        routes.make_rerouted(model, layers)
+        refusal = f"The keys and values of layers {list(layers)} of {type(model).__name__} cannot be re-routed"
+        require_interface(model, layers, refusal, "Use CausalTransformer with the same template")
         return replace(self, layers=layers)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
