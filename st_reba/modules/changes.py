@@ -155,7 +155,7 @@ class Change:
 
     def __str__(self) -> str:
         """Its settings, as one would type them."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items() if name != "key")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _setting_names(type(self)))
 
 
 def _setting_names(kind: type[Change]) -> list[str]:
@@ -192,11 +192,10 @@ def from_settings(settings: Mapping[str, Any]) -> Change:
             f"changes: {key!r} is not the key of a change that is registered; these are {sorted(_registered)}. Import "
             "the package that it is from, which calls st_reba.modules.changes.register, before the model is loaded."
         )
-    given = {name: value for name, value in settings.items() if name != "key"}
     known = _setting_names(kind)
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(settings.keys() - {"key", *known}):
         raise ValueError(f"changes: {key!r} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
-    return kind(**given)
+    return kind(**{name: settings[name] for name in known if name in settings})
 
 
 def combined(
@@ -390,10 +389,9 @@ class Prepend(Change):
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
-        slots, source = (
-            part.to(backbone.device(model), non_blocking=True)
-            for part in (layout.copy_index <= PREPENDED, self.sources(layout))
-        )
+        device = backbone.device(model)
+        slots = (layout.copy_index <= PREPENDED).to(device, non_blocking=True)
+        source = self.sources(layout).to(device, non_blocking=True)
 
         def enter(states: Tensor) -> Tensor:
             return torch.where(slots.to(states.device)[..., None], vector.to(states), states)
