@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError, safe_open
+from sentence_transformers.base.modules import Transformer
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
     CONFIG_NAME,
@@ -24,9 +25,10 @@ from transformers.utils import (
 )
 from transformers.utils.import_utils import is_accelerate_available
 
-from ..hub import compat
-from ..hub.saved_files import AdapterFile, ModulesFile, checked, checked_index, read_json, read_object
+from ..hub import card, compat
+from ..hub.saved_files import AdapterFile, ModulesFile, checked, checked_index, is_inside, read_json, read_object
 from ..lm.sizes import check_size, in_a_line
+from ..settings import shown, tokens
 from ..version import REQUIREMENT
 from .saved_settings import (
     adapted_model,
@@ -81,6 +83,7 @@ class SafeTransformer(compat.ReportingTransformer):
     checkpoint: str = ""
 
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
+        tokens("max_seq_length").check(kwargs.get("max_seq_length"))
         model_kwargs, config_kwargs, processor_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
         check_checkpoint(model_name_or_path, model_kwargs, config_kwargs)
         check_tokenizer(model_name_or_path, processor_kwargs)
@@ -91,7 +94,14 @@ class SafeTransformer(compat.ReportingTransformer):
             kwargs = {"tokenizer_name_or_path": base, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
             kwargs.pop("tokenizer_args", None)
         with _tokenizer_explained(model_name_or_path, processor_kwargs), compat.tokenizer_apart():
-            super().__init__(model_name_or_path, **kwargs)
+            try:
+                # Batches are padded.
+                super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
+            except TypeError:
+                # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
+                limit = getattr(vars(self).get("processor"), "model_max_length", None)
+                tokens("the tokenizer's model_max_length").check(limit)
+                raise
         self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
         is_adapter = hasattr(self.model, "peft_config")
         report = self.loading_report
@@ -107,6 +117,16 @@ class SafeTransformer(compat.ReportingTransformer):
         """Whether a tokenizer lies beside an adapter. peft writes none, the trainers of others do."""
         asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
         return any(self.load_file_path(model_name_or_path, file, **asked) for file in _TOKENIZER)
+
+    def on_model_ready(self, model: Any) -> None:
+        """Called by ST when the pipeline is complete: give it our model card."""
+        card.adopt(model)
+
+    def extra_repr(self) -> str:
+        return shown(self, [key for key in self.config_keys if key not in Transformer.config_keys])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
     @property
     def save_in_root(self) -> bool:  # type: ignore[override]
@@ -131,6 +151,24 @@ class SafeTransformer(compat.ReportingTransformer):
         check_weights(self.model, self.lacking, self.checkpoint, needless)
 
     @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module, as ST's ``Transformer.load`` does.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
+            *args: As for ST's ``Transformer.load``.
+            **kwargs: As for ST's ``Transformer.load``.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, a change is none that is registered, or weights are missing.
+        """
+        if not check_inside(subfolder):
+            model_name_or_path = backbone_of(model_name_or_path)
+        return super().load(model_name_or_path, subfolder, *args, **kwargs)
+
+    @classmethod
     def load_config(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The settings of a saved module.
 
@@ -147,6 +185,10 @@ class SafeTransformer(compat.ReportingTransformer):
             raise ValueError(f"{file} is malformed ({error}): {names} are objects of names and values.") from error
         check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
         return settings
+
+    def get_config_dict(self) -> dict[str, Any]:
+        # Padding is not a setting here, so it is not saved as one.
+        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
 
 @contextmanager
@@ -347,6 +389,16 @@ def note_requirement(directory: Path) -> None:
             config["requirements"] = {**config.get("requirements", {}), **REQUIREMENT}
             path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
             return
+
+
+def check_inside(subfolder: str) -> str:
+    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
+    if not is_inside(subfolder):
+        raise ValueError(
+            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
+            'without "..", or "" for the model\'s own directory.'
+        )
+    return subfolder
 
 
 def backbone_of(name_or_path: str) -> str:

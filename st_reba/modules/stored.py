@@ -11,8 +11,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from .checkpoints import note_requirement
-from .checks import check_inside
+from .checkpoints import check_inside, note_requirement
 from .saved_settings import check_is_object, check_settings
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With

@@ -18,8 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..hub import card, compat
+from ..hub import compat
 from ..lm.gguf import is_gguf
+from ..settings import tokens
 from . import encoders
 from .checkpoints import (
     REPORTING,
@@ -30,8 +31,6 @@ from .checkpoints import (
     lacking,
     note_requirement,
 )
-from .checks import check_inside, check_length
-from .language_model import initialise
 from .saved_settings import check_tokenizer
 
 #: Where in a saved model the second tower lies.
@@ -77,7 +76,6 @@ class TwinTower(SafeTransformer):
 
     method = "JTCSE"
     equation = r"e_i = h^L_{I,i} + h^L_{II,i}"
-    own_equation = equation
     cost = "Two encoders, one pass each."
     citation = (
         "Tianyu Zong, Hongzhu Yi, Bingkang Shi, Yuanxiang Wang, Jungang Xu: JTCSE: Joint Tensor-Modulus Constraints "
@@ -102,10 +100,10 @@ class TwinTower(SafeTransformer):
         _check_cross_every(cross_every, config.num_hidden_layers)
         if second is not None:
             _check_they_fit(config, second.config(), cross_every)
-        initialise(self, model_name_or_path, {**transformer_kwargs, "unpad_inputs": False})
+        super().__init__(model_name_or_path, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
-        check_length(tokenizer.model_max_length, "the tokenizer's model_max_length")
+        tokens("the tokenizer's model_max_length").check(tokenizer.model_max_length)
         if second is not None and second_subfolder is None:
             _check_tokens(tokenizer, second)
         self.second = deepcopy(self.model) if second is None else second.model()
@@ -174,34 +172,11 @@ class TwinTower(SafeTransformer):
 
     # On disk
 
-    @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        """Load a saved module, as ST's ``Transformer.load`` does.
-
-        Raises:
-            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
-                has, or weights are missing.
-        """
-        if not check_inside(subfolder):
-            model_name_or_path = backbone_of(model_name_or_path)
-        return super().load(model_name_or_path, subfolder, *args, **kwargs)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        # Padding is not a setting here, so it is not saved as one.
-        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
-
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save tower I and the tokenizer as an encoder is saved, tower II beside them, and the settings."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
         note_requirement(Path(output_path))
-
-    def on_model_ready(self, model: Any) -> None:
-        """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
-        card.adopt(model)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
 
 class _Place:

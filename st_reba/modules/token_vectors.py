@@ -1,4 +1,4 @@
-"""What a method reads off a batch, and what all readouts are made of."""
+"""What a method hands on: vectors of tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..text.layout import sent
 ONE_BY_ONE = "one_by_one"
 
 
-class Reading(NamedTuple):
-    """What a method reads off a batch.
+class TokenVectors(NamedTuple):
+    """The vectors of the tokens of B texts.
 
     Attributes:
         states: (B, n, D).
@@ -30,19 +30,21 @@ class Reading(NamedTuple):
     ids: Tensor
     extra: dict[str, Tensor] = {}
 
-    def rows(self, texts: Tensor) -> Reading:
-        """That of some of the texts, by their indices, in the host's memory."""
-        texts = sent(texts, self.states.device)
-        extra = {name: values[texts] for name, values in self.extra.items()}
-        return Reading(self.states[texts], self.mask[texts], self.ids[texts], extra)
+
+def in_parts(rows: int, size: int) -> tuple[Tensor, ...]:
+    """The indices of rows, in parts of at most ``size``.
+
+    All parts are of nearly one size: a last part of a row or two would waste what the others gain.
+    """
+    return torch.arange(rows).chunk(ceil(rows / size))
 
 
-def joined(parts: list[Reading]) -> Reading:
+def joined(parts: list[TokenVectors]) -> TokenVectors:
     """What several parts of a batch gave, as one, padded to the longest n."""
     if len(parts) == 1:
         return parts[0]
     length = max(part.mask.shape[1] for part in parts)
-    return Reading(
+    return TokenVectors(
         torch.cat([pad(part.states, (0, 0, 0, length - part.states.shape[1])) for part in parts]),
         torch.cat([pad(part.mask, (0, length - part.mask.shape[1])) for part in parts]),
         torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts]),
@@ -50,32 +52,8 @@ def joined(parts: list[Reading]) -> Reading:
     )
 
 
-def even_slices(batch: int, size: int) -> list[slice]:
-    """A batch in parts of at most ``size`` texts.
-
-    All are of nearly one size: a last part of a text or two would waste what the others gain.
-    """
-    size = ceil(batch / ceil(batch / size))
-    return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
-
-
-def by_length(attention_mask: Tensor) -> Tensor | None:
-    """Indices of the texts, the longest first; None where the texts stand so, or the other way round.
-
-    ST's ``encode`` has sorted them, its trainer has not.
-
-    Args:
-        attention_mask: (B, N), in the host's memory.
-    """
-    lengths = attention_mask.sum(dim=1)
-    steps = lengths.diff()
-    if bool((steps <= 0).all()) or bool((steps >= 0).all()):
-        return None
-    return lengths.argsort(descending=True, stable=True)
-
-
-def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
-    """Move the selected tokens of each row to its front and drop the columns that no row needs.
+def picked(states: Tensor, ids: Tensor, selected: Tensor) -> TokenVectors:
+    """The selected tokens of each row, moved to its front, without the columns that no row needs.
 
     Args:
         states: (B, N, D).
@@ -83,17 +61,17 @@ def compact(states: Tensor, ids: Tensor, selected: Tensor) -> Reading:
         selected: (B, N), boolean, in the host's memory: how many there are is asked.
 
     Returns:
-        A reading of n tokens; n is at least 1.
+        The vectors of n tokens; n is at least 1.
     """
     counts = selected.sum(dim=1)
     length = max(1, int(counts.max()))
     order = sent((~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length], states.device)
     mask = sent(torch.arange(length, device=counts.device) < counts[:, None], states.device)
     states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-    return Reading(states, mask, ids.gather(1, order.to(ids.device)))
+    return TokenVectors(states, mask, ids.gather(1, order.to(ids.device)))
 
 
-def blank(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+def without_empty(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
     """Zeros wherever nothing was read.
 
     Args:
