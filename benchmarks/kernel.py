@@ -56,15 +56,15 @@ def rows_of(
 ) -> list[dict[str, Value]]:
     """Time and ratio for one layer. ``form``: "mean" or "last"."""
     tokens = source.query.shape[2]
-    in_order = form == "mean"
-    keys, queries = slice(1, 1 + length) if in_order else slice(0, 1), slice(1, tokens)
-    if not in_order:
+    keys_are_positions = form == "mean"
+    keys, queries = slice(1, 1 + length) if keys_are_positions else slice(0, 1), slice(1, tokens)
+    if not keys_are_positions:
         source = source.at_keys(torch.full((source.batch,), length, device=device))
     shape = (source.batch, keys.stop - keys.start, queries.stop - queries.start)
     maximum = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
 
     def folding(each: Fold, into: Tensor) -> Callable[[], None]:
-        return lambda: each(source, keys, queries, into, in_order)
+        return lambda: each(source, keys, queries, into, keys_are_positions)
 
     folds = {KERNEL: folding(kernel, maximum), WRITTEN_OUT: folding(fold, maximum.clone())}
     with torch.inference_mode():

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from st_reba.lm import run
+
 from . import processes
 
 #: The paths that the pages of a release have named.
@@ -23,6 +25,9 @@ MOVED = {
     "st_reba.readers.words": ("st_reba.reading.words", "encode_words"),
 }
 
+#: What has another name now.
+RENAMED = {"BothWays": "Bidirectional", "Rerouting": "FirstKey"}
+
 
 @pytest.mark.parametrize("old", MOVED)
 def test_a_former_name_warns_and_gives_what_it_gave(old):
@@ -30,7 +35,11 @@ def test_a_former_name_warns_and_gives_what_it_gave(old):
     sys.modules.pop(old, None)
     with pytest.warns(DeprecationWarning, match=f"{old} is now {new}: import from there."):
         module = importlib.import_module(old)
-    assert getattr(module, name) is getattr(importlib.import_module(new), name)
+    assert getattr(module, name) is getattr(importlib.import_module(new), RENAMED.get(name, name))
+
+
+def test_the_name_of_an_effect_in_a_change_of_ones_own_still_comes():
+    assert run.Effect is run.PassChange
 
 
 def test_the_package_itself_uses_no_former_name(tmp_path):

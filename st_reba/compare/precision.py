@@ -1,9 +1,9 @@
-"""Whether a model says the same in another precision."""
+"""The fastest precision, and whether a model says the same in another one."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,17 @@ from ..modules import CausalModule
 SAMPLE = 24
 #: Two precisions agree where the cosines of one are in the order of those of the other, up to so much.
 AGREED = 0.99
+#: Units of processors that multiply bfloat16, as PyTorch names them.
+_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
+
+
+def fastest_on_cpu() -> torch.dtype:
+    """bfloat16 where this processor multiplies it in units of its own, else float32.
+
+    PyTorch releases that do not tell what a processor has count as one without them.
+    """
+    told: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.bfloat16 if any(told.get(unit) for unit in _BFLOAT16_UNITS) else torch.float32
 
 
 def sampled(texts: Sequence[str]) -> list[str]:

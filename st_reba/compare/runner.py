@@ -16,12 +16,12 @@ from torch import Tensor
 from ..data.demo import demo_sentences
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
-from ..lm.set_aside import set_aside
 from ..modules import CausalModule, CausalTransformer
 from ..modules.lm_head import head_blocks
 from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
+from .set_aside import set_aside
 from .timing import TIMED_ROUNDS, costs, timed_batches
 from .workload import Pass
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from . import backbone
-from .attention.changes import AfterPrefix
-from .attention.function import NAME
+from .attention.changes import BehindPrefix
+from .attention.function import ATTENTION
 from .attention.observers import Census
 from .precision import without_autocast
 from .prefixes import Prefixes
@@ -150,7 +150,7 @@ def probe(model: PreTrainedModel) -> Anatomy:
     census = Census()
     try:
         with passing(Pass(census=census)):
-            tried, output, calls = _noted(model, NAME)
+            tried, output, calls = _noted(model, ATTENTION)
     except CANNOT_RUN:
         census = Census()
         tried, output, calls = _noted(model)
@@ -158,7 +158,8 @@ def probe(model: PreTrainedModel) -> Anatomy:
     calls_ours, sound = bool(calling), True
     map_layers: tuple[int, ...] = ()
     if census.unknown or not calling:
-        own = output_on(trial(model), "eager" if model.config._attn_implementation == NAME else None).last_hidden_state
+        eager = "eager" if model.config._attn_implementation == ATTENTION else None
+        own = output_on(trial(model), eager).last_hidden_state
         calls_ours = calls_ours and close(states, own)
         if not calls_ours:
             map_layers, sound = _maps(model, own)
@@ -381,7 +382,7 @@ def feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
     layers = anatomy_of(model).layers
-    tried, _, calls = _noted(model, NAME if anatomy_of(model).calling else None)
+    tried, _, calls = _noted(model, ATTENTION if anatomy_of(model).calling else None)
     parts = set(tried.get_submodule(layers[-1]).children())
     paths = {module: path for path, module in tried.named_modules()}
     found = []
@@ -425,13 +426,13 @@ def reuses_cache(model: PreTrainedModel) -> bool:
 def _reuses_cache(model: PreTrainedModel) -> bool:
     tried = trial(model)
     try:
-        expected = output_on(tried, NAME).last_hidden_state
+        expected = output_on(tried, ATTENTION).last_hidden_state
         device = backbone.device(tried)
         ids, lengths, new = torch.tensor(TOKENS, device=device), torch.tensor([2, 1], device=device), 2
         position_ids = lengths[:, None] + torch.arange(new, device=device)
         with torch.inference_mode(), without_autocast(device):
             prefixes = Prefixes.computed(tried, ids[:, : int(lengths.max())], lengths)
-            with passing(Pass(masking=AfterPrefix(lengths, new))):
+            with passing(Pass(masking=BehindPrefix(lengths, new))):
                 output = tried(
                     inputs_embeds=tried.get_input_embeddings()(ids.gather(1, position_ids)),
                     position_ids=position_ids,

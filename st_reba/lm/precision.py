@@ -7,22 +7,9 @@ operands of every matrix product.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-#: Units of processors that multiply bfloat16, as PyTorch names them.
-_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
-
-
-def fastest_on_cpu() -> torch.dtype:
-    """bfloat16 where this processor multiplies it in units of its own, else float32.
-
-    PyTorch releases that do not tell what a processor has count as one without them.
-    """
-    told: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return torch.bfloat16 if any(told.get(unit) for unit in _BFLOAT16_UNITS) else torch.float32
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,7 +17,7 @@ def summing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def widened(values: Tensor) -> Tensor:
+def for_summing(values: Tensor) -> Tensor:
     """The same values, to be added up."""
     return values.to(summing_dtype(values.dtype))
 
@@ -52,4 +39,4 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 def weighted_sum(weights: Tensor, states: Tensor) -> Tensor:
     """sum_j weights_ij states_j: of (B, n, N), as wide as sums are, and (B, N, D), (B, n, D), as wide."""
     with without_autocast(states.device):
-        return torch.bmm(weights, widened(states))
+        return torch.bmm(weights, for_summing(states))

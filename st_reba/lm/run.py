@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..text.layout import sent
-from .attention.changes import Masking, Rerouting
+from .attention.changes import FirstKey, LayerMask
 from .attention.observers import Census, Observer
 from .backbone import is_checkpointing
 
@@ -42,7 +42,7 @@ class Hook:
 
 
 @dataclass(frozen=True)
-class Effect:
+class PassChange:
     """What is changed in one pass.
 
     Attributes:
@@ -51,13 +51,17 @@ class Effect:
         hooks: What happens at single modules.
     """
 
-    masking: Masking | None = None
-    rerouting: Rerouting | None = None
+    masking: LayerMask | None = None
+    rerouting: FirstKey | None = None
     hooks: Mapping[nn.Module, Hook] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether anything is changed."""
         return self.masking is not None or self.rerouting is not None or bool(self.hooks)
+
+
+#: Former name of :class:`PassChange`, for one release.
+Effect = PassChange
 
 
 class AllLayers:
@@ -112,13 +116,13 @@ class Pass:
     """
 
     observer: Observer | None = None
-    masking: Masking | None = None
-    rerouting: Rerouting | None = None
+    masking: LayerMask | None = None
+    rerouting: FirstKey | None = None
     hooks: Mapping[int, tuple[Hook, ...]] = field(default_factory=dict)
     record: AllLayers | None = None
     census: Census | None = None
 
-    def changed_by(self, effect: Effect) -> Pass:
+    def changed_by(self, effect: PassChange) -> Pass:
         """The same with one more effect, whose hooks come after those that are there."""
         assert effect.masking is None or self.masking is None, "what cannot be combined is refused by the module"
         assert effect.rerouting is None or self.rerouting is None, "what cannot be combined is refused by the module"
@@ -157,7 +161,7 @@ def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
 
 def hooked(hooks: Mapping[nn.Module, Hook]) -> contextlib.AbstractContextManager[None]:
     """Hook modules, in this block, in this thread; after the hooks of a block around it."""
-    return passing(current().changed_by(Effect(hooks=hooks)))
+    return passing(current().changed_by(PassChange(hooks=hooks)))
 
 
 def _listen(module: nn.Module) -> None:
@@ -237,9 +241,9 @@ class StatesAt:
         """For each module (B, D), on the device of ``position``; or, where all are looked at, (B, N, D)."""
         return [self._seen[module] for module in self.modules]
 
-    def as_effect(self) -> Effect:
+    def as_effect(self) -> PassChange:
         """What sees to it: hooks that only look."""
-        return Effect(hooks={module: Hook(**{self.side: partial(self._look, module)}) for module in self.modules})
+        return PassChange(hooks={module: Hook(**{self.side: partial(self._look, module)}) for module in self.modules})
 
     def _look(self, module: nn.Module, states: Tensor) -> Tensor:
         self._seen[module] = states if self.position is None else at(states, self.position).to(self.position.device)
@@ -269,7 +273,7 @@ def recording(
         model.get_submodule(path): Hook(before=None if index else record.enter, after=record.leave)
         for index, path in enumerate(layers)
     }
-    with passing(replace(current().changed_by(Effect(hooks=hooks)), record=record)):
+    with passing(replace(current().changed_by(PassChange(hooks=hooks)), record=record)):
         yield record
 
 
@@ -284,7 +288,7 @@ def run(
     forward: Callable[[], Tensor],
     *,
     show_maps: Callable[[Observer], Tensor] | None = None,
-    change: Sequence[Effect] = (),
+    change: Sequence[PassChange] = (),
     observe: Observer | StatesAt | None = None,
     reader: str,
 ) -> Tensor:

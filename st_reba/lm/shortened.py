@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .anatomy import CANNOT_RUN, anatomy_of, close, final_norm, keep, once, output_on, states_of, trial
-from .attention.function import NAME
+from .attention.function import ATTENTION
 from .backbone import depth
 from .view import has_a_forward_of_its_own, twin
 
@@ -118,7 +118,7 @@ def _stops_after(short: PreTrainedModel, layers: int, whole: PreTrainedModel) ->
     left: list[Tensor] = []
     layer = tried.get_submodule(anatomy.layers[layers - 1])
     layer.register_forward_hook(lambda module, args, output: left.append(states_of(output)))
-    attention = NAME if anatomy.calling else None
+    attention = ATTENTION if anatomy.calling else None
     output_on(tried, attention)
     with torch.inference_mode():
         expected = left[0]

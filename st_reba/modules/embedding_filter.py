@@ -13,9 +13,18 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ..settings import Setting, optional, whole
 from .embedding_transforms import EmbeddingTransform
 from .lm_head import head_blocks
 from .moments import principal_directions
+
+SKIP_FIRST = optional(whole("skip_first", 0, says="give how many directions to leave out, 0 or more."))
+SKIP_LAST = optional(whole("skip_last", 0, says=SKIP_FIRST.says))
+KEEP: Setting[tuple[int, int] | None] = Setting(
+    "keep",
+    lambda value: value is None or (isinstance(value, Sequence) and [type(bound) for bound in value] == [int, int]),
+    "give (low, high), two whole numbers.",
+)
 
 
 class EmbeddingFilter(EmbeddingTransform):
@@ -44,17 +53,13 @@ class EmbeddingFilter(EmbeddingTransform):
     directions: Tensor
 
     def __init__(self, directions: Tensor, low: int = 0) -> None:
-        super().__init__()
         if directions.ndim != 2 or not 1 <= len(directions) <= directions.shape[1]:
             raise ValueError(f"directions is {tuple(directions.shape)}: give (k, D) with k from 1 to D.")
-        self.out_features, self.in_features = directions.shape
-        if type(low) is not int or not 0 <= low <= self.in_features - self.out_features:
-            raise ValueError(
-                f"low={low!r}: with {self.out_features} of {self.in_features} directions kept it is a whole number "
-                f"from 0 to {self.in_features - self.out_features}."
-            )
-        self.low = low
-        self._keep(directions=directions)
+        kept, all_there_are = directions.shape
+        says = f"with {kept} of {all_there_are} directions kept it is a whole number from 0 to {all_there_are - kept}."
+        self.low = whole("low", 0, all_there_are - kept, says).check(low)
+        super().__init__(directions=directions)
+        self.out_features, self.in_features = kept, all_there_are
 
     @property
     def keep(self) -> tuple[int, int]:
@@ -90,7 +95,12 @@ class EmbeddingFilter(EmbeddingTransform):
         Raises:
             ValueError: If there is no head, or the choice keeps nothing, or is out of range.
         """
-        _check_choice(skip_first, skip_last, keep)
+        if KEEP.check(keep) is not None and (skip_first, skip_last) != (None, None):
+            raise ValueError(
+                f"keep={keep!r} with skip_first={skip_first!r} and skip_last={skip_last!r}: give one or the other."
+            )
+        SKIP_FIRST.check(skip_first)
+        SKIP_LAST.check(skip_last)
         blocks = head_blocks(model_or_path, **hub_kwargs)
         first = next(blocks)
         dimension = first.shape[1]
@@ -106,30 +116,14 @@ class EmbeddingFilter(EmbeddingTransform):
         return linear(embedding, self.directions.to(embedding.dtype))
 
 
-def _check_choice(skip_first: int | None, skip_last: int | None, keep: tuple[int, int] | None) -> None:
-    """Refuse what no language model could make sense of, before one is read."""
-    if keep is not None and (skip_first, skip_last) != (None, None):
-        raise ValueError(
-            f"keep={keep!r} with skip_first={skip_first!r} and skip_last={skip_last!r}: give one or the other."
-        )
-    pair = tuple(keep) if isinstance(keep, Sequence) else ()
-    if keep is not None and [type(bound) for bound in pair] != [int, int]:
-        raise ValueError(f"keep={keep!r}: give (low, high), two whole numbers.")
-    for name, count in (("skip_first", skip_first), ("skip_last", skip_last)):
-        if count is not None and (type(count) is not int or count < 0):
-            raise ValueError(f"{name}={count!r}: give how many directions to leave out, 0 or more.")
-
-
 def _bounds(
     dimension: int, skip_first: int | None, skip_last: int | None, keep: tuple[int, int] | None
 ) -> tuple[int, int]:
-    if keep is not None:
-        low, high = keep
-    elif skip_first is None and skip_last is None:
-        low = (dimension - max(1, dimension // 2)) // 2
-        high = low + max(1, dimension // 2)
-    else:
-        low, high = skip_first or 0, dimension - (skip_last or 0)
+    if (skip_first, skip_last, keep) == (None, None, None):
+        kept = max(1, dimension // 2)
+        skip_first = (dimension - kept) // 2
+        skip_last = dimension - kept - skip_first
+    low, high = keep or (skip_first or 0, dimension - (skip_last or 0))
     if not 0 <= low < high <= dimension:
         raise ValueError(
             f"keep=({low}, {high}) of the head's {dimension} directions: give 0 <= low < high <= {dimension}, so that "

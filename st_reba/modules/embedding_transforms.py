@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .moments import Moments, embedding_moments, principal_directions, whole_dimension
+from .moments import Moments, embedding_moments, principal_directions
 from .readout import ONE_BY_ONE
 from .stored import FixedWeights
 
@@ -21,8 +21,6 @@ ROUNDING = 10 * torch.finfo(torch.float32).eps
 #: What whitening adds to each direction's variance by default, as a share of their mean.
 SHRINKAGE = 0.1
 
-_REMOVED = "the principal directions to remove"
-
 
 class EmbeddingTransform(FixedWeights):
     """Base of the modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
@@ -30,6 +28,9 @@ class EmbeddingTransform(FixedWeights):
     The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
     them as they are. A zero vector, which is how a text without tokens is embedded, stays one.
     """
+
+    #: Which of the features is mapped.
+    MAPPED: ClassVar[str] = "sentence_embedding"
 
     SIZES = ("in_features", "out_features")
     config_keys: list[str] = [*SIZES]
@@ -42,32 +43,32 @@ class EmbeddingTransform(FixedWeights):
         raise NotImplementedError
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Map each sentence embedding.
+        """Map each vector.
 
         Args:
-            features: With ``sentence_embedding`` (B, D).
+            features: With the vectors (..., D) that the module maps: ``sentence_embedding``, as a rule.
             **kwargs: Not used.
 
         Returns:
-            The features with ``sentence_embedding`` (B, k), in the precision that it had.
+            The features with these vectors as (..., k), in the precision that they had.
 
         Raises:
-            ValueError: If the embeddings have another D than the weights.
+            ValueError: If the vectors have another D than the weights.
         """
-        embedding: Tensor = features["sentence_embedding"]
-        if embedding.shape[-1] != self.in_features:
+        vectors: Tensor = features[self.MAPPED]
+        if vectors.shape[-1] != self.in_features:
             raise ValueError(
                 f"{type(self).__name__} maps embeddings of {self.in_features} values and was given "
-                f"{embedding.shape[-1]}: put it right behind the modules that it was made for."
+                f"{vectors.shape[-1]}: put it right behind the modules that it was made for."
             )
-        wide = embedding.to(torch.promote_types(embedding.dtype, torch.float32))
-        if features.get(ONE_BY_ONE):
-            # How a matrix product rounds depends on how many rows it has.
-            mapped = torch.cat([self._transform(row) for row in wide.split(1)])
-        else:
-            mapped = self._transform(wide)
-        empty = ~embedding.any(dim=-1, keepdim=True)
-        return {**features, "sentence_embedding": mapped.masked_fill(empty, 0).to(embedding.dtype)}
+        wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        mapped = self._text_by_text(wide, features) if features.get(ONE_BY_ONE) else self._transform(wide)
+        empty = ~vectors.any(dim=-1, keepdim=True)
+        return {**features, self.MAPPED: mapped.masked_fill(empty, 0).to(vectors.dtype)}
+
+    def _text_by_text(self, vectors: Tensor, features: dict[str, Any]) -> Tensor:
+        """The same map. How a matrix product rounds depends on how many rows it has: here each text has its own."""
+        return torch.cat([self._transform(row) for row in vectors.split(1)])
 
     def get_embedding_dimension(self) -> int:
         """k."""
@@ -126,11 +127,10 @@ class Centering(_Fitted):
     mean: Tensor
 
     def __init__(self, mean: Tensor) -> None:
-        super().__init__()
         if mean.ndim != 1 or not len(mean):
             raise ValueError(f"mean is {tuple(mean.shape)}: give (D,).")
+        super().__init__(mean=mean)
         self.in_features = self.out_features = len(mean)
-        self._keep(mean=mean)
 
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
@@ -166,11 +166,10 @@ class Standardization(_Fitted):
     deviation: Tensor
 
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
-        super().__init__()
         if mean.ndim != 1 or not len(mean) or mean.shape != deviation.shape:
             raise ValueError(f"mean is {tuple(mean.shape)} and deviation {tuple(deviation.shape)}: give (D,) for both.")
+        super().__init__(mean=mean, deviation=deviation)
         self.in_features = self.out_features = len(mean)
-        self._keep(mean=mean, deviation=deviation)
         if not (self.deviation > 0).all():
             raise ValueError("A deviation is 0 or below: embeddings are divided by them, so give what is above 0.")
 
@@ -214,14 +213,9 @@ class WhiteningTransform(EmbeddingTransform):
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor) -> None:
-        super().__init__()
-        if weight.ndim != 2 or not 1 <= len(weight) <= weight.shape[1] or mean.shape != weight.shape[1:]:
-            raise ValueError(
-                f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (D,) and (k, D) with k from 1 "
-                "to D."
-            )
+        check_rows(mean, weight, "weight", fewest=1)
+        super().__init__(mean=mean, weight=weight)
         self.out_features, self.in_features = weight.shape
-        self._keep(mean=mean, weight=weight)
 
     @classmethod
     def fit(
@@ -248,8 +242,6 @@ class WhiteningTransform(EmbeddingTransform):
         Raises:
             ValueError: If ``dimension`` or ``shrinkage`` is out of range, or the texts are too few or too much alike.
         """
-        if known := whole_dimension(model):
-            check_count("dimension", dimension, 1, known, "the directions to keep")
         check_shrinkage(shrinkage, SHRINKAGE, plain=True)
         moments = embedding_moments(model, texts, **kwargs)
         return cls.from_moments(moments, dimension=dimension, shrinkage=shrinkage)
@@ -316,7 +308,7 @@ class AllButTheTop(EmbeddingTransform):
 
     Args:
         mean: (D,).
-        directions: (d, D), orthonormal rows; d may be 0.
+        directions: (k, D), orthonormal rows; k = d may be 0.
 
     Raises:
         ValueError: If the shapes do not fit each other.
@@ -328,14 +320,9 @@ class AllButTheTop(EmbeddingTransform):
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        super().__init__()
-        if directions.ndim != 2 or len(directions) >= directions.shape[1] or mean.shape != directions.shape[1:]:
-            raise ValueError(
-                f"mean is {tuple(mean.shape)} and directions {tuple(directions.shape)}: give (D,) and (d, D) with d "
-                "from 0 to D - 1."
-            )
+        check_rows(mean, directions, "directions", fewest=0)
+        super().__init__(mean=mean, directions=directions)
         self.in_features = self.out_features = len(mean)
-        self._keep(mean=mean, directions=directions)
 
     @classmethod
     def fit(
@@ -352,8 +339,6 @@ class AllButTheTop(EmbeddingTransform):
         Raises:
             ValueError: If ``removed`` is out of range, or the texts are too few.
         """
-        if known := whole_dimension(model):
-            check_count("removed", removed, 0, known - 1, _REMOVED)
         return cls.from_moments(embedding_moments(model, texts, **kwargs), removed=removed)
 
     @classmethod
@@ -368,7 +353,7 @@ class AllButTheTop(EmbeddingTransform):
             ValueError: As for :meth:`fit`.
         """
         size = len(moments.mean)
-        check_count("removed", removed, 0, size - 1, _REMOVED)
+        check_count("removed", removed, 0, size - 1, "the principal directions to remove")
         count = max(1, size // 100) if removed is None else removed
         # With d + 1 texts nothing would be left of any of them.
         if moments.count < count + 2:
@@ -383,6 +368,15 @@ class AllButTheTop(EmbeddingTransform):
         centred = embedding - self.mean.to(embedding.dtype)
         directions = self.directions.to(embedding.dtype)
         return centred - (centred @ directions.mT) @ directions
+
+
+def check_rows(mean: Tensor, rows: Tensor, name: str, *, fewest: int) -> None:
+    """Refuse a mean that is not (D,), or rows that are not (k, D): k is ``fewest``, 0 or 1, to ``fewest`` + D - 1."""
+    if rows.ndim != 2 or not fewest <= len(rows) < rows.shape[1] + fewest or mean.shape != rows.shape[1:]:
+        raise ValueError(
+            f"mean is {tuple(mean.shape)} and {name} {tuple(rows.shape)}: give (D,) and (k, D) with k from "
+            f"{'1 to D' if fewest else '0 to D - 1'}."
+        )
 
 
 def check_count(name: str, value: int | None, least: int, most: int, what: str) -> None:

@@ -41,10 +41,9 @@ class IdfWeights(FixedWeights):
     weights: Tensor
 
     def __init__(self, weights: Tensor) -> None:
-        super().__init__()
         if weights.ndim != 1 or not len(weights):
             raise ValueError(f"weights is {tuple(weights.shape)}: give (V,), one for each token id.")
-        self._keep(weights=weights)
+        super().__init__(weights=weights)
         if (self.weights < 0).any():
             raise ValueError("A weight is below 0: give 0 or more for each token id.")
         self.vocabulary_size = len(weights)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.precision import widened
+from ..lm.precision import for_summing
 from ..settings import flag
 from ..text.layout import Layout
 from .base import PoolOver, Rows
@@ -131,7 +131,7 @@ def _mean_and_last(tokens: Reading) -> Reading:
     """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
     mask = tokens.mask[..., None]
     count = tokens.mask.sum(dim=1).clamp(min=1)
-    mean = (widened(tokens.states) * mask).sum(dim=1) / count[:, None]
+    mean = (for_summing(tokens.states) * mask).sum(dim=1) / count[:, None]
     text = torch.arange(len(count), device=count.device)
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)

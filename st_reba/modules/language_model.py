@@ -16,7 +16,7 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Effect, Halt, StatesAt, run
+from ..lm.run import Halt, PassChange, StatesAt, run
 from ..lm.shortened import shortened
 from ..lm.view import view
 from ..text.layout import Layout
@@ -216,7 +216,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         layout: Layout,
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
-        change: Sequence[Effect] = (),
+        change: Sequence[PassChange] = (),
         observe: Observer | StatesAt | None = None,
         is_companion: bool = False,
         **kwargs: Any,

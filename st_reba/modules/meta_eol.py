@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..lm import backbone
 from ..lm.attention import routes
-from ..lm.attention.changes import AfterPrefix
+from ..lm.attention.changes import BehindPrefix
 from ..lm.prefixes import Prefixes
-from ..lm.run import Effect
+from ..lm.run import PassChange
 from ..settings import Setting, choice
 from ..text.layout import Layout, sent
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
@@ -150,7 +150,7 @@ class MetaEOLModule(CausalModule):
             "past_key_values": prefixes.cache(prompts),
             "use_cache": True,
         }
-        behind = [Effect(masking=AfterPrefix(lengths, new))]
+        behind = [PassChange(masking=BehindPrefix(lengths, new))]
         states = self.run(layout, inputs=lambda: inputs, change=behind, **kwargs)
         return compact(states, layout.input_ids, last)
 

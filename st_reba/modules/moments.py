@@ -113,16 +113,6 @@ def in_chunks(texts: Iterable[str], chunk_size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def whole_dimension(model: SentenceTransformer) -> int:
-    """D of the embeddings that :func:`embedding_moments` is about, or 0 where no module says it.
-
-    Args:
-        model: As there.
-    """
-    with model.truncate_embeddings(None):
-        return model.get_embedding_dimension() or 0
-
-
 def principal_directions(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, falling, and eigenvectors of a symmetric matrix.
 

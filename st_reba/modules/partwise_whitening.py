@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from .base import CausalModule
 from .embedding_transforms import ROUNDING, EmbeddingTransform, check_shrinkage, check_that_they_vary
-from .moments import Moments, embedding_moments, principal_directions, whole_dimension
+from .moments import Moments, embedding_moments, principal_directions
 
 #: What is added to the variance of each direction by default, as a share of their mean.
 SHRINKAGE = 10.0
@@ -56,14 +56,13 @@ class PartwiseWhitening(EmbeddingTransform):
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
-        super().__init__()
         self.shares = _checked(shares)
         if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
             raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
         if len(mean) != len(self.shares):
             raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
+        super().__init__(mean=mean, weight=weight)
         self.in_features = self.out_features = mean.numel()
-        self._keep(mean=mean, weight=weight)
 
     @classmethod
     def fit(
@@ -92,9 +91,8 @@ class PartwiseWhitening(EmbeddingTransform):
         """
         if shares is None:
             shares = model[0].SHARES if isinstance(model[0], CausalModule) else CausalModule.SHARES
+        shares = _checked(shares)
         check_shrinkage(shrinkage, SHRINKAGE, plain=False)
-        if known := whole_dimension(model):
-            _check_parts(known, _checked(shares))
         return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)
 
     @classmethod
@@ -110,7 +108,11 @@ class PartwiseWhitening(EmbeddingTransform):
             ValueError: As for :meth:`fit`.
         """
         check_shrinkage(shrinkage, SHRINKAGE, plain=False)
-        _check_parts(len(moments.mean), _checked(shares))
+        if len(moments.mean) % len(_checked(shares)):
+            raise ValueError(
+                f"shares={list(shares)}: embeddings of {len(moments.mean)} values cannot be cut into {len(shares)} "
+                "equal parts. Give as many shares as the module in front hands on parts."
+            )
         check_that_they_vary(moments)
         mean = moments.mean.view(len(shares), -1)
         width = mean.shape[1]
@@ -148,11 +150,3 @@ def _checked(shares: Sequence[float]) -> list[float]:
             f"shares={shares!r}: give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
         )
     return [float(share) for share in listed]
-
-
-def _check_parts(dimension: int, shares: Sequence[float]) -> None:
-    if dimension % len(shares):
-        raise ValueError(
-            f"shares={list(shares)}: embeddings of {dimension} values cannot be cut into {len(shares)} equal parts. "
-            "Give as many shares as the module in front hands on parts."
-        )

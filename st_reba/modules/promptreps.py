@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import pad_sequence
 
 from ..settings import Setting, whole
 from ..text.words import STOP_WORDS, lower_case_tokens, word_token_ids
 from .causal_transformer import CausalTransformer
 from .lm_head import at_its_end, head_beside, scaled
 
-#: What fills the lists of tokens of a batch up.
-_NO_TOKEN = -1
-
+#: How many tokens a text has of whose own words none is left.
+WORDLESS = 10
 
 TOP_K = whole("top_k", 1, says="give a number of tokens, 1 or more.")
 EXPANSION = whole("expansion", 0, says="give a number of tokens, 0 or more.")
@@ -38,7 +38,8 @@ class PromptRepsModule(CausalTransformer):
 
     with the last state :math:`v_N` of a prompt that asks for one word, the rows :math:`W_t` of the language model's
     head, and the tokens T(x) of the text's own words, lower case and without stop words; of these the ``top_k`` with
-    the highest weights. ``expansion`` adds that many other tokens of the vocabulary. All others are 0.
+    the highest weights. ``expansion`` adds that many other tokens of the vocabulary. All others are 0. A text whose
+    words are all stop words, or that has none, has the ten tokens of the whole vocabulary with the highest weights.
 
     It is all of a ``SparseEncoder`` of sentence-transformers: a text's ``sentence_embedding`` is (V,), compared by the
     dot product. The pass is that of :class:`CausalTransformer` with the same template, whose vector is the dense half::
@@ -52,7 +53,7 @@ class PromptRepsModule(CausalTransformer):
         template: Text with one ``{text}``, at whose end a quotation mark opens; or a name in
             :data:`st_reba.TEMPLATES`.
         top_k: How many tokens of the text's words count, at most.
-        expansion: How many others do: 0 for none. They are lower-case beginnings of words.
+        expansion: How many others do: 0 for none. They are lower-case beginnings of words, of letters alone.
         stop_words: Words that do not count. None: some hundred English ones.
         **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 
@@ -96,8 +97,10 @@ class PromptRepsModule(CausalTransformer):
         self.top_k = top_k
         self.expansion = expansion
         self.stop_words = None if stop_words is None else list(stop_words)
-        others = lower_case_tokens(self._tokenizer, len(self.head_weight)) if expansion else []
-        self.register_buffer("_others", torch.tensor(others, dtype=torch.long), persistent=False)
+        may_be_added = torch.zeros(len(self.head_weight), dtype=torch.bool)
+        if expansion:
+            may_be_added[lower_case_tokens(self._tokenizer, len(may_be_added))] = True
+        self.register_buffer("_may_be_added", may_be_added, persistent=False)
 
     @property
     def cost(self) -> str:
@@ -139,9 +142,8 @@ class PromptRepsModule(CausalTransformer):
             _, texts = self._split(inputs, prompt or "")
             stop_words = STOP_WORDS if self.stop_words is None else self.stop_words
             ids = word_token_ids(self._tokenizer, texts, frozenset(stop_words))
-            length = max(1, *map(len, ids))
-            rows = [pad(torch.tensor(own, dtype=torch.long), (0, length - len(own)), value=_NO_TOKEN) for own in ids]
-            features["word_ids"] = torch.stack(rows)
+            rows = [torch.tensor(own, dtype=torch.long) for own in ids]
+            features["word_ids"] = pad_sequence(rows, batch_first=True, padding_value=-1)
         return features
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -170,18 +172,18 @@ class PromptRepsModule(CausalTransformer):
         states = states.float()
         weights = states.new_zeros(len(states), len(self.head_weight))
         real = (word_ids >= 0) & (word_ids < weights.shape[1])
-        chosen = word_ids.where(real, 0)
+        own = word_ids.where(real, 0)
         # Of the head's rows few are needed, and these can be multiplied in full precision.
-        rows = self.head_weight[chosen].float()
-        own = self._weighed(torch.einsum("bwd,bd->bw", rows, states)).masked_fill(~real, 0)
-        own = _highest(own, self.top_k)
-        weights.scatter_add_(1, chosen, own)
-        if self.expansion:
-            taken = torch.zeros_like(weights).scatter_add_(1, chosen, real.to(weights.dtype)) > 0
-            others = torch.zeros_like(weights)
-            logits = linear(states.to(self.head_weight), self.head_weight).float()
-            others[:, self._others] = self._weighed(logits)[:, self._others]
-            weights = weights + _highest(others.masked_fill(taken, 0), self.expansion)
+        rows = self.head_weight[own].float()
+        of_words = self._weighed(torch.einsum("bwd,bd->bw", rows, states)).masked_fill(~real, 0)
+        weights.scatter_add_(1, own, _highest(of_words, self.top_k))
+        wordless = ~real.any(dim=1, keepdim=True)
+        if self.expansion or bool(wordless.any()):
+            every = self._weighed(linear(states.to(self.head_weight), self.head_weight).float())
+            weights = torch.where(wordless, _highest(every, WORDLESS), weights)
+            is_own = torch.zeros_like(every).scatter_add_(1, own, real.to(every.dtype)) > 0
+            others = every.masked_fill(is_own | ~self._may_be_added, 0)
+            weights = torch.maximum(weights, _highest(others, self.expansion))
         return weights
 
     def _weighed(self, logits: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from ..lm.attention import routes
-from ..lm.attention.changes import AfterPrefix
+from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
-from ..lm.precision import weighted_sum, widened
-from ..lm.run import Effect, at, last_layer, put
+from ..lm.precision import for_summing, weighted_sum
+from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
@@ -187,7 +187,7 @@ class RefinedThoughtModule(CausalModule):
         thought = _Thought(at(states, last), self.tolerance)
         eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
-        behind = [Effect(masking=AfterPrefix(last, new=2))]
+        behind = [PassChange(masking=BehindPrefix(last, new=2))]
         both = torch.ones_like(position_ids)
         pair = replace(layout, input_ids=both, attention_mask=both, copy_index=NOT_TEXT * both)
         while thought.passes_taken < iterations and thought.goes_on:
@@ -277,7 +277,7 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        new, old = (widened(last_layer(states)) for states in (embedding, self.embedding))
+        new, old = (for_summing(last_layer(states)) for states in (embedding, self.embedding))
         moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active

@@ -29,48 +29,28 @@ class StoredModule(Module):
         note_requirement(Path(output_path))
 
     @classmethod
-    def load(
-        cls,
-        model_name_or_path: str,
-        subfolder: str = "",
-        token: bool | str | None = None,
-        cache_folder: str | None = None,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        init_defaults: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
         """Load a saved module.
 
         Args:
             model_name_or_path: A directory or a Hub id.
             subfolder: Where in it the module lies: ``path`` in its modules.json.
-            token: For the Hub.
-            cache_folder: Where files of the Hub are kept.
-            revision: Of a model on the Hub.
-            local_files_only: Whether not to ask the Hub.
-            init_defaults: Not used: a saved module says all there is to say.
-            **kwargs: What else ST passes; not used.
+            **kwargs: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, of a model on the Hub. What
+                else ST passes is not used: a saved module says all there is to say.
 
         Raises:
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none of this class's, a
                 weight is not a number or too large for one, or settings and weights do not fit each other.
         """
-        check_inside(subfolder)
-        where: dict[str, Any] = {
-            "subfolder": subfolder,
-            "token": token,
-            "cache_folder": cache_folder,
-            "revision": revision,
-            "local_files_only": local_files_only,
-        }
+        hub = ("token", "cache_folder", "revision", "local_files_only")
+        where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in hub if name in kwargs}
         place = "/".join(filter(None, (model_name_or_path, subfolder)))
         check_is_object(cls, model_name_or_path, where)
-        settings: dict[str, Any] = cls.load_config(model_name_or_path, **where)
+        settings = cls.load_config(model_name_or_path, **where)
         check_settings(settings, cls.config_keys, cls.__name__, f"{place}/{cls.config_file_name}")
         if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
-        weights: dict[str, Tensor] = cls.load_torch_weights(model_name_or_path, **where)
+        weights = cls.load_torch_weights(model_name_or_path, **where)
         try:
             return cls.from_saved(settings, weights)
         except (TypeError, ValueError) as error:
@@ -105,17 +85,19 @@ class FixedWeights(StoredModule):
     The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
     them as they are. They stay float32 at least: ST gives all modules of a pipeline the precision of its first one, in
     which a mean that is large beside a deviation would be lost.
+
+    Args:
+        **weights: By the names of the buffers.
+
+    Raises:
+        ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
     """
 
     #: Attributes that follow from the weights, and are saved so that a configuration of another module is noticed.
     SIZES: ClassVar[tuple[str, ...]]
 
-    def _keep(self, **weights: Tensor) -> None:
-        """Take the weights, float32, as buffers of these names.
-
-        Raises:
-            ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
-        """
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__()
         check_magnitudes(weights, type(self).__name__)
         for name, weight in weights.items():
             self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
@@ -131,8 +113,8 @@ class FixedWeights(StoredModule):
 
     @classmethod
     def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
-        sizes = {name: settings.get(name) for name in cls.SIZES}
-        module = cls(**{name: value for name, value in settings.items() if name not in sizes}, **weights)
+        sizes = {name: settings.pop(name, None) for name in cls.SIZES}
+        module = cls(**settings, **weights)
         found = {name: getattr(module, name) for name in sizes}
         if sizes != found:
             raise ValueError(

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .embedding_transforms import check_count
+from .embedding_transforms import EmbeddingTransform, check_count, check_rows
 from .moments import Moments, in_chunks, principal_directions
-from .readout import ONE_BY_ONE
-from .stored import FixedWeights
 
 _WHAT = "the principal directions to keep"
 
 
-class TokenProjection(FixedWeights):
+class TokenProjection(EmbeddingTransform):
     r"""Gives each token's vector its coordinates in the k principal directions of a collection's token vectors.
 
     .. math:: e'_i = U_k (e_i - \mu), \qquad \Sigma = U^\top \Lambda U
@@ -40,25 +37,15 @@ class TokenProjection(FixedWeights):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    SIZES = ("in_features", "out_features")
-    config_keys: list[str] = [*SIZES]
+    MAPPED = "token_embeddings"
 
     mean: Tensor
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        super().__init__()
-        if (
-            directions.ndim != 2
-            or not 1 <= len(directions) <= directions.shape[1]
-            or mean.shape != directions.shape[1:]
-        ):
-            raise ValueError(
-                f"mean is {tuple(mean.shape)} and directions {tuple(directions.shape)}: give (D,) and (k, D) with k "
-                "from 1 to D."
-            )
+        check_rows(mean, directions, "directions", fewest=1)
+        super().__init__(mean=mean, directions=directions)
         self.out_features, self.in_features = directions.shape
-        self._keep(mean=mean, directions=directions)
 
     @classmethod
     def fit(
@@ -77,7 +64,6 @@ class TokenProjection(FixedWeights):
         Raises:
             ValueError: If ``texts`` is a string or has no tokens, a setting is out of range, or the tokens are too few.
         """
-        check_count("dimension", dimension, 1, model.get_embedding_dimension(), _WHAT)
         settings = {"show_progress_bar": False, **encode_kwargs}
         moments = Moments(model.get_embedding_dimension())
         for chunk in in_chunks(texts, chunk_size):
@@ -105,39 +91,12 @@ class TokenProjection(FixedWeights):
         _, directions = principal_directions(moments.covariance)
         return cls(moments.mean, directions[:dimension])
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Project each token's vector.
-
-        Args:
-            features: With ``token_embeddings`` (B, n, D), and ``attention_mask`` (B, n) to match.
-            **kwargs: Not used.
-
-        Returns:
-            The features with ``token_embeddings`` (B, n, k), in the precision that they had.
-
-        Raises:
-            ValueError: If the vectors have another D than the weights.
-        """
-        states: Tensor = features["token_embeddings"]
-        if states.shape[-1] != self.in_features:
-            raise ValueError(
-                f"{type(self).__name__} maps vectors of {self.in_features} values and was given {states.shape[-1]}: "
-                "put it right behind the modules that it was made for."
-            )
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        if features.get(ONE_BY_ONE):
-            # How a matrix product rounds depends on how many rows it has: each text's own, and no padding.
-            projected = wide.new_zeros(*wide.shape[:2], self.out_features)
-            for own, text, real in zip(projected, wide, features["attention_mask"].bool(), strict=True):
-                own[real] = self._projected(text[real])
-        else:
-            projected = self._projected(wide)
-        nothing = ~states.any(dim=-1, keepdim=True)
-        return {**features, "token_embeddings": projected.masked_fill(nothing, 0).to(states.dtype)}
-
-    def _projected(self, vectors: Tensor) -> Tensor:
+    def _transform(self, vectors: Tensor) -> Tensor:
         return linear(vectors - self.mean.to(vectors.dtype), self.directions.to(vectors.dtype))
 
-    def get_embedding_dimension(self) -> int:
-        """k."""
-        return self.out_features
+    def _text_by_text(self, vectors: Tensor, features: dict[str, Any]) -> Tensor:
+        """Each text's own rows, and no padding."""
+        projected = vectors.new_zeros(*vectors.shape[:2], self.out_features)
+        for own, text, real in zip(projected, vectors, features["attention_mask"].bool(), strict=True):
+            own[real] = self._transform(text[real])
+        return projected

@@ -61,13 +61,13 @@ def word_token_ids(
 
 
 def lower_case_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
-    """Tokens that can begin a word behind a quotation mark: lower case, letters or digits alone, no blank before."""
+    """Tokens that can begin a word behind a quotation mark: lower-case letters of any script, with no blank before."""
     special = set(tokenizer.all_special_ids)
     found = []
     for token in range(min(vocabulary, len(tokenizer))):
         piece = str(tokenizer.convert_ids_to_tokens(token))
         # Byte-level and SentencePiece's blanks, and pieces of characters, are no letters that decode to themselves.
-        if token not in special and piece.isalnum() and piece == piece.lower() == str(tokenizer.decode([token])):
+        if token not in special and piece.isalpha() and piece == piece.lower() == str(tokenizer.decode([token])):
             found.append(token)
     return found
 

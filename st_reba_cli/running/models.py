@@ -17,18 +17,17 @@ from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
-from st_reba.compare.precision import AGREED, agreement, cosines, pairwise_cosines, sampled
+from st_reba.compare.precision import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
 from st_reba.data.demo import demo_sentences
 from st_reba.encoding import Encoder
 from st_reba.files import is_full
 from st_reba.hub.saved_files import check_saved
-from st_reba.lm.precision import fastest_on_cpu
-from st_reba.lm.stand_in import stand_in
 from st_reba.modules import CausalModule
 
 from ..checks import check_model
 from ..common import STAND_IN, Dtype
 from ..printing import notes
+from .stand_in import stand_in
 
 Loaded = TypeVar("Loaded", bound=torch.nn.Module)
 

@@ -19,7 +19,6 @@ from transformers import AutoModel
 import st_reba
 from st_reba import CausalTransformer, ReBAModule, RefinedThoughtModule, TwinTower
 from st_reba.lm.attention import kernels
-from st_reba.lm.precision import fastest_on_cpu
 
 from .. import oracles
 from ..backbones import DEMO_MODEL, TEXTS
@@ -239,19 +238,3 @@ def test_what_a_batch_changes_is_rounding(dtype, allowed):
     alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
     found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()
     assert found < allowed
-
-
-@pytest.mark.parametrize(
-    ("told", "fastest"),
-    [
-        ({"amx_bf16": True, "avx512_bf16": False}, torch.bfloat16),
-        ({"avx512_bf16": True}, torch.bfloat16),
-        ({"amx_bf16": False, "avx512_f": True, "architecture": "x86_64"}, torch.float32),
-        (None, torch.float32),
-    ],
-)
-def test_bfloat16_is_fastest_where_a_processor_has_units_for_it(told, fastest, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
-    if told is None:  # An older PyTorch.
-        monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert fastest_on_cpu() is fastest

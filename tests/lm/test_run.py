@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from st_reba.lm.attention.changes import BothWays
+from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.attention.observers import RunningMaximum
-from st_reba.lm.run import Effect, Halt, Hook, Pass, StatesAt, current, passing, run, watching
+from st_reba.lm.run import Halt, Hook, Pass, PassChange, StatesAt, current, passing, run, watching
 
 from .. import backbones
 
@@ -31,7 +31,7 @@ def pass_of(model, **asked):
 
 
 def doubled(model, layer):
-    return Effect(hooks={model.layers[layer]: Hook(after=lambda states: 2 * states)})
+    return PassChange(hooks={model.layers[layer]: Hook(after=lambda states: 2 * states)})
 
 
 class TestChanges:
@@ -42,7 +42,7 @@ class TestChanges:
         assert torch.equal(pass_of(model), before)
 
     def test_act_one_after_the_other(self, model):
-        fourfold = Effect(hooks={model.layers[0]: Hook(after=lambda states: 4 * states)})
+        fourfold = PassChange(hooks={model.layers[0]: Hook(after=lambda states: 4 * states)})
         twice = pass_of(model, change=[doubled(model, 0), doubled(model, 0)])
         assert torch.equal(twice, pass_of(model, change=[fourfold]))
 
@@ -51,11 +51,11 @@ class TestChanges:
             raise KeyError
 
         with pytest.raises(KeyError):
-            pass_of(model, change=[Effect(hooks={model.layers[1]: Hook(before=fail)})])
+            pass_of(model, change=[PassChange(hooks={model.layers[1]: Hook(before=fail)})])
         assert current() == Pass()
 
     def test_nothing_is_false(self, model):
-        assert not Effect()
+        assert not PassChange()
         assert doubled(model, 0)
 
 
@@ -80,7 +80,7 @@ class TestStates:
 
     def test_end_a_pass_when_all_have_been_seen(self, model):
         ran = []
-        note = Effect(
+        note = PassChange(
             hooks={layer: Hook(before=lambda s, n=n: ran.append(n) or s) for n, layer in enumerate(model.layers)}
         )
         with pytest.raises(Halt):
@@ -109,15 +109,15 @@ def test_a_model_that_does_not_say_how_it_repeats_a_layer():
     model.gradient_checkpointing = True
     for module in model.modules():
         vars(module).pop("_gradient_checkpointing_func", None)
-    masking = BothWays({0}, torch.ones(1, 3, dtype=torch.bool))
+    masking = Bidirectional({0}, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(RuntimeError, match="LlamaModel does not say how it runs a layer a second time"):
-        run(model, forward(model), change=[Effect(masking=masking)], reader="A test")
+        run(model, forward(model), change=[PassChange(masking=masking)], reader="A test")
 
 
 def test_a_pass_keeps_what_is_around_it():
     one, other = object(), object()
     with watching(one):
-        with passing(current().changed_by(Effect(masking=other))):
+        with passing(current().changed_by(PassChange(masking=other))):
             assert current() == Pass(observer=one, masking=other)
         assert current() == Pass(observer=one)
     assert current() == Pass()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.lm.attention.changes import BothWays
+from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.run import Pass, passing
 
 from .. import oracles
@@ -50,7 +50,7 @@ def test_causality(architecture, count, shared):
     module = CausalTransformer(shared(architecture), bidirectional_layers=count)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 8, 10]])
     turned = range(3 - count, 3)
-    with torch.no_grad(), passing(Pass(masking=BothWays(turned, torch.ones(2, 5, dtype=torch.bool)))):
+    with torch.no_grad(), passing(Pass(masking=Bidirectional(turned, torch.ones(2, 5, dtype=torch.bool)))):
         states = module.model(input_ids=ids, output_hidden_states=True).hidden_states
     changed = [not torch.allclose(layer[0, 0], layer[1, 0], atol=1e-5) for layer in states]
     assert changed == [False] * (4 - count) + [True] * count

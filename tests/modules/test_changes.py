@@ -29,8 +29,8 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.lm.attention.changes import BothWays
-from st_reba.lm.run import Effect
+from st_reba.lm.attention.changes import Bidirectional
+from st_reba.lm.run import PassChange
 from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, Steer, register
 
 from .. import backbones, oracles
@@ -450,7 +450,7 @@ class Turned(Fitted):
         self.layers = layers
 
     def effect(self, model, layout):
-        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool()))
+        return PassChange(masking=Bidirectional(self.layers, layout.attention_mask.bool()))
 
 
 @register

@@ -218,8 +218,9 @@ def test_what_cannot_be_fitted(vectors, settings, message):
         PartwiseWhitening.from_moments(moments_of(vectors), **settings)
 
 
-def test_shares_that_do_not_fit_are_refused_before_any_text_is_embedded(model, monkeypatch):
-    monkeypatch.setattr(SentenceTransformer, "encode", lambda *_, **__: pytest.fail("texts were embedded"))
+def test_shares_that_do_not_fit(model):
+    with pytest.raises(ValueError, match=re.escape("shares=[0.2, 0.3]: give how much each part counts")):
+        PartwiseWhitening.fit(model, (pytest.fail("a text was read") for _ in CORPUS), shares=[0.2, 0.3])
     with pytest.raises(ValueError, match="embeddings of 64 values cannot be cut into 3 equal parts"):
         PartwiseWhitening.fit(model, CORPUS, shares=[0.2, 0.3, 0.5])
 

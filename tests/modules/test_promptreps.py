@@ -9,7 +9,8 @@ import pytest
 import torch
 from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from st_reba import CausalTransformer, PromptRepsModule
 from st_reba.recipes import find
@@ -62,7 +63,7 @@ def naive(model, path, text, prompt="", expansion=0, top_k=128):
         [mark, *tokens] = tokenizer(f'"{word}', add_special_tokens=False)["input_ids"]
         assert tokenizer.decode([mark]) == '"'
         own |= set(tokens)
-    kept = sorted(own, key=lambda token: -weights[token])[:top_k]
+    kept = sorted(own, key=lambda token: -weights[token])[:top_k] if own else weights.topk(10).indices.tolist()
     others = [token for token in lower_case if token not in own]
     kept += sorted(others, key=lambda token: -weights[token])[:expansion]
     found = torch.zeros_like(weights)
@@ -80,12 +81,23 @@ def naive(model, path, text, prompt="", expansion=0, top_k=128):
 def test_equals_the_definition(model, settings, saved):
     model, path = saved(*model)
     encoder = SparseEncoder(modules=[PromptRepsModule(path, **settings)], device="cpu", prompts=PROMPTS)
+    texts = [*TEXTS[:3], "To be, or not to be?"]
     for encode, prompt in ((encoder.encode, ""), (encoder.encode_query, "Query: ")):
-        found = encode(TEXTS[:3]).to_dense()
-        for text, weights in zip(TEXTS[:3], found, strict=True):
+        found = encode(texts).to_dense()
+        for text, weights in zip(texts, found, strict=True):
             assert torch.allclose(weights, naive(model, path, text, prompt, **settings), atol=1e-5)
     assert encoder.get_embedding_dimension() == found.shape[1] == backbones.VOCABULARY
     assert encoder.similarity_fn_name == "dot"
+
+
+@pytest.mark.parametrize("text", ["To be, or not to be?", "who is it", "?!"])
+def test_a_text_without_words_of_its_own_has_the_ten_likeliest_tokens(text, saved):
+    _, path = saved()
+    encoder = SparseEncoder(modules=[PromptRepsModule(path)], device="cpu")
+    together = encoder.encode([text, "The fox.", ""]).to_dense()
+    assert together.count_nonzero(dim=1).tolist()[0] == 10
+    assert not together[2].any()
+    assert torch.allclose(encoder.encode([text]).to_dense()[0], together[0], atol=1e-5)
 
 
 def test_the_batch_does_not_matter(saved):
@@ -166,7 +178,13 @@ class TestWords:
         tokenizer = backbones.tokenizer()
         words = tokenizer.convert_ids_to_tokens(lower_case_tokens(tokenizer, backbones.VOCABULARY))
         assert "a" in words
-        assert not [word for word in words if not word.isalnum() or word != word.lower() or word.startswith("Ġ")]
+        assert not [word for word in words if not word.isalpha() or word != word.lower() or word.startswith("Ġ")]
+
+    def test_others_are_letters_of_any_script_and_no_digits(self):
+        vocabulary = ["a", "7", "42", "the", "б", "果", "x1", "The"]
+        tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(vocabulary)}, "a"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        assert tokenizer.convert_ids_to_tokens(lower_case_tokens(tokenizer, 8)) == ["a", "the", "б", "果"]
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,23 @@ def test_a_saved_model_loads_and_embeds_as_it_did(archive, model, unpacked):
     for key, rows in expected.items():
         embeddings = make_saved.given(loaded, texts, key.partition("/")[2] or None)
         assert embeddings.shape == rows.shape
+        if model.startswith("promptreps"):
+            rows, embeddings = of_the_same_tokens(loaded.tokenizer, rows, embeddings)
         scale = np.linalg.norm(rows, axis=1, keepdims=True).clip(min=1)
         assert np.abs((embeddings - rows) / scale).max() <= 1e-5, key
+
+
+def of_the_same_tokens(tokenizer, before, now):
+    """The weights of PromptReps that are there before and now.
+
+    Up to 0.8, digits could be among the tokens that are added, and a text without words of its own had no tokens.
+    """
+    gone = np.flatnonzero(((before != 0) & (now == 0)).any(axis=0))
+    assert all(token.isdigit() for token in tokenizer.convert_ids_to_tokens(gone.tolist()))
+    had_words = before.any(axis=1)
+    assert np.array_equal(np.count_nonzero(before, axis=1)[had_words], np.count_nonzero(now, axis=1)[had_words])
+    same = (before != 0) & (now != 0)
+    return before * same, now * same
 
 
 def test_layer_states_of_0_1_hand_on_all_tokens_whatever_they_say(unpacked, tmp_path):

@@ -180,11 +180,11 @@ def test_classical_and_echo_keep_the_choice_of_attention(kind, chosen, backbone_
     first = kind(backbone_path(), model_kwargs={"attn_implementation": chosen})
     reba = ReBAModule(first)
     second = kind(ReBAModule(first))
-    assert reba.model.config._attn_implementation == function.NAME
+    assert reba.model.config._attn_implementation == function.ATTENTION
     assert first.model.config._attn_implementation == chosen
     third = kind(first)
     assert third.model.config._attn_implementation == chosen
-    assert second.model.config._attn_implementation == function.NAME, "it was given a backbone that attends so"
+    assert second.model.config._attn_implementation == function.ATTENTION, "it was given a backbone that attends so"
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
@@ -295,7 +295,7 @@ def test_a_backbone_that_accelerate_has_placed(backbone_path, tmp_path):
     classical = CausalTransformer(backbone_path(), model_kwargs={**placed, "attn_implementation": "eager"})
     reba = ReBAModule(classical)
     assert classical.model.config._attn_implementation == "eager"
-    assert reba.model.config._attn_implementation == function.NAME
+    assert reba.model.config._attn_implementation == function.ATTENTION
     assert np.array_equal(pipeline(reba).encode(TEXTS), pipeline(ReBAModule(backbone_path())).encode(TEXTS))
 
 
@@ -306,4 +306,4 @@ def test_a_peft_model_is_left_as_it_was(backbone_path):
     before = everything_set_on(shared.model)
     reba = ReBAModule(shared)
     assert everything_set_on(shared.model) == before
-    assert reba.model.config._attn_implementation == function.NAME
+    assert reba.model.config._attn_implementation == function.ATTENTION

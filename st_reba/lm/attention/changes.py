@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..precision import widened
+from ..precision import for_summing
 
 
-class Masking(Protocol):
+class LayerMask(Protocol):
     """What replaces the mask that an architecture would use."""
 
     def applies(self, layer: int) -> bool:
@@ -28,7 +28,7 @@ class Masking(Protocol):
 
 
 @dataclass(frozen=True)
-class BothWays:
+class Bidirectional:
     """Layers whose tokens attend to later ones too.
 
     Attributes:
@@ -65,7 +65,7 @@ class BothWays:
 
 
 @dataclass(frozen=True)
-class AfterPrefix:
+class BehindPrefix:
     """A few new tokens behind cached prefixes of unequal lengths, whose caches are padded to N.
 
     Attributes:
@@ -100,7 +100,7 @@ class AfterPrefix:
 
 
 @dataclass(frozen=True)
-class Rerouting:
+class FirstKey:
     r"""A token of each text whose key and value stand before all others too, so that every token sees them.
 
     .. math:: \tilde K = [k_n; K], \quad \tilde V = [v_n; V]
@@ -123,8 +123,8 @@ class Rerouting:
     ) -> Tensor:
         """What each query gives the token's key, (B, H, N), float32 or float64."""
         groups = query.shape[1] // key.shape[1]
-        one = widened(self.taken(key).repeat_interleave(groups, dim=1))
-        logits = (widened(query) @ one.mT)[..., 0] * scale
+        one = for_summing(self.taken(key).repeat_interleave(groups, dim=1))
+        logits = (for_summing(query) @ one.mT)[..., 0] * scale
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         if position_bias is not None:

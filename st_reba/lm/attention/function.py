@@ -1,9 +1,9 @@
 """Watching attention without storing it.
 
 ``output_attentions=True`` keeps every map of every layer: 2 GiB for one text of 1,024 tokens in a 7B model. Instead, an
-attention function is registered with transformers under :data:`NAME`. It computes what the architecture asks for and
-shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which query
-j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
+attention function is registered with transformers under :data:`ATTENTION`. It computes what the architecture asks for
+and shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which
+query j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
 
 Nothing here knows a method. The observer, and what changes attention, are those of :class:`st_reba.lm.run.Pass`.
 """
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..precision import autocast_dtype, widened, without_autocast
+from ..precision import autocast_dtype, for_summing, without_autocast
 from ..run import current
-from .changes import BothWays
+from .changes import Bidirectional
 from .kernels import attention_with_lse, group_slices
 from .weights import LayerWeights, by_group
 
-NAME = "st_reba"
+ATTENTION = "st_reba"
 
 #: Arguments an architecture may pass that change nothing in the softmax: the mask already says what they say.
 HARMLESS = frozenset(
@@ -109,7 +109,7 @@ def observable_attention(
             output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
         if observer is not None:
             weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
-            if isinstance(masking, BothWays):
+            if isinstance(masking, Bidirectional):
                 weights = replace(weights, backward=weights)
             observer.observe(weights)
     return output.transpose(1, 2).contiguous(), None
@@ -150,7 +150,7 @@ def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, d
     weight = torch.sigmoid(logits - lse)[..., None]
     given = weight if dropout == 0 else nn.functional.dropout(weight, dropout)
     value = value.repeat_interleave(output.shape[1] // value.shape[1], dim=1)
-    mixed = (1 - weight) * widened(output) + given * widened(value)
+    mixed = (1 - weight) * for_summing(output) + given * for_summing(value)
     return mixed.to(output.dtype), torch.logaddexp(lse, logits)
 
 
@@ -197,7 +197,7 @@ def _explicit_attention(
         else:
             scores.mul_(scale)
             scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
-        scores = widened(scores)
+        scores = for_summing(scores)
         if bias is not None:
             scores = scores + by_group(bias, key, part)
         weights = scores.softmax(dim=-1)
@@ -220,5 +220,5 @@ def register() -> None:
     torch.compile leaves the function out of its graphs: a graph would replay what it saw when it was traced, and never
     ask again who is watching or what replaces the masks.
     """
-    AttentionInterface.register(NAME, torch.compiler.disable(observable_attention))
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(observable_attention))
+    AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["sdpa"])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..precision import widened, without_autocast
+from ..precision import for_summing, without_autocast
 from ..sizes import in_a_line
 from .weights import LayerWeights, by_group, fold
 
@@ -74,7 +74,7 @@ def plain_attention(
     visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
     sums = []
     for part in group_slices(query, key):
-        scores = widened(by_group(query, key, part)) @ widened(key[:, part, None]).mT * scale
+        scores = for_summing(by_group(query, key, part)) @ for_summing(key[:, part, None]).mT * scale
         if bias is not None:
             scores += by_group(bias, key, part)
         if visible is not None:
@@ -168,9 +168,9 @@ def _agrees(
         bias = torch.full((1, 1, length, length), float("-inf"), dtype=dtype, device=device_type).triu(1)
     scale = head_size**-0.5
     # The reference runs on wider copies: it has no rounding of its own.
-    expected, expected_lse = plain_attention(
-        widened(query), widened(key), widened(value), None if bias is None else widened(bias), bias is None, scale
-    )
+    wide_query, wide_key, wide_value = (for_summing(states) for states in (query, key, value))
+    wide_bias = None if bias is None else for_summing(bias)
+    expected, expected_lse = plain_attention(wide_query, wide_key, wide_value, wide_bias, bias is None, scale)
     try:
         output, lse = candidate(query, key, value, bias, bias is None, scale)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
@@ -179,7 +179,7 @@ def _agrees(
     return (
         (lse.dtype, lse.shape) == (expected_lse.dtype, expected_lse.shape)
         and torch.allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
-        and torch.allclose(widened(output), expected, rtol=tolerance, atol=tolerance)
+        and torch.allclose(for_summing(output), expected, rtol=tolerance, atol=tolerance)
     )
 
 

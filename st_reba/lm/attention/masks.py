@@ -2,7 +2,9 @@
 
 import warnings
 
-from .changes import AfterPrefix, BothWays, Masking
+from .changes import BehindPrefix as AfterPrefix
+from .changes import Bidirectional as BothWays
+from .changes import LayerMask as Masking
 
 __all__ = ["AfterPrefix", "BothWays", "Masking"]
 

@@ -2,7 +2,7 @@
 
 import warnings
 
-from .changes import Rerouting
+from .changes import FirstKey as Rerouting
 
 __all__ = ["Rerouting"]
 

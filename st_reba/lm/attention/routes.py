@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..anatomy import anatomy_of, reuses_cache, set_attention
 from ..backbone import depth, without_hidden_states
-from .function import NAME
+from .function import ATTENTION
 from .observers import Observer
 from .weights import StoredWeights
 
@@ -49,7 +49,7 @@ def prepare(model: PreTrainedModel) -> None:
     if not anatomy.is_causal:
         raise ValueError(f"In {name} the first token's state changes with the second token: it is an encoder. {advice}")
     if model.config._attn_implementation == "sdpa" and anatomy.needs_explicit_softmax:
-        set_attention(model, NAME)
+        set_attention(model, ATTENTION)
 
 
 def attention_route(model: PreTrainedModel) -> AttentionRoute:
@@ -60,7 +60,7 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
     """
     anatomy = anatomy_of(model)
     if anatomy.calls_our_attention:
-        set_attention(model, NAME)
+        set_attention(model, ATTENTION)
         return AttentionRoute(anatomy.calling, through_function=True)
     if not anatomy.map_layers:
         raise ValueError(
@@ -81,7 +81,7 @@ def make_cacheable(model: PreTrainedModel) -> bool:
     """Set a model up for its masks to be replaced behind a cache; False, and the model as it was, where that fails."""
     if not reuses_cache(model):
         return False
-    set_attention(model, NAME)
+    set_attention(model, ATTENTION)
     return True
 
 
@@ -106,7 +106,7 @@ def make_bidirectional(model: PreTrainedModel, count: int) -> frozenset[int]:
             "do not call transformers' attention interface. Use bidirectional_layers=0, or an architecture that does, "
             "such as Llama, Qwen, Mistral, Gemma or GPT-2."
         )
-    set_attention(model, NAME)
+    set_attention(model, ATTENTION)
     return layers
 
 
@@ -122,7 +122,7 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
             "these layers do not call transformers' attention interface. Use CausalTransformer with the same template, "
             "or an architecture that does, such as Llama, Qwen, Mistral, Gemma or GPT-2."
         )
-    set_attention(model, NAME)
+    set_attention(model, ATTENTION)
 
 
 def _can_be_changed(model: PreTrainedModel, layers: Collection[int]) -> bool:

@@ -30,20 +30,20 @@ def _kernel(
     first_key, key_count, first_query, query_count,
     scale, softcap,
     groups: tl.constexpr, sharing: tl.constexpr, head_size: tl.constexpr,
-    key_block: tl.constexpr, query_block: tl.constexpr, width: tl.constexpr, in_order: tl.constexpr,
+    key_block: tl.constexpr, query_block: tl.constexpr, width: tl.constexpr, keys_are_positions: tl.constexpr,
 ):  # fmt: skip
     """One block of keys and queries of one text. What is named ``<tensor>_<dimension>`` is a stride.
 
-    ``groups`` key-value heads serve ``sharing`` heads each. ``in_order``: whether keys stand at positions from
-    ``first_key`` on, so that queries before all keys of a block are not asked for. ``width``: ``head_size``, rounded
-    up to a power of two.
+    ``groups`` key-value heads serve ``sharing`` heads each. ``keys_are_positions``: whether keys stand at positions
+    from ``first_key`` on, so that queries before all keys of a block are not asked for. ``width``: ``head_size``,
+    rounded up to a power of two.
     """
     # Positions in whole tensors are wide; within the block they are not, which spares registers.
     text = tl.program_id(0).to(tl.int64)
     query_start = tl.program_id(1).to(tl.int64) * query_block
     key_start = tl.program_id(2).to(tl.int64) * key_block
     # The first is known when the kernel is compiled, the second when it runs.
-    if in_order:  # noqa: SIM102
+    if keys_are_positions:  # noqa: SIM102
         if first_query + query_start + query_block <= first_key + key_start:
             return
 
@@ -88,16 +88,16 @@ def _kernel(
     tl.store(maximum + keys * maximum_key + queries, largest, mask=there)
 
 
-def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, in_order: bool) -> None:
+def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, keys_are_positions: bool) -> None:
     """Fold the log weights of all heads into a running maximum, in place, in one launch.
 
     Args:
         source: In float32, bfloat16 or float16.
         keys: Key positions, n of them.
         queries: Query positions, Q of them.
-        maximum: (B, n, Q), float32, queries side by side. Where ``in_order``, entries with query < key may be left as
-            they are.
-        in_order: Whether keys stand where queries count from; False with one key a text.
+        maximum: (B, n, Q), float32, queries side by side. Where ``keys_are_positions``, entries with query < key may be
+            left as they are.
+        keys_are_positions: Whether keys stand where queries count from; False with one key a text.
     """
     query, key, lse = (_dense(values) for values in (source.query, source.key, source.log_sum_exp))
     bias = source.bias
@@ -118,7 +118,8 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, in_
             maximum, *maximum.stride()[:2], keys.start, key_count, queries.start, query_count,
             source.scale / (softcap or 1), softcap,
             groups=key.shape[1], sharing=source.heads // key.shape[1], head_size=source.head_size,
-            key_block=key_block, query_block=block, width=width, in_order=in_order, num_warps=warps, num_stages=2,
+            key_block=key_block, query_block=block, width=width, keys_are_positions=keys_are_positions,
+            num_warps=warps, num_stages=2,
         )  # fmt: skip
 
 

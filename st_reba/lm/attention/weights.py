@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..precision import summing_dtype, widened
+from ..precision import for_summing, summing_dtype
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
@@ -207,7 +207,7 @@ class StoredWeights:
     def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
         """As :meth:`LayerWeights.log_weights`, with R = 1."""
         # Clamped, because the gradient of log is infinite at the zeros of a causal map.
-        weights = widened(self.weights[texts, groups, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
+        weights = for_summing(self.weights[texts, groups, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
         return weights.log()[:, :, :, None]
 
     def at_keys(self, positions: Tensor) -> StoredWeights:

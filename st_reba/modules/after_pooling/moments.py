@@ -2,6 +2,6 @@
 
 import warnings
 
-from ..moments import Moments, embedding_moments, principal_directions, whole_dimension  # noqa: F401
+from ..moments import Moments, embedding_moments, principal_directions  # noqa: F401
 
 warnings.warn(f"{__name__} is now st_reba.modules.moments: import from there.", DeprecationWarning, stacklevel=2)

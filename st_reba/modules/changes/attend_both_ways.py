@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from transformers import PreTrainedModel
 
 from ...lm.attention import routes
-from ...lm.attention.changes import BothWays
-from ...lm.run import Effect
+from ...lm.attention.changes import Bidirectional
+from ...lm.run import PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
 
@@ -43,6 +43,6 @@ class _Turned(Fitted):
         super().__init__()
         self.layers = layers
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         padded = not bool(layout.on_host.attention_mask.all())
-        return Effect(masking=BothWays(self.layers, layout.attention_mask.bool(), padded))
+        return PassChange(masking=Bidirectional(self.layers, layout.attention_mask.bool(), padded))

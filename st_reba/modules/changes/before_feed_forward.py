@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...lm.anatomy import feed_forward
-from ...lm.run import Effect, Hook
+from ...lm.run import Hook, PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
 
@@ -47,8 +47,8 @@ class _LeftOut(Fitted):
         super().__init__()
         self.paths = paths
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(hooks={model.get_submodule(path): _adding_nothing() for path in self.paths})
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        return PassChange(hooks={model.get_submodule(path): _adding_nothing() for path in self.paths})
 
 
 def _adding_nothing() -> Hook:

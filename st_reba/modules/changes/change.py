@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...lm.run import Effect, StatesAt
+from ...lm.run import PassChange, StatesAt
 from ...text.layout import Layout
 from ...text.templates import Template
 from ..stored import check_magnitudes
@@ -86,12 +86,12 @@ class Fitted(nn.Module):
 
     FILE: ClassVar[str | None] = None
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What it does in one pass over a layout of B texts, to the model that it was fitted to or to a copy of it.
 
         ``layout.beside`` has what was seen of the change's companion, if it has one.
         """
-        return Effect()
+        return PassChange()
 
     def observer(self, model: PreTrainedModel, companion: Layout) -> StatesAt:
         """What looks on at one module when the change's companion is read, under all changes that have none."""

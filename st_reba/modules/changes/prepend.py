@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.anatomy import embedding_scale, layer_paths
-from ...lm.run import Effect, Hook
+from ...lm.run import Hook, PassChange
 from ...text.layout import PREPENDED, Layout
 from ...text.templates import PREPEND, Template
 from .change import Change, Fitted
@@ -97,7 +97,7 @@ class Slots(Fitted):
         drawn = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.register_buffer("initial_state", drawn.to(table.device))
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         slots = layout.copy_index <= PREPENDED
         source = self.sources(layout)
 
@@ -111,7 +111,7 @@ class Slots(Fitted):
 
         embeddings = model.get_input_embeddings()
         layers = [model.get_submodule(path) for path in self._paths[1 : self.layers]]
-        return Effect(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
+        return PassChange(hooks={embeddings: Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))})
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.attention import routes
-from ...lm.attention.changes import Rerouting
-from ...lm.run import Effect
+from ...lm.attention.changes import FirstKey
+from ...lm.run import PassChange
 from ...text.layout import Layout
 from .change import Change, Fitted
 
@@ -59,8 +59,8 @@ class _Rerouted(Fitted):
         self.layers = layers
         self.bias = bias
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
-        return Effect(rerouting=Rerouting(self.layers, layout.ends, self.bias))
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        return PassChange(rerouting=FirstKey(self.layers, layout.ends, self.bias))
 
 
 def middle_third(depth: int) -> range:

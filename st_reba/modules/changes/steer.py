@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from ...lm import backbone
 from ...lm.anatomy import output_projections
-from ...lm.precision import widened
-from ...lm.run import Effect, Hook, StatesAt, at, put
+from ...lm.precision import for_summing
+from ...lm.run import Hook, PassChange, StatesAt, at, put
 from ...text.layout import Layout
 from ...text.templates import USUAL_CONTRAST, Contrast, Template
 from .change import Change, Fitted
@@ -106,17 +106,17 @@ class _Steered(Fitted):
     def observer(self, model: PreTrainedModel, companion: Layout) -> StatesAt:
         return StatesAt([model.get_submodule(self._projection)], "before", companion.ends, halts=True)
 
-    def effect(self, model: PreTrainedModel, layout: Layout) -> Effect:
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         irrelevant, position = layout.beside[Steer.key], layout.ends
 
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))
 
-        return Effect(hooks={model.get_submodule(self._projection): Hook(before=steer)})
+        return PassChange(hooks={model.get_submodule(self._projection): Hook(before=steer)})
 
     def _difference(self, values: Tensor, irrelevant: Tensor) -> Tensor:
-        difference = widened(values) - widened(irrelevant)
-        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, widened(values)))
+        difference = for_summing(values) - for_summing(irrelevant)
+        length, before = (states.norm(dim=-1, keepdim=True) for states in (difference, for_summing(values)))
         # What differs by rounding alone is the same (so in a window that holds nothing but what both prompts end with):
         # it must not be blown up, here or by a norm that follows.
         same = length <= torch.finfo(values.dtype).eps ** 0.75 * before

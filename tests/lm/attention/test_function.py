@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from st_reba.lm.attention import weights as layer_weights
-from st_reba.lm.attention.changes import Rerouting
+from st_reba.lm.attention.changes import FirstKey
 from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.observers import Census, InChunks, RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
@@ -326,7 +326,7 @@ class TestRerouting:
         extras = CASES[case]
         mask = extras.get("mask")
         with (
-            passing(Pass(rerouting=Rerouting([0], self.POSITIONS, bias))),
+            passing(Pass(rerouting=FirstKey([0], self.POSITIONS, bias))),
             watching(observer) if observer else contextlib.nullcontext(),
         ):
             output, _ = observable_attention(
@@ -393,6 +393,6 @@ class TestRerouting:
 
     def test_only_in_its_layers_and_only_in_its_block(self):
         tensors = problem()
-        with passing(Pass(rerouting=Rerouting([1], self.POSITIONS))):
+        with passing(Pass(rerouting=FirstKey([1], self.POSITIONS))):
             torch.testing.assert_close(observable_attention(layer(0), *tensors, None)[0], naive(*tensors)[0])
         torch.testing.assert_close(observable_attention(layer(1), *tensors, None)[0], naive(*tensors)[0])

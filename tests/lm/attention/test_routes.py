@@ -41,7 +41,7 @@ class TestPrepare:
         with pytest.raises(ValueError, match="T5Model is an encoder-decoder. st_reba needs a decoder-only"):
             routes.prepare(model)
 
-    @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.NAME)])
+    @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.ATTENTION)])
     def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, expected):
         model = AutoModel.from_config(config(architecture)).eval()
         model.config._attn_implementation = "sdpa"
@@ -106,7 +106,7 @@ class TestAttentionRoute:
                 output, nothing = observable(*args, **kwargs)
                 return output * 1.5, nothing
 
-            monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.NAME, deaf)
+            monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.ATTENTION, deaf)
         assert routes.attention_route(model).through_function == harmless
 
 

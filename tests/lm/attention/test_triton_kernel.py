@@ -280,7 +280,7 @@ def test_it_compiles_for_gpus_that_are_not_here(dtype, capability, kernel, monke
     from triton.compiler import ASTSource
 
     function = triton.JITFunction(kernel._kernel.fn, do_not_specialize=kernel._OF_LENGTHS)
-    settings = {"groups": 8, "sharing": 4, "head_size": 64, "width": 64, "in_order": True}
+    settings = {"groups": 8, "sharing": 4, "head_size": 64, "width": 64, "keys_are_positions": True}
     block = 64 if dtype != "fp32" else 32
     constants = {**settings, "key_block": block, "query_block": block, "bias": None}
     pointers = {"query": f"*{dtype}", "key": f"*{dtype}", "lse": "*fp32", "maximum": "*fp32"}

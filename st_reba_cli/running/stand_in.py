@@ -10,7 +10,7 @@ from huggingface_hub import cached_assets_path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..files import whole_directory
+from st_reba.files import whole_directory
 
 #: Changes with what is made, so that an older one is not found any more.
 _FORMAT = 1
