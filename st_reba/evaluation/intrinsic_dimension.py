@@ -13,7 +13,7 @@ from ..lm import backbone
 from ..lm.anatomy import anatomy_of
 from ..lm.run import Hook, hooked
 from ..modules import CausalTransformer
-from ..modules.changes.reroute import middle_third
+from ..modules.changes import middle_third
 from ..text.layout import Layout
 
 #: Fewer points say nothing about a dimension.

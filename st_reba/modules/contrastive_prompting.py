@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, cast
 
 from sentence_transformers.base.modules import Transformer
 
@@ -11,9 +10,7 @@ from ..lm import backbone
 from ..settings import Setting, choice
 from ..text.templates import USUAL_CONTRAST, Template, preset
 from .base import PoolOver
-from .changes import Change, Steer
-from .changes.change import listed
-from .changes.steer import IRRELEVANT, Scale
+from .changes import IRRELEVANT, Scale, Steer
 from .early_exit import EarlyExitModule
 
 AT_THE_END: Setting[PoolOver] = choice(
@@ -58,7 +55,6 @@ class ContrastivePromptingModule(EarlyExitModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*EarlyExitModule.config_keys, "contrast_layer", "scale", "auxiliary_template"]
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Steer)
     method = "Contrastive prompting"
     equation = (
         r"e = h_n, \quad \text{where in layer } l \text{ attention hands on } "
@@ -80,7 +76,6 @@ class ContrastivePromptingModule(EarlyExitModule):
         output_layer: int | None = None,
         final_norm: bool | None = None,
         pool_over: PoolOver = "all",
-        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         parsed, known = Template.parse(template), preset(template)
@@ -98,11 +93,11 @@ class ContrastivePromptingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
-            changes=[steering, *listed(changes)],
+            own_changes=[steering],
             **transformer_kwargs,
         )
-        made, _ = self._fitted_as(Steer)
-        self.contrast_layer = made.contrast_layer
+        made = self.change(Steer)
+        self.contrast_layer = cast(int, made.contrast_layer)
         self.scale = made.scale
         self.auxiliary_template = made.auxiliary_template
         self._set_rows("last")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,8 +13,7 @@ from ..settings import flag
 from ..text.layout import Layout
 from .base import PoolOver, Rows
 from .causal_transformer import CausalTransformer
-from .changes import Change, Reroute
-from .changes.change import listed
+from .changes import Reroute
 from .readout import Reading
 
 HYBRID = flag("hybrid")
@@ -57,7 +56,6 @@ class KVReroutingModule(CausalTransformer):
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
     POOL_OVER: ClassVar[PoolOver] = "all"
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*CausalTransformer.NAMED_CHANGES, Reroute)
     method = "KV re-routing"
     equation = (
         r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
@@ -81,7 +79,6 @@ class KVReroutingModule(CausalTransformer):
         pool_over: PoolOver | None = None,
         hybrid: bool = True,
         rows: Rows | None = None,
-        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         rerouting = Reroute(layers, prefix_bias)
@@ -98,11 +95,11 @@ class KVReroutingModule(CausalTransformer):
             template=template,
             pool_over=pool_over,
             rows=rows,
-            changes=[rerouting, *listed(changes)],
+            own_changes=[rerouting],
             **transformer_kwargs,
         )
-        made, _ = self._fitted_as(Reroute)
-        self.layers = list(made.layers)
+        made = self.change(Reroute)
+        self.layers = list(made.layers or ())
         self.prefix_bias = made.prefix_bias
         self.hybrid = hybrid
 

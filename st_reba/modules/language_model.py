@@ -6,8 +6,9 @@ import contextlib
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -20,9 +21,11 @@ from ..lm.run import Halt, PassChange, StatesAt, run
 from ..lm.shortened import shortened
 from ..lm.view import view
 from ..text.layout import Layout
-from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .checks import check_inside, check_length, check_transformer_kwargs
+
+_Change = TypeVar("_Change", bound=Change)
 
 #: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
@@ -54,6 +57,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
             other stays as it is, and none of its settings is taken over.
         changes: What is changed while it reads: see :mod:`st_reba.modules.changes`.
+        own_changes: What the method's own settings change. It is saved by these settings.
         bidirectional_layers: How many of the last layers attend to later tokens too; as :class:`AttendBothWays`.
         output_layer: After which layer to stop; as :class:`EarlyExit`. None: ``usual_output_layer``.
         usual_output_layer: The same where neither this nor ``changes`` says; below a model's first layer, that one.
@@ -70,14 +74,12 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
     #: The share of the layers that is run where nothing says after which to stop; None: all of them.
     SHARE: ClassVar[float | None] = None
 
-    #: The changes that settings of the class' own name, under which they are saved.
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (AttendBothWays, BeforeFeedForward, EarlyExit)
-
     def __init__(
         self,
         model_name_or_path: str | Transformer,
         *,
         changes: Sequence[Change | Mapping[str, Any]],
+        own_changes: Sequence[Change],
         bidirectional_layers: int,
         output_layer: int | None,
         usual_output_layer: int | None,
@@ -91,7 +93,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
                 f"bidirectional_layers={bidirectional_layers!r}: give the number of last layers that attend both ways, "
                 "0 or more."
             )
-        named: list[Change] = [AttendBothWays(bidirectional_layers)] if bidirectional_layers else []
+        named = [*own_changes, *([AttendBothWays(bidirectional_layers)] if bidirectional_layers else [])]
         if readout == "before_mlp":
             named.append(BeforeFeedForward())
         if output_layer is not None:
@@ -128,12 +130,12 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         # Set where a module watches attention: see run.
         self._route: routes.AttentionRoute | None = None
         routes.prepare(self.model)
-        others = [
-            change.resolved(self.model, self._whole_depth) for change in wanted if not isinstance(change, EarlyExit)
-        ]
+        others = [change.on(self.model, self._whole_depth) for change in wanted if not isinstance(change, EarlyExit)]
         #: What is changed while it reads, what the class' own settings say included.
         self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
-        self._fitted = nn.ModuleList(change.fitted(self.model) for change in self.changes)
+        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
+        #: Those of them that settings of the class' own say, by which they are saved.
+        self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
         self.readout = "layer"
         if any(isinstance(change, BeforeFeedForward) for change in self.changes):
             self.readout = "before_mlp"
@@ -166,9 +168,9 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         depth = self._whole_depth
         for change in changes:
             if isinstance(change, EarlyExit):
-                return change.resolved(self.model, depth)
+                return change.on(self.model, depth)
         if usual is not None:
-            return EarlyExit(max(usual, -depth)).resolved(self.model, depth)
+            return EarlyExit(max(usual, -depth)).on(self.model, depth)
         return None if self.SHARE is None else EarlyExit(max(1, round(self.SHARE * depth)))
 
     @property
@@ -176,13 +178,9 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """Whether the states of what stands before a token are the same whatever follows, so that they can be kept."""
         return not any(change.looks_ahead or change.replaces == "masks" for change in self.changes)
 
-    def _fitted_as(self, kind: type[Change]) -> tuple[Any, Any]:
-        """A change that is made, with the settings that it has on this model, and what it is there."""
-        return next(
-            (change, fitted)
-            for change, fitted in zip(self.changes, self._fitted, strict=True)
-            if isinstance(change, kind)
-        )
+    def change(self, kind: type[_Change]) -> _Change:
+        """The change of this kind, which the module makes, with the settings that it has on this model."""
+        return next(change for change in self.changes if isinstance(change, kind))
 
     def layer(self, index: int) -> nn.Module:
         """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
@@ -205,8 +203,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
 
     def read_companion(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
         """(B, ...): what a change sees of B texts in the layout of its companion."""
-        fitted = self._fitted[self.changes.index(change)]
-        observer = cast(Fitted, fitted).observer(self.model, layout)
+        observer = change.observer(self.model, layout)
         with contextlib.suppress(Halt):
             self.run(layout, observe=observer, is_companion=True, **kwargs)
         return observer.states()[0]
@@ -248,9 +245,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             return routes.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
 
         effects = [
-            cast(Fitted, fitted).effect(self.model, layout)
-            for change, fitted in zip(self.changes, self._fitted, strict=True)
-            if change.companion is None or not is_companion
+            made.effect(self.model, layout) for made in self.changes if made.companion is None or not is_companion
         ]
         changes = [effect for effect in (*effects, *change) if effect]
         hands_out_maps = self._route is not None and not self._route.through_function
@@ -294,10 +289,8 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             model_name_or_path = backbone_of(model_name_or_path)
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
         where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
-        for fitted in module._fitted:
-            cast(Fitted, fitted).load(
-                lambda file: cls.load_file_path(model_name_or_path, file, subfolder=subfolder, **where), cls.__name__
-            )
+        find = partial(cls.load_file_path, model_name_or_path, subfolder=subfolder, **where)
+        module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
         return module
 
     @classmethod
@@ -318,7 +311,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         if config.get("readout") == "layer":
             del config["readout"]
         # What settings of the class' own say is among the changes, and not saved twice.
-        others = [change.settings() for change in self.changes if not isinstance(change, self.NAMED_CHANGES)]
+        others = [change.settings() for change in self.changes if change not in self.own_changes]
         return {**config, "changes": others} if others else config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
@@ -329,8 +322,8 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         """
         backbone.check_it_can_be_saved(self.model)
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
-        for fitted in self._fitted:
-            cast(Fitted, fitted).save(Path(output_path))
+        for change in self.changes:
+            change.save(Path(output_path))
         note_requirement(Path(output_path))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from sentence_transformers.base.modules import Transformer
@@ -10,9 +9,7 @@ from torch import Tensor
 
 from ..text.templates import PREPENDED_ONE_WORD, Preset, Template
 from .base import PoolOver, Rows
-from .changes import Change, Prepend
-from .changes.change import listed
-from .changes.prepend import Slots
+from .changes import Prepend
 from .checks import ROWS, chosen
 from .early_exit import EarlyExitModule
 
@@ -61,7 +58,6 @@ class TokenPrependingModule(EarlyExitModule):
 
     #: What is changed.
     PREPENDING: ClassVar[type[Prepend]] = Prepend
-    NAMED_CHANGES: ClassVar[tuple[type[Change], ...]] = (*EarlyExitModule.NAMED_CHANGES, Prepend)
 
     def __init__(
         self,
@@ -74,7 +70,6 @@ class TokenPrependingModule(EarlyExitModule):
         seed: int = 0,
         pool_over: PoolOver | None = None,
         rows: Rows | None = None,
-        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
@@ -87,10 +82,10 @@ class TokenPrependingModule(EarlyExitModule):
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
-            changes=[prepending, *listed(changes)],
+            own_changes=[prepending],
             **transformer_kwargs,
         )
-        made, _ = self._fitted_as(Prepend)
+        made = self.change(Prepend)
         self.prepend_layers = made.prepend_layers
         self.seed = seed
         self._set_rows(handed_on)
@@ -98,4 +93,4 @@ class TokenPrependingModule(EarlyExitModule):
     @property
     def initial_state(self) -> Tensor:
         """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
-        return cast(Slots, self._fitted_as(Prepend)[1]).initial_state
+        return cast(Tensor, self.change(Prepend).initial_state)

@@ -398,10 +398,10 @@ class TestSaved:
 
     def test_the_vector_of_a_slot(self, loaded, tmp_path):
         module = EchoModule(loaded["llama"], changes=[PREPEND])
-        [slots] = module._fitted
-        slots.initial_state += 1
+        state = module.change(Prepend).initial_state
+        state += 1
         self.saved(module, tmp_path)
-        assert torch.equal(EchoModule.load(str(tmp_path))._fitted[0].initial_state, slots.initial_state)
+        assert torch.equal(EchoModule.load(str(tmp_path)).change(Prepend).initial_state, state)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -444,15 +444,6 @@ class TestSaved:
             register(type("Other", (Change,), {"key": "unmasked"}))
 
 
-class Turned(Fitted):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def effect(self, model, layout):
-        return PassChange(masking=Bidirectional(self.layers, layout.attention_mask.bool()))
-
-
 @register
 @dataclass(frozen=True)
 class NoMask(Change):
@@ -462,9 +453,47 @@ class NoMask(Change):
     key: ClassVar[str] = "unmasked"
     replaces: ClassVar[Literal["masks"]] = "masks"
 
-    def fitted(self, model):
+    def on(self, model, depth):
         model.set_attn_implementation("st_reba")
-        return Turned(range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers))
+        return self
+
+    def effect(self, model, layout):
+        layers = range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers)
+        return PassChange(masking=Bidirectional(layers, layout.attention_mask.bool()))
+
+
+class Turned(Fitted):
+    def __init__(self, change, model):
+        super().__init__()
+        self.change = change.on(model, model.config.num_hidden_layers)
+
+    def effect(self, model, layout):
+        return self.change.effect(model, layout)
+
+
+@register
+@dataclass(frozen=True)
+class FormerNoMask(Change):
+    """The same as changes were written until version 0.7."""
+
+    last: int
+    key: ClassVar[str] = "unmasked-formerly"
+
+    def fitted(self, model):
+        return Turned(NoMask(self.last), model)
+
+
+def test_a_change_with_the_former_method(loaded, tmp_path):
+    texts = TEXTS[:2]
+    expected = read(EchoModule(loaded["llama"], changes=[NoMask(2)]), texts)
+    with pytest.warns(DeprecationWarning, match="FormerNoMask has the method fitted: give it on"):
+        module = EchoModule(loaded["llama"], changes=[FormerNoMask(2)])
+    assert all(map(torch.equal, read(module, texts), expected))
+    module.save(str(tmp_path))
+    with pytest.warns(DeprecationWarning, match="has the method fitted"):
+        again = EchoModule.load(str(tmp_path))
+    assert again.changes == (FormerNoMask(2),)
+    assert all(map(torch.equal, read(again, texts), expected))
 
 
 def test_texts_with_prompts_of_their_own_are_steered_alike(loaded):

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from st_reba import CausalTransformer, KVReroutingModule
-from st_reba.modules.changes.reroute import middle_third
+from st_reba.modules.changes import middle_third
 from st_reba.reading.layers import LayerReader
 
 from .. import oracles

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, TokenPrependingModule
-from st_reba.modules.changes.prepend import Slots
+from st_reba.modules.changes import Prepend
 
 from .. import oracles
 from ..backbones import TEXTS, own, third
@@ -105,7 +105,7 @@ class TestOnDisk:
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
-        assert list(load_file(own(tmp_path) / Slots.FILE)) == ["initial_state"]
+        assert list(load_file(own(tmp_path) / Prepend.FILE)) == ["initial_state"]
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert torch.equal(loaded[0].initial_state, model[0].initial_state)
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
@@ -113,7 +113,7 @@ class TestOnDisk:
     @pytest.mark.parametrize("state", [{"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}])
     def test_a_vector_of_another_model(self, state, shared, tmp_path):
         pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
-        save_file(state, str(own(tmp_path) / Slots.FILE))
+        save_file(state, str(own(tmp_path) / Prepend.FILE))
         with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 values'):
             SentenceTransformer(str(tmp_path), device="cpu")
 
