@@ -10,6 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
@@ -19,25 +20,29 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..hub import card, compat
+from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Effect, Halt, StatesAt, recording, run
+from ..lm.run import Halt, PassChange, StatesAt, recording, run
 from ..lm.shortened import shortened
 from ..lm.view import view
-from ..settings import NO_LIMIT, Setting, choice, flag, optional, shown, tokens, whole
-from ..text.layout import NOT_TEXT, Layout, feature_names
+from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
+from ..text.layout import NOT_TEXT, Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..text.tokens import Span, special_tokens, tokenized
-from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Fitted, combined, from_settings
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, picked, without_empty
 
+#: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
+_WHERE = ("token", "cache_folder", "revision", "local_files_only")
+
 _Value = TypeVar("_Value")
+_Change = TypeVar("_Change", bound=Change)
 
 #: The most copies any module takes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_COPIES = 1024
@@ -55,6 +60,7 @@ DETERMINISTIC = flag("deterministic")
 ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
 # Of ST's own, those with which the module would not be what it is.
 _OF_TRANSFORMER: tuple[Setting[Any], ...] = (
+    optional(flag("unpad_inputs")),
     tokens("query_length"),
     tokens("document_length"),
     Setting(
@@ -136,6 +142,7 @@ class CausalModule(SafeTransformer):
             ST's ``Dense`` does not.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
+        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
@@ -181,9 +188,6 @@ class CausalModule(SafeTransformer):
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
     shares: ClassVar[tuple[float, ...]] = (1.0,)
 
-    #: The changes that settings of the class's own name, under which they are saved.
-    own_changes: Sequence[Change] = ()
-
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows = "all"
 
@@ -210,6 +214,7 @@ class CausalModule(SafeTransformer):
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
         changes: Sequence[Change | Mapping[str, Any]] = (),
+        own_changes: Sequence[Change] = (),
         **transformer_kwargs: Any,
     ) -> None:
         preset = preset or Preset(str(template))
@@ -223,35 +228,31 @@ class CausalModule(SafeTransformer):
                 f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
                 'they are tokenised on their own; use "pieces", or leave it out.'
             )
-        wanted = self._wanted(bidirectional_layers, READOUT.check(readout), output_layer, changes)
-        self.bidirectional_layers = sum(
-            change.bidirectional_layers for change in wanted if isinstance(change, AttendBothWays)
-        )
-        before_mlp = any(isinstance(change, BeforeFeedForward) for change in wanted)
-        self.readout: Literal["layer", "before_mlp"] = "before_mlp" if before_mlp else "layer"
-        self._template = template
-        self._warned_empty = False
-        self._load(model_name_or_path, transformer_kwargs)
-        self._set_up(wanted, preset.output_layer)
-        # Refused here, and not at the first text, where template and changes leave no room for one.
-        self._room()
-
-    def _wanted(
-        self,
-        bidirectional_layers: int,
-        readout: str,
-        output_layer: int | None,
-        changes: Sequence[Change | Mapping[str, Any]],
-    ) -> tuple[Change, ...]:
-        """All changes that the settings name, and those of ``changes``."""
-        own = [*self.own_changes]
+        own = [*own_changes]
         if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
             own.append(AttendBothWays(bidirectional_layers))
-        if readout == "before_mlp":
+        if READOUT.check(readout) == "before_mlp":
             own.append(BeforeFeedForward())
         if output_layer is not None:
             own.append(EarlyExit(output_layer))
-        return combined(type(self).__name__, own, changes, self._unfit)
+        wanted = combined(type(self).__name__, own, changes, self._unfit)
+        self._template = template
+        self._warned_empty = False
+        self._load(model_name_or_path, transformer_kwargs)
+        #: What is changed while the model reads.
+        self.changes = self._made(wanted, preset.output_layer)
+        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
+        #: Those of them that settings of the class's own say, by which they are saved.
+        self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
+        self.readout = "before_mlp" if any(isinstance(each, BeforeFeedForward) for each in self.changes) else "layer"
+        self.bidirectional_layers = sum(
+            change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
+        )
+        self._companions = {
+            change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
+        }
+        # Refused here, and not at the first text, where template and changes leave no room for one.
+        self._room()
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
@@ -284,22 +285,19 @@ class CausalModule(SafeTransformer):
         compat.share(other, self)
         if isinstance(other, SafeTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
-        self.can_flatten_inputs = False
+        self.unpad_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
         self.model = view(other.model)
 
-    def _set_up(self, wanted: Sequence[Change], usual_output_layer: float | None) -> None:
-        """Set the backbone up for what is changed, and for where the model ends."""
-        #: Layers of the whole model, those above the output layer included, which are then not run.
+    def _made(self, wanted: Sequence[Change], usual_output_layer: float | None) -> tuple[Change, ...]:
+        """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
+        #: Layers of the whole model; those above the output layer are not run.
         self.whole_depth = backbone.depth(self.model)
-        exits: list[Change] = [change for change in wanted if isinstance(change, EarlyExit)]
+        exits = [change for change in wanted if isinstance(change, EarlyExit)]
         if not exits and usual_output_layer is not None:
-            share = isinstance(usual_output_layer, float)
-            layer = round(usual_output_layer * self.whole_depth) if share else usual_output_layer
-            # Below a model's first layer, that one.
-            exits = [EarlyExit(max(1 if share else -self.whole_depth, int(layer)))]
-        leaving = [cast(EarlyExit, change.resolved(self.model, self.whole_depth)) for change in exits]
-        self.output_layer = leaving[0].output_layer if leaving else None
+            exits = [EarlyExit(self._as_layer(usual_output_layer))]
+        exits = [leaving.on(self.model, self.whole_depth) for leaving in exits]
+        self.output_layer = exits[0].output_layer if exits else None
         if self.output_layer is not None:
             self.model = shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
@@ -310,29 +308,18 @@ class CausalModule(SafeTransformer):
         # Set where a module watches attention: see run.
         self._route: routes.AttentionRoute | None = None
         routes.prepare(self.model)
-        others = [
-            change.resolved(self.model, self.whole_depth) for change in wanted if not isinstance(change, EarlyExit)
-        ]
-        #: What is changed while it reads, what the class's own settings say included.
-        self.changes: tuple[Change, ...] = (*leaving, *others)
-        self._fitted = nn.ModuleList(change.fitted(self.model) for change in self.changes)
-        self._companions = {
-            change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
-        }
+        others = [change for change in wanted if not isinstance(change, EarlyExit)]
+        return (*exits, *(change.on(self.model, self.whole_depth) for change in others))
 
-    @property
-    def added_changes(self) -> list[Change]:
-        """The changes that no setting of the class's own names: what is saved under ``changes``."""
-        named = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, self.own_changes))
-        return [change for change in self.changes if not isinstance(change, named)]
+    def _as_layer(self, usual: float) -> int:
+        """An output layer, or a share of the layers, as an output layer that there is: below the first, the first."""
+        if isinstance(usual, float):
+            return max(1, round(usual * self.whole_depth))
+        return max(usual, -self.whole_depth)
 
-    def _fitted_as(self, kind: type[Change]) -> tuple[Any, Any]:
-        """A change that is made, with the settings that it has on this model, and what it is there."""
-        return next(
-            (change, fitted)
-            for change, fitted in zip(self.changes, self._fitted, strict=True)
-            if isinstance(change, kind)
-        )
+    def change(self, kind: type[_Change]) -> _Change:
+        """The change of this kind, which the module makes, with the settings that it has on this model."""
+        return next(change for change in self.changes if isinstance(change, kind))
 
     def _changed(self, template: Template) -> Template:
         """A template with what the module's changes need in it."""
@@ -370,14 +357,8 @@ class CausalModule(SafeTransformer):
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST when the pipeline is complete: give it our model card, and look at its pooling."""
-        card.adopt(model)
+        super().on_model_ready(model)
         self.check_pooling(model)
-
-    def extra_repr(self) -> str:
-        return shown(self, [key for key in self.config_keys if key not in Transformer.config_keys])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
     # Text in
 
@@ -452,8 +433,7 @@ class CausalModule(SafeTransformer):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
-            and those of the changes' companions, ``input_ids_of_steer`` and so on. Where the model is on an
-            accelerator, ``layout_at_home`` besides, which stays in the host's memory; not in training.
+            and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
             ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
@@ -463,21 +443,17 @@ class CausalModule(SafeTransformer):
             return {}
         prompts, texts = self._split(inputs, prompt or "")
         layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
-        if not self._warned_empty and bool((layouts[0].text_length == 0).any()):
+        if not self._warned_empty and bool((layouts[0].text_lengths == 0).any()):
             self._warned_empty = True
             warnings.warn(
                 "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
                 "This warning comes once.",
                 stacklevel=2,
             )
-        # The host can still look at a layout whose tensors have been moved to an accelerator. In training, losses of ST
-        # join features and cut them apart, which they do to tensors alone.
-        kept_at_home = not self.training and backbone.device(self.model).type != "cpu"
-        features: dict[str, Any] = {}
-        for key, layout in zip(("", *self._companions), layouts, strict=True):
+        for layout in layouts:
             self._check_ids(layout)
-            features |= (replace(layout, at_home=layout) if kept_at_home else layout).features(key)
-        return features
+        companions = dict(zip(self._companions, layouts[1:], strict=True))
+        return replace(layouts[0], companions=companions).features()
 
     def _check_ids(self, layout: Layout) -> None:
         """Refuse token ids that the model has no embedding for, at which PyTorch would stop in words of its own."""
@@ -587,7 +563,7 @@ class CausalModule(SafeTransformer):
         layout: Layout,
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
-        change: Sequence[Effect] = (),
+        change: Sequence[PassChange] = (),
         observe: Observer | StatesAt | None = None,
         is_companion: bool = False,
         **kwargs: Any,
@@ -612,23 +588,21 @@ class CausalModule(SafeTransformer):
                 checkpointing.
         """
 
+        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
+
         def forward() -> Tensor:
-            return self._forward({"input_ids": layout.input_ids} if inputs is None else inputs(), **kwargs)
+            return self._forward({"input_ids": input_ids} if inputs is None else inputs(), **kwargs)
 
         def show_maps(observer: Observer) -> Tensor:
-            return routes.run_and_show_maps(self.model, layout.input_ids, observer, **kwargs)
+            return routes.run_and_show_maps(self.model, input_ids, observer, **kwargs)
 
-        effects = [
-            cast(Fitted, fitted).effect(self.model, layout)
-            for own, fitted in zip(self.changes, self._fitted, strict=True)
-            if own.companion is None or not is_companion
-        ]
+        made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
         hands_out_maps = self._route is not None and not self._route.through_function
         return run(
             self.model,
             forward,
             show_maps=show_maps if hands_out_maps else None,
-            change=[effect for effect in (*effects, *change) if effect],
+            change=[effect for effect in (*made, *change) if effect],
             observe=observe,
             reader=self._reader,
         )
@@ -644,21 +618,20 @@ class CausalModule(SafeTransformer):
         changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
         return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
 
-    def _seen(self, layout: Layout, features: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
         """What changes see of the texts in layouts of their own, for each row of the layout."""
         found = {}
-        for change, fitted in zip(self.changes, self._fitted, strict=True):
+        for change in self.changes:
             if change.companion is not None:
-                companion = Layout.of(features, change.key)
-                texts = len(companion.input_ids)
-                size = 1 if self.deterministic else CausalModule._part_size(self, layout)
-                parts = [companion.part(part) for part in in_parts(texts, size)]
-                seen = torch.cat([self._seen_by(cast(Fitted, fitted), part, **kwargs) for part in parts])
-                found[change.key] = seen.repeat_interleave(len(layout.input_ids) // texts, dim=0)
+                companion = layout.companions[change.key]
+                size = 1 if self.deterministic else CausalModule._part_size(self, companion)
+                parts = [companion.part(part) for part in in_parts(len(companion.input_ids), size)]
+                seen = torch.cat([self._seen_by(change, part, **kwargs) for part in parts])
+                found[change.key] = seen.repeat_interleave(self.rows_per_text, dim=0)
         return found
 
-    def _seen_by(self, fitted: Fitted, companion: Layout, **kwargs: Any) -> Tensor:
-        observer = fitted.observer(self.model, companion)
+    def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
+        observer = change.observer(self.model, companion)
         with contextlib.suppress(Halt):
             self.run(companion, observe=observer, is_companion=True, **kwargs)
         return observer.states()[0]
@@ -682,7 +655,7 @@ class CausalModule(SafeTransformer):
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
         if not backbone.hidden_states_are_asked_for(self.model):
-            return self._handed_on(features, self._read_batch(features, **kwargs))
+            return self._handed_on(features, Layout.of(features), **kwargs)
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.
         features.clear()
@@ -709,7 +682,7 @@ class CausalModule(SafeTransformer):
         """
         self.check_all_layers()
         with recording(self.model, anatomy.layer_paths(self.model), norm) as record:
-            found = self._handed_on(features, self._read_batch(features, **kwargs))
+            found = self._handed_on(features, Layout.of(features), **kwargs)
         layers = record.split(found["token_embeddings"])
         return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
 
@@ -731,12 +704,16 @@ class CausalModule(SafeTransformer):
                 "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
             )
 
-    def _read_batch(self, features: dict[str, Any], **kwargs: Any) -> TokenVectors:
-        """What the method reads, of states that went through the final norm, or did not."""
+    def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
+        """The features with what is read of a batch in place of its layout."""
         with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
-            layout = Layout.of(features)
-            layout = replace(layout, beside=self._seen(layout, features, **kwargs))
-            return joined(self._read_parts(layout, **kwargs))
+            seen = replace(layout, seen=self._seen(layout, **kwargs))
+            states, mask, ids, extra = joined(self._read_parts(seen, **kwargs))
+        states, mask = without_empty(states, mask, layout.text_lengths == 0)
+        rest = {name: value for name, value in features.items() if name not in layout.features()}
+        if self.deterministic:
+            rest[ONE_BY_ONE] = True
+        return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
     def _read_parts(self, layout: Layout, **kwargs: Any) -> list[TokenVectors]:
         """What the method reads, part by part."""
@@ -753,13 +730,13 @@ class CausalModule(SafeTransformer):
         activations of: larger batches are slower, and padded further.
         """
         batch, length = layout.input_ids.shape
-        if layout.input_ids.device.type != "cpu":
+        if backbone.device(self.model).type != "cpu":
             return batch
         return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """The method. Here: the last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self.selected(layout.on_host)
+        selected = self.selected(layout)
         if self.rows == "last":
             selected = last_of(selected)
         return picked(self.run(layout, **kwargs), layout.input_ids, selected)
@@ -773,7 +750,7 @@ class CausalModule(SafeTransformer):
         """(B, N): the tokens that ``pool_over`` names, of the copies that are read."""
         if self.pool_over == "whole":
             # The slots of token prepending hold no token.
-            return layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)
+            return layout.attention_mask & (layout.copy_index >= NOT_TEXT)
         first_copy, last_copy = self.copies_read
         copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
         if self.pool_over == "text":
@@ -781,21 +758,11 @@ class CausalModule(SafeTransformer):
         reached = copies.cummax(dim=1).values
         if first_copy == 0:
             reached = reached | (layout.text_starts == self._leading())[:, None]
-        return reached & layout.attention_mask.bool() & (layout.copy_index >= NOT_TEXT)
+        return reached & layout.attention_mask & (layout.copy_index >= NOT_TEXT)
 
     def _leading(self) -> int:
         """How many special tokens stand before everything else in a layout."""
         return len(special_tokens(self._tokenizer)[0])
-
-    def _handed_on(self, features: dict[str, Any], vectors: TokenVectors) -> dict[str, Any]:
-        """The features with what was read of a batch."""
-        states, mask = without_empty(vectors.states, vectors.mask, Layout.of(features).text_length == 0)
-        laid_out = {name for of in ("", *self._companions) for name in feature_names(of)}
-        rest = {name: value for name, value in features.items() if name not in laid_out}
-        if self.deterministic:
-            rest[ONE_BY_ONE] = True
-        found = {"token_embeddings": states, "attention_mask": mask.long(), "input_ids": vectors.ids}
-        return {**rest, **vectors.extra, **found}
 
     # Chunks of a text, of which :func:`st_reba.encode_chunks` makes vectors
 
@@ -823,7 +790,7 @@ class CausalModule(SafeTransformer):
     def leading_handed_on(self, layout: Layout) -> Tensor:
         """(B,): how many tokens :meth:`forward` hands on before those of the text."""
         if self.pool_over == "text" or self.copies > 1:
-            return torch.zeros_like(layout.text_length)
+            return torch.zeros_like(layout.text_lengths)
         return (layout.text_starts == self._leading()).long() * self._leading()
 
     def read_chunk(self, vectors: TokenVectors) -> TokenVectors:
@@ -847,8 +814,10 @@ class CausalModule(SafeTransformer):
                 has, a change is none that is registered, or weights are missing.
         """
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        for fitted in module._fitted:
-            cast(Fitted, fitted).load(cls.finder(model_name_or_path, subfolder, *args, **kwargs), cls.__name__)
+        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
+        place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        find = partial(cls.load_file_path, place, subfolder=subfolder, **where)
+        module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
         return module
 
     @classmethod
@@ -865,11 +834,10 @@ class CausalModule(SafeTransformer):
 
     def get_config_dict(self) -> dict[str, Any]:
         config = super().get_config_dict()
-        config = {key: value for key, value in config.items() if key not in ("changes", "unpad_inputs")}
-        if config.get("readout") == "layer":
-            del config["readout"]
-        added = [change.settings() for change in self.added_changes]
-        return {**config, "changes": added} if added else config
+        config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
+        # Settings that came later are written where they are not what all models had before.
+        usual = {"readout": "layer", "changes": []}
+        return {key: value for key, value in config.items() if usual.get(key) != value or key not in usual}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
@@ -879,6 +847,6 @@ class CausalModule(SafeTransformer):
         """
         backbone.check_it_can_be_saved(self.model)
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
-        for fitted in self._fitted:
-            cast(Fitted, fitted).save(Path(output_path))
+        for change in self.changes:
+            change.save(Path(output_path))
         note_requirement(Path(output_path))
