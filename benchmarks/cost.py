@@ -105,13 +105,13 @@ class PaperReBA(CausalTransformer):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         n = layout.input_ids.shape[1]
-        output = self.model(input_ids=layout.input_ids.repeat(1, 2), output_attentions=True)
+        output = self.model(input_ids=layout.input_ids.repeat(1, 2).to(self.model.device), output_attentions=True)
         fused = torch.zeros_like(output.attentions[0][:, 0])
         for layer in output.attentions:
             for attention in layer.unbind(1):
                 fused = torch.maximum(fused, (attention + attention.mT) / 2)
         words = fused[:, :n].triu() @ output.last_hidden_state
-        return Reading(words, layout.attention_mask.bool(), layout.input_ids)
+        return Reading(words, layout.attention_mask.to(words.device), layout.input_ids.to(words.device))
 
 
 class PaperReBAOneByOne(PaperReBA):

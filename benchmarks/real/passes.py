@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from st_reba.compare.sweep import names, of_copies
@@ -49,7 +48,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     pools = {name: Pooling(module.get_embedding_dimension(), mode) for name, mode in POOLINGS.items()}
 
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
-        whole = Layout.of(batch_to_device(module.preprocess(list(texts)), module.model.device))
+        whole = Layout.of(module.preprocess(list(texts)))
         parts = []
         for part in module.parts(whole):
             layout = whole.part(part)

@@ -11,7 +11,6 @@ import torch
 from rich.progress import track
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..lm.backbone import device
@@ -186,11 +185,11 @@ class RecipeSweep:
         pending, shorter = list(range(len(texts))), -1
         for limit, module in most.items():
             layout = Layout.of(module.preprocess([texts[index] for index in pending], prompt=prompt))
-            lengths = layout.text_length.tolist()
+            lengths = layout.text_lengths.tolist()
             more = [row for row, length in enumerate(lengths) if length > shorter]
             if not more:
                 break
-            layout = Layout.of(batch_to_device(layout.part(torch.tensor(more)).features(), self.device))
+            layout = layout.part(torch.tensor(more))
             reader = copy.copy(module)
             reader.rows = rows
             for part in reader.parts(layout):
@@ -212,7 +211,7 @@ class RecipeSweep:
         chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
         if len(chosen) == 0:
             return
-        layout = Layout.of(batch_to_device(layouts[0].part(chosen).features(), self.device))
+        layout = layouts[0].part(chosen)
         for part in self._classical.parts(layout):
             features = self._classical(layout.part(part).features())
             reading = RecipeVectors(names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
@@ -221,7 +220,7 @@ class RecipeSweep:
 
 def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
     """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
-    empty = layout.text_length == 0
+    empty = layout.text_lengths == 0
     for copies, reading, sums, _ in of_copies(module, layout):
         for recipe, states in zip(names(copies), (reading.states, sums.to(reading.states.dtype)), strict=True):
             yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
@@ -240,12 +239,10 @@ def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, Reading
     """
     weights, states = module.look_back(layout)
     first = layout.input_ids.shape[1] - states.shape[1]
-    copy_index, on_host, ids = (
-        index[:, first:] for index in (layout.copy_index, layout.on_host.copy_index, layout.input_ids)
-    )
+    copy_index, ids = layout.copy_index[:, first:], layout.input_ids[:, first:]
     for number in range(module.repetitions):
-        selected = on_host == number
-        own = weights * (copy_index <= number)[:, None].to(weights.device)
+        selected = copy_index == number
+        own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
         reading = compact(states, ids, last_of(selected) if module.rows == "last" else selected)
         yield number + 1, reading, weighted_sum(own, states), own.sum(dim=-1, keepdim=True)
 

@@ -51,7 +51,7 @@ class Pass:
             layout = module.lay_out([text])
             tokens.append(int(layout.attention_mask.sum()))
             # Where there are several layouts of a text, each has all of it.
-            lengths.append(int(layout.text_length[0]))
+            lengths.append(int(layout.text_lengths[0]))
         more = lengths[1] - lengths[0]
         copies = (tokens[1] - tokens[0]) / more if more else float(module.copies)
         beside = max(0.0, tokens[0] - copies * lengths[0])

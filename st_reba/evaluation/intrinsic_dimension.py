@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from ..lm import backbone
@@ -123,7 +122,7 @@ def select_layers(
 
 def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: Sequence[str]) -> Tensor:
     """(L, B, D): what each layer reads at the last token, on the CPU."""
-    layout = Layout.of(batch_to_device(module.preprocess(texts), backbone.device(module.model)))
+    layout = Layout.of(module.preprocess(texts))
     last = layout.ends.tolist()
     read: dict[int, Tensor] = {}
 
@@ -135,7 +134,8 @@ def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: 
         return Hook(before)
 
     with hooked({layer: reads(number) for number, layer in enumerate(layers)}):
-        module.model(input_ids=layout.input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
+        input_ids = layout.input_ids.to(backbone.device(module.model))
+        module.model(input_ids=input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
     return torch.stack([read[number] for number in range(len(layers))])
 
 

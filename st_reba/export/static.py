@@ -138,7 +138,6 @@ def _reader(module: CausalModule, layer: int) -> CausalModule:
 @torch.inference_mode()
 def _read(reader: CausalModule, on_progress: Progress) -> Tensor:
     """What a module reads off each entry of the vocabulary alone."""
-    device = reader.model.device
     before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
     size = backbone.vocabulary_size(reader.model)
     blocks = []
@@ -147,7 +146,7 @@ def _read(reader: CausalModule, on_progress: Progress) -> Tensor:
         ids = torch.cat([torch.tensor(before, dtype=torch.long).expand(len(entries), -1), entries[:, None]], dim=1)
         copies = torch.full_like(ids, NOT_TEXT)
         copies[:, -1] = 0
-        features = Layout(ids.to(device), torch.ones_like(ids).to(device), copies.to(device)).features()
+        features = Layout(ids, torch.ones_like(ids, dtype=torch.bool), copies).features()
         blocks.append(reader(features)["token_embeddings"][:, 0].float().cpu())
         on_progress(start + len(entries), size)
     return torch.cat(blocks)

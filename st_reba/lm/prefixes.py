@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ..text.layout import Layout, sent
+from ..text.layout import Layout
+from . import backbone
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Prefixes:
     """Keys and values of P prefixes, as a causal model computed them: they do not depend on what follows.
 
     Attributes:
-        lengths: (P,) tokens of each prefix, in the host's memory.
+        lengths: (P,) tokens of each prefix, in the CPU's memory.
         kept: For each layer, (P, G, N, d) each; what stands behind a prefix means nothing.
     """
 
@@ -39,18 +40,17 @@ class Prefixes:
             None where nothing stands before any text, or there is no text.
         """
         # An empty text does not say where it stands, and nothing is read of it.
-        host = layout.on_host
-        real = (host.text_length > 0).unflatten(0, (-1, count))[:, 0]
+        real = (layout.text_lengths > 0).unflatten(0, (-1, count))[:, 0]
         if not real.any():
             return None
-        starts = host.text_starts.unflatten(0, (-1, count))[real]
-        ids = host.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
+        starts = layout.text_starts.unflatten(0, (-1, count))[real]
+        ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
         alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
         lengths = torch.minimum(alike, starts.amin(dim=0))
         longest = int(lengths.max())
         if longest == 0:
             return None
-        return cls.computed(model, sent(ids[0, :, :longest], layout.input_ids.device), lengths, **kwargs)
+        return cls.computed(model, ids[0, :, :longest].to(backbone.device(model)), lengths, **kwargs)
 
     @classmethod
     def computed(cls, model: PreTrainedModel, input_ids: Tensor, lengths: Tensor, **kwargs: Any) -> Prefixes:
@@ -68,22 +68,20 @@ class Prefixes:
 
     def rest_of(self, layout: Layout) -> Layout:
         """The same rows without their prefixes, at the front again."""
-        host = layout.on_host
-        start = self.lengths.repeat(len(host.input_ids) // len(self.lengths))
-        lengths = (host.attention_mask.sum(dim=1) - start).clamp(min=0)
+        start = self.lengths.repeat(len(layout.input_ids) // len(self.lengths))
+        lengths = (layout.lengths - start).clamp(min=0)
         place = torch.arange(max(1, int(lengths.max())))
         mask = place < lengths[:, None]
-        taken = (start[:, None] + place).clamp(max=host.input_ids.shape[1] - 1)
-        ids, copy_index = (part.gather(1, taken) for part in (host.input_ids, host.copy_index))
-        rest = Layout(ids * mask, mask.long(), copy_index, beside=layout.beside)
-        return rest.placed(layout.input_ids.device)
+        taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)
+        ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
+        return Layout(ids * mask, mask, copy_index, seen=layout.seen)
 
     def cache(self, prefixes: Tensor) -> DynamicCache:
         """For a pass over B rows, behind these prefixes, (B,), which stay as they are."""
         # Each layer may lie on a device of its own.
         return DynamicCache(
             [
-                (keys[sent(prefixes, keys.device)], values[sent(prefixes, values.device)])
+                tuple(part[prefixes.to(part.device, non_blocking=True)] for part in (keys, values))
                 for keys, values, *_ in self.kept
             ]
         )

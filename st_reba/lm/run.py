@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..text.layout import sent
 from .attention.changes import FirstKey, LayerMask
 from .attention.observers import Census, Observer
 from .backbone import is_checkpointing
@@ -203,13 +202,13 @@ class Halt(Exception):  # noqa: N818 - nothing went wrong
 
 def at(states: Tensor, position: Tensor) -> Tensor:
     """(B, D): of (B, N, D), the state at one position a row, (B,)."""
-    position = sent(position, states.device)
+    position = position.to(states.device, non_blocking=True)
     return states[torch.arange(len(states), device=states.device), position]
 
 
 def put(states: Tensor, position: Tensor, values: Tensor) -> Tensor:
     """(B, N, D): the same with ``values`` (B, D) at one position a row, (B,)."""
-    position = sent(position, states.device)
+    position = position.to(states.device, non_blocking=True)
     return states.index_put((torch.arange(len(states), device=states.device), position), values.to(states))
 
 
@@ -238,7 +237,7 @@ class StatesAt:
         self._seen: dict[nn.Module, Tensor] = {}
 
     def states(self) -> list[Tensor]:
-        """For each module (B, D), on the device of ``position``; or, where all are looked at, (B, N, D)."""
+        """For each module, on its device, (B, D); or, where all are looked at, (B, N, D)."""
         return [self._seen[module] for module in self.modules]
 
     def as_effect(self) -> PassChange:
@@ -246,7 +245,7 @@ class StatesAt:
         return PassChange(hooks={module: Hook(**{self.side: partial(self._look, module)}) for module in self.modules})
 
     def _look(self, module: nn.Module, states: Tensor) -> Tensor:
-        self._seen[module] = states if self.position is None else at(states, self.position).to(self.position.device)
+        self._seen[module] = states if self.position is None else at(states, self.position)
         if self.halts and len(self._seen) == len(self.modules):
             raise Halt
         return states

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers.base.modules import Transformer
 
+from ..lm import backbone
 from ..lm.attention.observers import MeanWeights
 from ..text.layout import Layout
 from .causal_transformer import CausalTransformer
@@ -42,10 +43,11 @@ class AttentionPoolingModule(CausalTransformer):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         selected = self._select(layout, 0, 0)
-        observer = MeanWeights(last_position(selected), self._last_layer)
+        last, device = last_position(selected), backbone.device(self.model)
+        observer = MeanWeights(last.to(device, non_blocking=True), self._last_layer)
         states = self.run(layout, observe=observer, **kwargs)
-        weights = (observer.result() * selected).to(states)
+        weights = (observer.result() * selected.to(device, non_blocking=True)).to(states)
         # A text without tokens has no weights, and is left out behind this.
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        ids = layout.input_ids.gather(1, observer.queries[:, None])
+        ids = layout.input_ids.gather(1, last[:, None]).to(states.device, non_blocking=True)
         return Reading(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)

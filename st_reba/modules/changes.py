@@ -111,7 +111,7 @@ class Change:
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What it does in one pass over a layout of B texts, to the model that it is on or to a copy of that.
 
-        ``layout.beside`` has what was seen of the change's companion, if it has one.
+        ``layout.seen`` has what was seen of the change's companion, if it has one.
         """
         return PassChange() if self.former is None else self.former.effect(model, layout)
 
@@ -261,8 +261,9 @@ class AttendBothWays(Change):
         return replace(self, layers=routes.make_bidirectional(model, self.bidirectional_layers))
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        padded = not bool(layout.on_host.attention_mask.all())
-        return PassChange(masking=Bidirectional(self.layers, layout.attention_mask.bool(), padded))
+        padded = not bool(layout.attention_mask.all())
+        real = layout.attention_mask.to(backbone.device(model), non_blocking=True)
+        return PassChange(masking=Bidirectional(self.layers, real, padded))
 
 
 @register
@@ -383,8 +384,10 @@ class Prepend(Change):
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
-        slots = layout.copy_index <= PREPENDED
-        source = self.sources(layout)
+        slots, source = (
+            part.to(backbone.device(model), non_blocking=True)
+            for part in (layout.copy_index <= PREPENDED, self.sources(layout))
+        )
 
         def enter(states: Tensor) -> Tensor:
             return torch.where(slots.to(states.device)[..., None], vector.to(states), states)
@@ -399,9 +402,8 @@ class Prepend(Change):
 
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""
-        position = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
-        last = layout.attention_mask.sum(dim=1, keepdim=True) - 1
-        return torch.where(layout.copy_index <= PREPENDED, last, position)
+        position = torch.arange(layout.input_ids.shape[1])
+        return torch.where(layout.copy_index <= PREPENDED, layout.ends[:, None], position)
 
     def save(self, directory: Path) -> None:
         """Write the vector."""
@@ -439,7 +441,7 @@ class PrependBlocks(Prepend):
     def sources(self, layout: Layout) -> Tensor:
         """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""
         copy_index = layout.copy_index
-        position = torch.arange(copy_index.shape[1], device=copy_index.device).expand_as(copy_index)
+        position = torch.arange(copy_index.shape[1]).expand_as(copy_index)
         is_text = copy_index >= 0
         # A block ends where something else follows: the next block's slot, or what comes after the text.
         ends = is_text & ~torch.cat([is_text[:, 1:], torch.zeros_like(is_text[:, :1])], dim=1)
@@ -489,7 +491,8 @@ class Reroute(Change):
         return replace(self, layers=layers)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        return PassChange(rerouting=FirstKey(cast("tuple[int, ...]", self.layers), layout.ends, self.prefix_bias))
+        ends = layout.ends.to(backbone.device(model), non_blocking=True)
+        return PassChange(rerouting=FirstKey(cast("tuple[int, ...]", self.layers), ends, self.prefix_bias))
 
 
 def middle_third(depth: int) -> range:
@@ -561,7 +564,7 @@ class Steer(Change):
         return StatesAt([model.get_submodule(self.projection)], "before", companion.ends, halts=True)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        irrelevant, position = layout.beside[self.key], layout.ends
+        irrelevant, position = layout.seen[self.key], layout.ends
 
         def steer(states: Tensor) -> Tensor:
             return put(states, position, self._difference(at(states, position), irrelevant.to(states.device)))

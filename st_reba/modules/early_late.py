@@ -16,7 +16,7 @@ from ..text.layout import Layout
 from ..text.templates import Template, preset
 from .base import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
-from .readout import Reading, compact, last_position
+from .readout import Reading, compact
 
 #: After which share of the layers the tokens are read.
 EARLY = 1 / 8
@@ -148,12 +148,10 @@ class EarlyLateModule(CausalModule):
         )
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        host = layout.on_host
-        real = host.attention_mask.bool()
         early = StatesAt([self.layer(self.early_layer - 1)], "after")
         states = self.run(layout, observe=early, **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
-        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(host, 0, 0))
-        late = at(states, last_position(real))[:, None].expand_as(words)
+        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(layout, 0, 0))
+        late = at(states, layout.ends)[:, None].expand_as(words)
         return Reading(torch.cat([words, late], dim=-1), mask, ids)

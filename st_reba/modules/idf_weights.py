@@ -70,7 +70,7 @@ class IdfWeights(FixedWeights):
         frequencies = DocumentFrequencies(vocabulary_size(module.model))
         for chunk in in_chunks(texts, chunk_size):
             layout = module.lay_out(chunk)
-            read = module.tokens_read(layout) & (layout.text_length > 0)[:, None]
+            read = module.tokens_read(layout) & (layout.text_lengths > 0)[:, None]
             frequencies.add(read.nonzero()[:, 0], layout.input_ids[read])
         if not frequencies.texts:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")

@@ -13,7 +13,7 @@ from ..text.layout import Layout
 from .base import PoolOver
 from .causal_transformer import CausalTransformer
 from .changes import BeforeFeedForward, Change
-from .readout import Reading, compact, last_of
+from .readout import Reading, compact, last_of, last_position
 
 
 class LayerStates(CausalTransformer):
@@ -74,13 +74,12 @@ class LayerStates(CausalTransformer):
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         selected = self._select(layout, 0, 0)
-        last = (selected * torch.arange(selected.shape[1], device=selected.device)).argmax(dim=1)
-        tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last)
+        tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last_position(selected))
         states = self.run(layout, observe=tokens, **kwargs)
         layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
-        layers = layers.masked_fill((layout.text_length == 0)[:, None, None], 0)
-        read = self._select(layout.on_host, 0, 0)
-        reading = compact(states, layout.input_ids, last_of(read) if self.rows == "last" else read)
+        empty = (layout.text_lengths == 0).to(layers.device, non_blocking=True)
+        layers = layers.masked_fill(empty[:, None, None], 0)
+        reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
         return reading._replace(extra={"layer_states": layers})
 
 

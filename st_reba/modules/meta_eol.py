@@ -15,7 +15,7 @@ from ..lm.attention.changes import BehindPrefix
 from ..lm.prefixes import Prefixes
 from ..lm.run import PassChange
 from ..settings import Setting, choice
-from ..text.layout import Layout, sent
+from ..text.layout import Layout
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from .base import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
@@ -140,30 +140,28 @@ class MetaEOLModule(CausalModule):
         return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
 
     def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
-        """Read what follows the prefixes of these prompts, (B,), in the host's memory."""
-        last = last_of(layout.on_host.attention_mask.bool())
-        lengths = sent(prefixes.lengths[prompts], layout.input_ids.device)
-        new = layout.input_ids.shape[1]
+        """Read what follows the prefixes of these prompts, (B,)."""
+        device, new = backbone.device(self.model), layout.input_ids.shape[1]
+        lengths = prefixes.lengths[prompts].to(device, non_blocking=True)
         inputs = {
-            "input_ids": layout.input_ids,
+            "input_ids": layout.input_ids.to(device, non_blocking=True),
             "position_ids": lengths[:, None] + torch.arange(new, device=lengths.device),
             "past_key_values": prefixes.cache(prompts),
             "use_cache": True,
         }
         behind = [PassChange(masking=BehindPrefix(lengths, new))]
         states = self.run(layout, inputs=lambda: inputs, change=behind, **kwargs)
-        return compact(states, layout.input_ids, last)
+        return compact(states, layout.input_ids, last_of(layout.attention_mask))
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        last = last_of(layout.on_host.attention_mask.bool())
-        return compact(self.run(layout, **kwargs), layout.input_ids, last)
+        return compact(self.run(layout, **kwargs), layout.input_ids, last_of(layout.attention_mask))
 
-    def _handed_on(self, features: dict[str, Any], readings: list[Reading]) -> dict[str, Any]:
+    def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).
 
         A text without tokens has zero vectors.
         """
-        found = super()._handed_on(features, readings)
+        found = super()._handed_on(features, layout, **kwargs)
         names = ("token_embeddings", "attention_mask", "input_ids")
         # One token a row, so that the rows of a text are its tokens now.
         return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}

@@ -12,6 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..lm import backbone
 from ..lm.attention import routes
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
@@ -198,7 +199,9 @@ class ReBAModule(CausalModule):
         if self.normalize_weights:
             sums = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)
         rows, mask = self._rows(layout)
-        return Reading(sums.to(dtype), mask, layout.input_ids.gather(1, layout.text_start + rows))
+        ids = layout.input_ids.gather(1, layout.text_start + rows)
+        mask, ids = (part.to(sums.device, non_blocking=True) for part in (mask, ids))
+        return Reading(sums.to(dtype), mask, ids)
 
     def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
@@ -215,15 +218,16 @@ class ReBAModule(CausalModule):
             (B, M, D) of the last M tokens of the layout.
         """
         key = layout.text_start + self._rows(layout)[0]
-        host, host_key = layout.on_host, layout.text_start + self._rows(layout.on_host)[0]
-        first_key, end = int(host_key.min()), layout.input_ids.shape[1]
+        first_key, end = int(key.min()), layout.input_ids.shape[1]
         # Queries before the first copy that counts are not asked for.
-        first = max(first_key, layout.text_start + first_copy * int(host.text_length.min()))
+        first = max(first_key, layout.text_start + first_copy * int(layout.text_lengths.min()))
+        key = key.to(backbone.device(self.model), non_blocking=True)
         watched = key[:, 0] if self.rows == "last" else slice(first_key, first_key + key.shape[1])
         maximum = RunningMaximum(watched, slice(first, end), self._watched)
         states = self.run(layout, observe=maximum, **kwargs)[:, first:]
         query, key = torch.arange(first, end, device=states.device), key.to(states.device)[..., None]
-        counts = (query >= key) & (layout.copy_index[:, None, first:] >= first_copy).to(states.device)
+        is_text = (layout.copy_index[:, None, first:] >= first_copy).to(states.device, non_blocking=True)
+        counts = (query >= key) & is_text
         return _weights(maximum, key, query, counts), states
 
     def _part_size(self, layout: Layout) -> int:
@@ -261,12 +265,13 @@ class ReBAModule(CausalModule):
         if count == 1:
             # The first copy in a row of its own is then the whole text.
             sums, totals, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
-            order = place.argsort()
+            order = place.argsort().to(sums.device, non_blocking=True)
             return sums[order], totals[order], dtype
         # Of the last token, only what it gives itself is left in the whole text.
         sums, totals, dtype = self._sums(layout, **kwargs) if last else self._once_sums(layout, sizes, **kwargs)
         if self.copies > 1:
             again, totals_again, _ = self._sums_in_parts(chunks.layout, 1, **kwargs)
+            place = place.to(sums.device, non_blocking=True)
             sums, totals = sums.index_add(0, place, again), totals.index_add(0, place, totals_again)
         if last:
             return sums, totals, dtype
@@ -283,7 +288,7 @@ class ReBAModule(CausalModule):
         states = self.run(layout, observe=chunks, **kwargs)
         values = split(states, 1, start, length, count).flatten(0, 1)
         query = torch.arange(length, device=states.device)
-        key, is_text = query[:, None], query < sizes.view(-1, 1, 1)
+        key, is_text = query[:, None], query < sizes.view(-1, 1, 1).to(states.device, non_blocking=True)
         weights = _weights(maximum, key, query, (query >= key) & is_text)
         return weighted_sum(weights, values), weights.sum(dim=-1, keepdim=True), states.dtype
 
@@ -298,11 +303,11 @@ class ReBAModule(CausalModule):
 
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""
-        length = layout.text_length[:, None]
+        length = layout.text_lengths[:, None]
         if self.rows == "last":
             rows = (length - 1).clamp(min=0)
         else:
-            rows = torch.arange(layout.longest_text, device=length.device).expand(len(length), -1)
+            rows = torch.arange(layout.longest_text).expand(len(length), -1)
         return rows, rows < length
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from ..lm import backbone
 from ..lm.attention import routes
 from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
@@ -169,7 +170,7 @@ class RefinedThoughtModule(CausalModule):
             self._refuse_what_is_for_one_pass(kwargs)
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
             states, passes = take_passes(layout, self.iterations, **kwargs)
-        reading = compact(states, layout.input_ids, self._select(layout.on_host, 0, 0))
+        reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
         return reading._replace(extra={"passes": passes})
 
     def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
@@ -182,14 +183,15 @@ class RefinedThoughtModule(CausalModule):
 
     def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
-        ids, last = layout.input_ids, layout.ends
+        last = layout.ends.to(backbone.device(self.model), non_blocking=True)
         states, memory, cache = self._first_pass(layout, last, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
-        eos = self.model.get_input_embeddings()(ids.gather(1, last[:, None]))[:, 0]
+        eos_ids = layout.input_ids.gather(1, layout.ends[:, None]).to(last.device, non_blocking=True)
+        eos = self.model.get_input_embeddings()(eos_ids)[:, 0]
         position_ids = torch.stack([last, last + 1], dim=1)
         behind = [PassChange(masking=BehindPrefix(last, new=2))]
-        both = torch.ones_like(position_ids)
-        pair = replace(layout, input_ids=both, attention_mask=both, copy_index=NOT_TEXT * both)
+        both = torch.ones(len(last), 2, dtype=torch.long)
+        pair = Layout(both, both.bool(), NOT_TEXT * both, seen=layout.seen)
         while thought.passes_taken < iterations and thought.goes_on:
             weights = MeanWeights(torch.ones_like(last), self._last_layer)
             inputs = {
@@ -215,9 +217,11 @@ class RefinedThoughtModule(CausalModule):
             weights = MeanWeights(last[rows], self._last_layer)
             # It keeps everything whatever a layer's window: the mask does the windowing.
             cache = DynamicCache()
-            inputs = {"input_ids": part.input_ids, "past_key_values": cache, "use_cache": True}
+            ids = part.input_ids.to(last.device, non_blocking=True)
+            inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
             found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
-            memories.append(_weighted(weights.result() * part.attention_mask, found))
+            real = part.attention_mask.to(last.device, non_blocking=True)
+            memories.append(_weighted(weights.result() * real, found))
             states.append(pad(found, (0, 0, 0, missing)))
             # What is masked is still multiplied, by 0: padded with zeros.
             caches.append([[pad(kept, (0, 0, 0, missing)) for kept in layer[:2]] for layer in cache])
@@ -229,7 +233,7 @@ class RefinedThoughtModule(CausalModule):
         last = layout.ends
         states, memory = self._whole_pass(layout, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
-        longer = _with_room_for_memory(layout, last)
+        longer = _with_room_for_memory(layout)
         while thought.passes_taken < iterations and thought.goes_on:
             refined, memory = self._whole_pass(longer, memory, **kwargs)
             # The text's own states change only where tokens see what follows, and only while it is thought about.
@@ -239,23 +243,25 @@ class RefinedThoughtModule(CausalModule):
 
     def _whole_pass(self, layout: Layout, memory: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) and memory (B, D) of a pass that reads a memory, if there is one, right before EOS."""
-        last = layout.ends
+        device = backbone.device(self.model)
+        ids, real, last = (
+            part.to(device, non_blocking=True) for part in (layout.input_ids, layout.attention_mask, layout.ends)
+        )
 
         def inputs() -> dict[str, Tensor]:
-            embeddings = self.model.get_input_embeddings()(layout.input_ids)
+            embeddings = self.model.get_input_embeddings()(ids)
             return {"inputs_embeds": embeddings if memory is None else put(embeddings, last - 1, memory)}
 
         weights = MeanWeights(last, self._last_layer)
         states = self.run(layout, inputs=inputs, observe=weights, **kwargs)
-        return states, _weighted(weights.result() * layout.attention_mask, states)
+        return states, _weighted(weights.result() * real, states)
 
 
-def _with_room_for_memory(layout: Layout, last: Tensor) -> Layout:
-    """The layout with one more token, whose id means nothing, right before the ``last`` of each row, (B,)."""
-    ids = pad(layout.input_ids, (0, 1))
-    eos = ids.gather(1, last[:, None])
-    ids = ids.scatter(1, last[:, None] + 1, eos)
-    mask = pad(layout.attention_mask, (0, 1)).scatter(1, last[:, None] + 1, 1)
+def _with_room_for_memory(layout: Layout) -> Layout:
+    """The layout with one more token, whose id means nothing, right before the last of each row."""
+    last = layout.ends[:, None]
+    ids = pad(layout.input_ids, (0, 1)).scatter(1, last + 1, layout.input_ids.gather(1, last))
+    mask = pad(layout.attention_mask, (0, 1)).scatter(1, last + 1, True)
     longer = pad(layout.copy_index, (0, 1), value=NOT_TEXT)
     return replace(layout, input_ids=ids, attention_mask=mask, copy_index=longer)
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..text.layout import sent
-
 #: A feature that is handed on where each text is to be computed alone, behind the language model, too.
 ONE_BY_ONE = "one_by_one"
 
@@ -57,18 +55,18 @@ def picked(states: Tensor, ids: Tensor, selected: Tensor) -> TokenVectors:
 
     Args:
         states: (B, N, D).
-        ids: (B, N).
-        selected: (B, N), boolean, in the host's memory: how many there are is asked.
+        ids: (B, N), in the CPU's memory.
+        selected: (B, N), boolean, in the CPU's memory.
 
     Returns:
-        The vectors of n tokens; n is at least 1.
+        The vectors of n tokens, where the states are; n is at least 1.
     """
     counts = selected.sum(dim=1)
     length = max(1, int(counts.max()))
-    order = sent((~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length], states.device)
-    mask = sent(torch.arange(length, device=counts.device) < counts[:, None], states.device)
-    states = states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-    return TokenVectors(states, mask, ids.gather(1, order.to(ids.device)))
+    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)[:, :length]
+    mask, ids = torch.arange(length) < counts[:, None], ids.gather(1, order)
+    order, mask, ids = (part.to(states.device, non_blocking=True) for part in (order, mask, ids))
+    return TokenVectors(states.gather(1, order[..., None].expand(-1, -1, states.shape[-1])), mask, ids)
 
 
 def without_empty(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +80,7 @@ def without_empty(states: Tensor, mask: Tensor, empty: Tensor) -> tuple[Tensor, 
     Returns:
         The states and the mask, in which a text without tokens has one vector of zeros.
     """
+    empty = empty.to(states.device, non_blocking=True)
     states = states.masked_fill(~mask[..., None] | empty[:, None, None], 0)
     mask = mask & ~empty[:, None]
     mask[:, 0] |= empty

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from sentence_transformers.base.modules import Transformer
 
+from ..lm import backbone
 from ..lm.anatomy import output_projections
 from ..lm.run import Halt, StatesAt
 from ..text.layout import Layout
@@ -95,8 +96,9 @@ class ValueAggregationModule(CausalModule):
         outputs = StatesAt(projections, "after", position, halts=True)
         with contextlib.suppress(Halt):
             self.run(layout, observe=outputs, **kwargs)
-        states = torch.stack(outputs.states(), dim=1).mean(dim=1, keepdim=True)
-        ids = layout.input_ids.gather(1, position[:, None])
+        device = backbone.device(self.model)
+        states = torch.stack([states.to(device) for states in outputs.states()], dim=1).mean(dim=1, keepdim=True)
+        ids = layout.input_ids.gather(1, position[:, None]).to(device, non_blocking=True)
         return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)
 
 

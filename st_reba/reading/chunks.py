@@ -10,13 +10,11 @@ from typing import Any, cast, overload
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from ..lm import backbone
 from ..modules import CausalModule
 from ..modules.readout import ONE_BY_ONE, Reading
 from ..text.layout import Layout
@@ -304,7 +302,7 @@ def _read(
 ) -> list[tuple[Tensor, Tensor]]:
     """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
     parts = [text[slice(*window.part)] for text, window in zip(texts, windows, strict=True)]
-    features = batch_to_device(reader.preprocess(parts, prompt=prompt), backbone.device(reader.model))
+    features = reader.preprocess(parts, prompt=prompt)
     leading = reader.leading_handed_on(Layout.of(features)).tolist()
     handed = reader(features)
     counts = handed["attention_mask"].sum(dim=1).tolist()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .layout import NOT_TEXT, Layout, sent
+from .layout import NOT_TEXT, Layout
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,8 @@ class Chunks:
 
 def chunk_sizes(layout: Layout, length: int) -> Tensor:
     """(B, count): tokens in each chunk of each text, at most ``length``; 0 behind its end. There is at least one."""
-    tokens = layout.text_length
-    count = -(-layout.longest_text // length)
-    first = torch.arange(count, device=tokens.device) * length
-    return (tokens[:, None] - first).clamp(0, length)
+    first = torch.arange(0, layout.longest_text, length)
+    return (layout.text_lengths[:, None] - first).clamp(0, length)
 
 
 def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = False) -> Chunks:
@@ -45,10 +43,9 @@ def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = 
     Returns:
         The chunks. A text without tokens has one, without tokens.
     """
-    host, device = layout.on_host, layout.input_ids.device
-    start, sizes = host.text_start, chunk_sizes(host, length)
+    start, sizes = layout.text_start, chunk_sizes(layout, length)
     number = torch.arange(sizes.shape[1])
-    last = (host.text_length[:, None] - 1).clamp(min=0) // length
+    last = (layout.text_lengths[:, None] - 1).clamp(min=0) // length
     text, number = (number == last if last_only else number <= last).nonzero(as_tuple=True)
     order = sizes[text, number].argsort(descending=True, stable=True)
     text, number = text[order], number[order]
@@ -59,6 +56,6 @@ def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = 
     # A row without tokens would divide by zero; nothing of it is real.
     in_chunk, copy = offset % size.clamp(min=1), offset // size.clamp(min=1)
     source = torch.where(offset < 0, position, start + number[:, None] * length + in_chunk)
-    ids = host.input_ids[text[:, None], source.clamp(max=host.input_ids.shape[1] - 1)]
-    repeated = Layout(ids.where(real, 0), real.long(), copy.where(real & (offset >= 0), NOT_TEXT))
-    return Chunks(repeated.placed(device), sent(text, device), sent(number, device))
+    ids = layout.input_ids[text[:, None], source.clamp(max=layout.input_ids.shape[1] - 1)]
+    repeated = Layout(ids.where(real, 0), real, copy.where(real & (offset >= 0), NOT_TEXT))
+    return Chunks(repeated, text, number)

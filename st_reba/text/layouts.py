@@ -339,7 +339,7 @@ def _layout(rows: Sequence[_Row]) -> Layout:
     real = np.arange(max([1, *lengths])) < np.array(lengths)[:, None]
     ids, marks = np.zeros(real.shape, np.int64), np.full(real.shape, NOT_TEXT, np.int64)
     ids[real], marks[real] = marked.T
-    tensors = map(torch.from_numpy, (ids, real.astype(np.int64), marks))
+    tensors = map(torch.from_numpy, (ids, real, marks))
     return Layout(*tensors, spans=[row.spans for row in rows])
 
 

@@ -183,8 +183,7 @@ def _hash(text: str) -> bytes:
 def _key(module: LayerStates) -> str:
     """Tells this model with these settings from any other: how it lays a text out goes in with what it is."""
     features = module.preprocess(["a"])
-    # What the host keeps beside them says the same once more.
-    layout = {name: part.tolist() for name, part in features.items() if isinstance(part, Tensor)}
+    layout = {name: part.tolist() for name, part in features.items()}
     settings = [
         _FORMAT,
         fingerprint(module.model, module.tokenizer, module.max_seq_length),

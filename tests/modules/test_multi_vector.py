@@ -58,7 +58,7 @@ def test_oracle(name, kind, shared):
         row = []
         for text in TEXTS[1:]:
             ids, found = words(module, text, PROMPTS["document"])
-            assert len(ids) == module.lay_out([text], PROMPTS["document"]).text_length, "of one copy"
+            assert len(ids) == module.lay_out([text], PROMPTS["document"]).text_lengths, "of one copy"
             tells = [any(sign.isalnum() or sign in "🥊�" for sign in module.tokenizer.decode([each])) for each in ids]
             row.append(maxsim(asked, found[torch.tensor(tells)]))
         expected.append(row)
@@ -180,7 +180,7 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
     text = TEXTS[2]
     assert (len(model.encode_query(text)), len(model.encode_document(text))) == (3, 5)
     assert len(model.encode_query(text, processing_kwargs={"text": {"max_length": 4}})) == 4
-    assert SentenceTransformer(modules=[model[0]])[0].lay_out([text]).text_length.item() > 5
+    assert SentenceTransformer(modules=[model[0]])[0].lay_out([text]).text_lengths.item() > 5
 
 
 class TestRefusals:

@@ -121,7 +121,7 @@ def test_each_module_has_its_own_length(backbone_path):
     first.max_seq_length = 7
     assert (first.max_seq_length, second.max_seq_length) == (7, 5)
     long = "one two three four five six seven eight nine ten"
-    assert [int(module.lay_out([long]).text_length[0]) for module in (first, second)] == [7, 5]
+    assert [int(module.lay_out([long]).text_lengths[0]) for module in (first, second)] == [7, 5]
 
 
 def everything_set_on(model) -> dict:

@@ -43,7 +43,7 @@ def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own
 @each
 def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, shared):
     module = made(row, shared())
-    if module.rows == "all" and read(module)["token_embeddings"].shape[1] < int(module.lay_out([LONG]).text_length[0]):
+    if module.rows == "all" and read(module)["token_embeddings"].shape[1] < int(module.lay_out([LONG]).text_lengths[0]):
         assert module.unfit_for_chunks
 
 

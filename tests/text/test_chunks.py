@@ -45,7 +45,7 @@ def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, 
     keys = list(zip(found.text.tolist(), found.number.tolist(), strict=True))
     assert {key: rows(found.layout, row) for row, key in enumerate(keys)} == expected
     assert len(keys) == len(expected)
-    sizes = found.layout.text_length
+    sizes = found.layout.text_lengths
     assert (sizes.diff() <= 0).all()
     if not last_only:
         assert chunk_sizes(layout, length)[found.text, found.number].tolist() == sizes.tolist()

@@ -156,7 +156,7 @@ class TestLayout:
             assert layout.copy_index[row, :length].tolist() == copies
             assert layout.attention_mask[row].tolist() == [1] * length + [0] * (layout.input_ids.shape[1] - length)
             assert (layout.copy_index[row, length:] == -1).all()
-            assert layout.text_length[row] == len(own)
+            assert layout.text_lengths[row] == len(own)
 
     @given(
         batch=st.lists(st.tuples(texts, literals), min_size=1, max_size=4),
@@ -187,7 +187,7 @@ class TestLayout:
         assert 2 * most + overhead <= 40 < 2 * (most + 1) + overhead
         for limit in (None, most, 100):
             layout = laid_out(template, TOKENIZERS[kind], [text], max_tokens=limit, positions=40, prompt="prompt")
-            assert layout.text_length == most
+            assert layout.text_lengths == most
             assert 39 <= layout.input_ids.shape[1] <= 40
         with pytest.raises(ValueError, match=f"^{overhead} tokens of prompt, .* no room for 2 copies of a text in the"):
             laid_out(template, TOKENIZERS[kind], [text], positions=overhead + 1, prompt="prompt")

@@ -189,7 +189,7 @@ class TestWholes:
             own.truncation_side = "right"
         found = layout.input_ids[0].tolist()
         assert len(found) <= positions
-        assert 1 <= layout.text_length[0] <= max_tokens
+        assert 1 <= layout.text_lengths[0] <= max_tokens
         lead, behind = template.split("{text}")
         parts = [text[start:] if side == "left" else text[: len(text) - start] for start in range(len(text))]
         wholes = [own(prompt + lead + part + behind)["input_ids"] for part in parts]

@@ -1,6 +1,7 @@
-"""An accelerator works on while the host prepares what comes next, until the host asks it for a number and waits.
+"""An accelerator works on while the CPU prepares what comes next, until the CPU asks it for a number and waits.
 
-The meta device stands in for one: its tensors have shapes and no values, so whatever asks for a value fails.
+The CPU asks once a batch: for the layout, which sentence-transformers has sent to the accelerator. The meta device
+stands in for an accelerator: its tensors have shapes and no values, so whatever else asks for a value fails.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import copy
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import batch_to_device
 from transformers import masking_utils
 
 from st_reba import (
@@ -27,7 +27,6 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.modules.changes import Steer
-from st_reba.text.layout import Layout
 
 from .. import backbones
 from ..catalogued import Case, completed
@@ -89,31 +88,14 @@ def backbone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("made", "settings"), METHODS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_the_host_asks_an_accelerator_nothing(made, settings, backbone, transformers_asks_nothing):
+def test_nothing_but_the_layout_is_asked_for(made, settings, backbone, transformers_asks_nothing):
     module = copy.deepcopy(made(backbone, **settings)).eval()
     pool = Pooling(module.get_embedding_dimension(), "lasttoken")
     with torch.no_grad():
         expected = pool(module(module.preprocess(TEXTS)))
         module.to("meta")
-        features = batch_to_device(module.preprocess(TEXTS), torch.device("meta"))
-        found = pool(module(features))
+        found = pool(module(module.preprocess(TEXTS)))
     for name in ("token_embeddings", "attention_mask", "input_ids", "sentence_embedding"):
         assert found[name].is_meta
         assert found[name].shape == expected[name].shape
     assert found.keys() == expected.keys()
-
-
-def test_a_layout_that_does_not_fit_its_features_is_not_asked():
-    """As where a batch was scattered over several devices, and each was given what the host has of all of it."""
-    whole = Layout(*torch.tensor([[[5, 6, 7], [8, 0, 0]], [[1, 1, 1], [1, 0, 0]], [[0, 0, 0], [0, -1, -1]]]))
-    features = Layout(*(part[1:] for part in (whole.input_ids, whole.attention_mask, whole.copy_index))).features()
-    scattered = Layout.of({**batch_to_device(features, torch.device("meta")), "layout_at_home": whole})
-    with pytest.raises(NotImplementedError, match="meta"):
-        assert scattered.on_host is not whole
-
-
-def test_in_training_features_are_tensors(backbone_path):
-    """Losses of sentence-transformers join them and cut them apart."""
-    module = CausalTransformer(backbone_path()).to("meta")
-    assert "layout_at_home" in module.eval().preprocess(TEXTS)
-    assert all(isinstance(value, torch.Tensor) for value in module.train().preprocess(TEXTS).values())
