@@ -63,9 +63,9 @@ def tokens(name: str) -> Setting[int | None]:
     """A number of tokens; None, or transformers' huge one: no limit."""
     return Setting(
         name,
-        lambda value: value is None
-        or (type(value) is int and value >= 1)
-        or (isinstance(value, float) and value >= NO_LIMIT),
+        lambda value: (
+            value is None or (type(value) is int and value >= 1) or (isinstance(value, float) and value >= NO_LIMIT)
+        ),
         "give a number of tokens, 1 or more, or None for no limit.",
     )
 
@@ -74,8 +74,10 @@ def layers_or_all(name: str) -> Setting[Any]:
     """All layers, or a list of their indices, of which the model is not asked yet."""
     return Setting(
         name,
-        lambda value: value == "all"
-        or (isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value)),
+        lambda value: (
+            value == "all"
+            or (isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value))
+        ),
         'use "all" or a list of layer indices, such as [-1].',
     )
 

@@ -5,8 +5,8 @@ class that a saved model may name says ``__module__ = "st_reba.modules"`` in its
 """
 
 from .attention_pooling import AttentionPoolingModule
-from .base import CausalModule as CausalModule
 from .bidirectional import BidirectionalLastLayer
+from .causal_module import CausalModule as CausalModule
 from .causal_transformer import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
 from .early_late import EarlyLateModule

@@ -8,12 +8,10 @@ from typing import Any, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..text.layout import Layout
-from ..text.templates import Template, preset
-from .base import CausalModule, PoolOver, Rows
+from ..text.templates import Preset, Template
+from ..text.templates import preset as preset_of
+from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
 from .changes import AttendBothWays, Change, EarlyExit
-from .checks import ROWS, chosen
-from .readout import Reading
 
 
 class CausalTransformer(CausalModule):
@@ -32,6 +30,7 @@ class CausalTransformer(CausalModule):
         rows: ``"all"`` hands on every token, (B, n, D). ``"last"`` computes and hands on the last alone, (B, 1, D): the
             cheap way when last pooling is all that is wanted. None: ``"all"``, unless the template's name says
             otherwise: of the PromptEOL family, the last is read.
+        preset: How the template is read where nothing else says. None: as its name says.
         **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 
     Raises:
@@ -43,7 +42,6 @@ class CausalTransformer(CausalModule):
     config_keys = [*CausalModule.config_keys, "template", "rows"]
     method = "Classical"
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
-    citation = ""
 
     def __init__(
         self,
@@ -52,16 +50,13 @@ class CausalTransformer(CausalModule):
         template: str = "{text}",
         pool_over: PoolOver | None = None,
         rows: Rows | None = None,
+        preset: Preset | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
-        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
-        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
+        parsed, known = check_one_copy(Template.parse(template), type(self)), preset or preset_of(template)
         self.template = str(parsed)
-        self._set_rows(handed_on)
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, **kwargs)
+        self.rows = ROWS.check(chosen(rows, known.rows, "all"))
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
 
 
 def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:
@@ -86,9 +81,6 @@ class InputEmbeddings(CausalTransformer):
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
 
-    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
-        super().__init__(model_name_or_path, unfit_changes=_without_layers, **transformer_kwargs)
-
     @property
     def cost(self) -> str:
         return "One look-up per token: next to nothing beside the classical embedding."
@@ -96,9 +88,10 @@ class InputEmbeddings(CausalTransformer):
     def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
         return cast(Tensor, self.model.get_input_embeddings()(inputs["input_ids"]))
 
-
-def _without_layers(change: Change) -> str | None:
-    # Version 0.1 let these stand, without effect.
-    if isinstance(change, (AttendBothWays, EarlyExit)):
-        return None
-    return f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
+    def _unfit(self, change: Change) -> str | None:
+        # Version 0.1 let these stand, without effect.
+        if isinstance(change, (AttendBothWays, EarlyExit)):
+            return None
+        return (
+            f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
+        )

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub import compat
 from ..text.words import punctuation_tokens
-from .base import CausalModule
+from .causal_module import CausalModule
 from .token_projection import TokenProjection
 
 if TYPE_CHECKING:

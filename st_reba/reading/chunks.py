@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ..modules import CausalModule
-from ..modules.readout import ONE_BY_ONE, Reading
+from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
 
@@ -340,7 +340,7 @@ def _pooled(
         states, ids = (pad_sequence([chunks[index][which] for index in together], batch_first=True) for which in (0, 1))
         counts = torch.tensor([len(chunks[index][1]) for index in together], device=states.device)
         mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-        reading = reader.read_chunk(Reading(states, mask, ids))
+        reading = reader.read_chunk(TokenVectors(states, mask, ids))
         features: dict[str, Any] = {
             "token_embeddings": reading.states,
             "attention_mask": reading.mask.long(),

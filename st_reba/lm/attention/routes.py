@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -155,3 +155,49 @@ def micro_batch(model: PreTrainedModel, length: int) -> int:
     """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
     heads = model.config.get_text_config(decoder=True).num_attention_heads
     return max(1, MAP_BUDGET // (depth(model) * heads * length**2 * model.dtype.itemsize))
+
+
+def resolve_layers(
+    layers: Literal["all"] | Sequence[int], model: PreTrainedModel, attending: Collection[int]
+) -> frozenset[int]:
+    """The indices that are meant, of the layers that have attention; negative ones count from the top.
+
+    Raises:
+        ValueError: If there is no such layer, or it has no attention.
+    """
+    if layers == "all":
+        return frozenset(attending)
+    depth = depth(model)
+    for layer in layers:
+        if not -depth <= layer < depth:
+            raise ValueError(
+                f"layers={layers}: the model has {depth} layers, so {layer} is out of range; "
+                f"use {-depth} to {depth - 1}."
+            )
+    chosen = frozenset(layer % depth for layer in layers)
+    if missing := sorted(chosen - set(attending)):
+        raise ValueError(
+            f"layers={layers}: layers {missing} of {type(model).__name__} have no attention; "
+            f"those with attention are {sorted(attending)}."
+        )
+    return chosen
+
+
+def watched_last_layer(model: PreTrainedModel, instead: str) -> tuple[AttentionRoute, int]:
+    """How the attention of a model's last layer is watched, and which layer that is.
+
+    Args:
+        model: The model, which is set up for it.
+        instead: What to use where it cannot be watched.
+
+    Raises:
+        ValueError: If it cannot be watched.
+    """
+    route, last = attention_route(model), depth(model) - 1
+    if not route.through_function or last not in route.layers:
+        raise ValueError(
+            f"The attention of {type(model).__name__}'s last layer cannot be watched, because it does not call "
+            f"transformers' attention interface. Use {instead}, or an architecture that does, such as Llama, Qwen or "
+            "GPT-2."
+        )
+    return route, last
