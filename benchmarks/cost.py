@@ -33,6 +33,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from st_reba.modules.base import CausalModule, Rows
+from st_reba.modules.readout import Reading
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -41,8 +43,6 @@ from devices import now
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.compare.sweep import RecipeSweep
-from st_reba.modules.base import CausalModule, Rows
-from st_reba.modules.readout import Reading
 from st_reba.text.layout import Layout
 
 WORDS = 1000

@@ -39,7 +39,7 @@ def measured(path: str, dtype: str, language: str, batch_size: int, repetitions:
         if recipe.part != recipe.row.around:
             continue
         try:
-            models[f"{recipe.method}, {recipe.pooling}"] = recipe.pooled(backbone)
+            models[f"{recipe.method}, {recipe.pooling}"] = recipe.model(backbone, filtered=False)
         except ValueError as error:
             print(f"{recipe.name} is left out: {error}")
     batches = timed_batches(demo_sentences(cast(Language, language)), batch_size)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
-from .ranking import has_number
-from .results import Comparison, Result, Task
+from .results import Comparison, Measure, Result, has_number
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class SideBySide:
         says: What changed, in sentences: whether anything did, how that was told, and what the answers were.
     """
 
-    task: Task
+    task: Measure
     changes: list[Difference]
     paired: bool
     says: list[str]
@@ -94,7 +93,7 @@ def _paired(new: Comparison, old: Comparison) -> Statistic | None:
     return replace(new.items, values=values).statistic()
 
 
-def _change(now: Result, then: Result, task: Task, statistic: Statistic | None) -> Difference:
+def _change(now: Result, then: Result, task: Measure, statistic: Statistic | None) -> Difference:
     new, old = now.scores[task.name], then.scores[task.name]
     value = new.value - old.value
     if statistic is not None and {f"new {now.name}", f"old {now.name}"} <= set(statistic.recipes):
@@ -106,7 +105,7 @@ def _change(now: Result, then: Result, task: Task, statistic: Statistic | None) 
     return Difference(now.name, old, new, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
 
 
-def _says(new: Comparison, old: Comparison, task: Task, changes: Sequence[Difference], paired: bool) -> list[str]:
+def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
     by = f"{largest.name} by {_signed(largest.difference, task)}"
@@ -131,7 +130,7 @@ def _answers(new: Comparison, old: Comparison) -> str:
     return f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."
 
 
-def _signed(difference: Estimate, task: Task) -> str:
+def _signed(difference: Estimate, task: Measure) -> str:
     sign = "+" if difference.value > 0 else ""
     return f"{sign}{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
 from ..recipes import find
-from .ranking import as_high, best_of, difference, has_number, rank
-from .results import Result, Task
+from .results import Measure, Result, as_high, best_of, difference, has_number, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -44,7 +43,7 @@ class Answer:
     use: str = ""
 
 
-def answer(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> Answer:
+def answer(results: Sequence[Result], task: Measure, statistic: Statistic | None, chosen: str = "") -> Answer:
     """What to use, by the task that decides.
 
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
@@ -82,7 +81,7 @@ class _Held:
     """Recipes held against each other and against what one has without them."""
 
     results: Sequence[Result]
-    task: Task
+    task: Measure
     statistic: Statistic | None
 
     def against_controls(self, lead: Result) -> Answer | None:
@@ -252,7 +251,7 @@ class _Held:
         return self.task.show(result.scores[self.task.name].value)
 
 
-def _why_none(task: Task, statistic: Statistic | None) -> str:
+def _why_none(task: Measure, statistic: Statistic | None) -> str:
     """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
     made = None if statistic is None else statistic.made_from
     if made is None:

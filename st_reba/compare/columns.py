@@ -16,11 +16,10 @@ from torch import Tensor
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..evaluation.store import EmbeddingStore, stand_in
-from ..evaluation.tasks import Task as LabelledTask
-from ..evaluation.tasks import Vectors
+from ..evaluation.tasks import Task, Vectors
 from ..recipes import TF_IDF_RESULT, Recipe
 from .mteb import TaskScores, mteb_estimates, score_statistic
-from .results import Task
+from .results import Measure
 from .runner import Recipes
 from .tf_idf import TfIdf
 
@@ -29,7 +28,7 @@ Inputs = Sequence[tuple[str | None, Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """What every recipe scored on one task.
 
     Attributes:
@@ -38,7 +37,7 @@ class Column:
         statistic: The same scores as functions of the items, for paired differences; None if nothing can be resampled.
     """
 
-    task: Task
+    task: Measure
     estimates: dict[str, Estimate]
     statistic: Statistic | None = None
 
@@ -64,7 +63,7 @@ class Embedded:
         """The embeddings of B texts behind a prompt, (B, D)."""
         return self.stores[key].look_up(key, texts, prompt)
 
-    def similarity(self, key: str, task: LabelledTask) -> Vectors:
+    def similarity(self, key: str, task: Task) -> Vectors:
         """How alike one recipe finds the texts of a task."""
         return Vectors(lambda texts, role: self.look_up(key, texts, task.prompt(role)))
 
@@ -87,7 +86,7 @@ def embed(recipes: Recipes, inputs: Inputs, words: OddOneOutEvaluator | None, st
     )
 
 
-def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf | None) -> list[Column]:
+def task_columns(embedded: Embedded, task: Task, tf_idf: TfIdf | None) -> list[ScoreColumn]:
     """The scores of a task, by ST's evaluator, the one that decides first.
 
     Args:
@@ -110,7 +109,7 @@ def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf | None) -
         values = {key: float(found[metric.of_st]) for key, found in of_st.items() if metric.of_st in found}
         without_model = {} if overlap is None or metric.beyond else {TF_IDF_RESULT: overlap}
         counted = f", counted on {tf_idf.texts} texts." if tf_idf is not None and metric.beyond else ""
-        column = Task(
+        column = Measure(
             metric.name, f"{metric.metric} x 100", chance=metric.chance, note=f"{metric.note}{counted}", unit=task.unit
         )
         statistic = metric.statistic({**without_model, **measured})
@@ -118,7 +117,7 @@ def task_columns(embedded: Embedded, task: LabelledTask, tf_idf: TfIdf | None) -
     return columns
 
 
-def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Column:
+def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> ScoreColumn:
     """Accuracy of the odd one out, for the recipes that have word embeddings."""
     correct = {}
     for recipe in embedded.recipes:
@@ -129,11 +128,11 @@ def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Colu
         f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
         "Euclidean distance; the same under every pooling."
     )
-    task = Task("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
+    task = Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
     return _mean_column(task, correct, embedded.recipes)
 
 
-def geometry_columns(embedded: Embedded, evaluator: EmbeddingGeometryEvaluator) -> list[Column]:
+def geometry_columns(embedded: Embedded, evaluator: EmbeddingGeometryEvaluator) -> list[ScoreColumn]:
     """What can be said without labels: alignment, uniformity, anisotropy. Proxies, all of them lower when better."""
     shares: dict[str, dict[str, ArrayLike]] = {}
     for recipe in embedded.recipes:
@@ -142,7 +141,7 @@ def geometry_columns(embedded: Embedded, evaluator: EmbeddingGeometryEvaluator) 
             shares.setdefault(metric, {})[recipe.key] = share
     return [
         _mean_column(
-            Task(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
+            Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
             shares[metric],
             embedded.recipes,
         )
@@ -166,7 +165,7 @@ _PROXIES = (
 )
 
 
-def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list[Column]:
+def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list[ScoreColumn]:
     """mteb's main scores, after their mean where there are several; and the ReBA paper's metric where it is another.
 
     The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
@@ -176,7 +175,7 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
         samples = {key: score.samples for key, score in scores.scores.items()}
         controls = [key for key in _controls(recipes) if key in scores.scores]
         estimates = mteb_estimates(scores, controls=controls)
-        columns.append(Column(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
+        columns.append(ScoreColumn(scores.task, estimates, score_statistic(samples) if all(samples.values()) else None))
     if len(columns) > 1:
         # A control whose data did not load for one of the tasks has no mean.
         values = {
@@ -186,16 +185,16 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
         columns.insert(
-            0, _mean_column(Task("Mean of tasks", "main score x 100", note=note, unit="tasks"), values, recipes)
+            0, _mean_column(Measure("Mean of tasks", "main score x 100", note=note, unit="tasks"), values, recipes)
         )
     for scores in found:
         paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
         if scores.paper_metric != scores.metric and paper:
             name = f"{scores.task.name}, {scores.paper_metric}"
-            task = Task(
+            task = Measure(
                 name, f"{scores.paper_metric} x 100", note="The metric of the ReBA paper for this type of task."
             )
-            columns.append(Column(task, {key: Estimate(value, nan, nan) for key, value in paper.items()}))
+            columns.append(ScoreColumn(task, {key: Estimate(value, nan, nan) for key, value in paper.items()}))
     return columns
 
 
@@ -204,11 +203,11 @@ def _controls(recipes: Sequence[Recipe]) -> list[str]:
     return [recipe.key for recipe in recipes if recipe.control]
 
 
-def _mean_column(task: Task, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> Column:
+def _mean_column(task: Measure, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> ScoreColumn:
     return _column(task, bootstrap.mean(scores), {}, _controls(recipes))
 
 
-def _column(task: Task, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> Column:
+def _column(task: Measure, statistic: Statistic, values: Mapping[str, float], controls: list[str]) -> ScoreColumn:
     """A task's column: the values that an evaluator gave, where one did, with the intervals of the statistic."""
     estimates = bootstrap.estimate(
         statistic,
@@ -216,4 +215,4 @@ def _column(task: Task, statistic: Statistic, values: Mapping[str, float], contr
         greater_is_better=task.greater_is_better,
     )
     given = {key: replace(found, value=values.get(key, found.value)) for key, found in estimates.items()}
-    return Column(task, given, statistic)
+    return ScoreColumn(task, given, statistic)

@@ -19,7 +19,7 @@ from ..modules.moments import Moments
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import POOLINGS, Recipe, Row
 from .kept import Kept
-from .workload import Pass
+from .workload import Workload
 
 #: Called with what was done, and to how many tokens.
 OnTokens = Callable[[str, float], None]
@@ -67,7 +67,7 @@ class RecipeReader:
         self.skipped: list[tuple[Recipe, str]] = []
         self._layers = depth(backbone.model)
         self._modules: dict[tuple[Row, int | None, bool], CausalModule] = {} if beside is None else beside._modules
-        self._laid_out: dict[CausalModule, Pass] = {} if beside is None else beside._laid_out
+        self._laid_out: dict[CausalModule, Workload] = {} if beside is None else beside._laid_out
         self._sweep = _sweep(backbone, recipes)
         self._alone: dict[_Run, _Method] = {}
         runs: dict[_Run, list[Recipe]] = {}
@@ -90,19 +90,19 @@ class RecipeReader:
     def _swept(self, recipe: Recipe) -> bool:
         return self._sweep is not None and recipe.copies is not None
 
-    def _all_passes(self, recipes: Sequence[Recipe]) -> dict[_Run | None, Pass]:
+    def _all_passes(self, recipes: Sequence[Recipe]) -> dict[_Run | None, Workload]:
         """How texts run through the model, by the run; None is the one that all repetitions come out of."""
-        passes: dict[_Run | None, Pass] = {run: self._pass(method.module) for run, method in self._alone.items()}
+        passes: dict[_Run | None, Workload] = {run: self._pass(method.module) for run, method in self._alone.items()}
         if self._sweep is not None and any(map(self._swept, recipes)):
             passes[None] = self._pass(self._sweep.module(self._sweep.recipes[-1]))
         return passes
 
-    def _pass(self, module: CausalModule) -> Pass:
+    def _pass(self, module: CausalModule) -> Workload:
         if module not in self._laid_out:
-            self._laid_out[module] = Pass.of(module, self._layers)
+            self._laid_out[module] = Workload.of(module, self._layers)
         return self._laid_out[module]
 
-    def pass_of(self, recipe: Recipe) -> Pass:
+    def pass_of(self, recipe: Recipe) -> Workload:
         """How texts run through the model for a recipe by itself."""
         return self._pass(self.module(recipe))
 
@@ -199,7 +199,7 @@ class RecipeReader:
             try:
                 if not part.fitted:
                     # The same for all, and on a large model not cheap.
-                    head = head or part.made(recipe.pooled(self.backbone), ())
+                    head = head or part.made(recipe.model(self.backbone, filtered=False), ())
                     found[recipe.key] = head
                     continue
                 own = moments.get((_reading(recipe), recipe.fit_texts))
@@ -237,7 +237,7 @@ class RecipeReader:
 
     def model(self, recipe: Recipe) -> SentenceTransformer:
         """One of the recipes as a ready model."""
-        pooled = recipe.pooled(self.backbone)
+        pooled = recipe.model(self.backbone, filtered=False)
         if recipe.filter is None:
             return pooled
         modules = [*pooled.children(), self._filters[recipe.key]]

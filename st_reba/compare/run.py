@@ -29,9 +29,9 @@ from ..lm.fingerprint import fingerprint_of
 from ..recipes import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
 from .answer import answer
 from .columns import (
-    Column,
     Embedded,
     Inputs,
+    ScoreColumn,
     embed,
     geometry_columns,
     mteb_columns,
@@ -98,7 +98,7 @@ def compare(
     if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
 
-    def estimated(embedded: Embedded) -> list[Column]:
+    def estimated(embedded: Embedded) -> list[ScoreColumn]:
         if isinstance(data, Labelled):
             columns = task_columns(embedded, task_of(data), tf_idf)
         else:
@@ -137,7 +137,7 @@ def word_lengths(recipes: Recipes, words: OddOneOutEvaluator) -> list[int]:
     return [len(ids) for ids in recipes.backbone.token_ids(words.inputs()[0])]
 
 
-def finalists(recipes: Sequence[Recipe], column: Column, chosen: str = "") -> list[str]:
+def finalists(recipes: Sequence[Recipe], column: ScoreColumn, chosen: str = "") -> list[str]:
     """Keys of the recipes whose scores are to be held against those of random weights.
 
     What an answer names, the best, and what cannot be told from it; not more than :data:`FINALISTS`.
@@ -224,7 +224,7 @@ _NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compa
 def assemble(
     recipes: Recipes,
     everything: Sequence[Recipe],
-    columns: Sequence[Column],
+    columns: Sequence[ScoreColumn],
     seconds: Mapping[str, float],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
@@ -295,6 +295,6 @@ def assemble(
     )
 
 
-def _scores(columns: Sequence[Column], key: str) -> dict[str, Estimate]:
+def _scores(columns: Sequence[ScoreColumn], key: str) -> dict[str, Estimate]:
     """What one recipe scored, by the names of the tasks that apply to it."""
     return {column.task.name: column.estimates[key] for column in columns if key in column.estimates}

@@ -23,7 +23,7 @@ from .kept import Kept
 from .reader import OnTokens, RecipeReader
 from .set_aside import set_aside
 from .timing import TIMED_ROUNDS, costs, timed_batches
-from .workload import Pass
+from .workload import Workload
 
 #: How many recipes are run on random weights at most: it takes as long as with the trained ones.
 FINALISTS = 3
@@ -166,7 +166,7 @@ class Recipes:
         """
         models = {recipe.key: self._reader.model(recipe) for recipe in _timed(self.all)}
         layers = depth(self.backbone.model)
-        passes = {key: Pass.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
+        passes = {key: Workload.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
         batches = timed_batches(texts, self.batch_size)
         lengths = [len(ids) for batch in batches for ids in self.backbone.token_ids(batch)]
         return costs(

@@ -10,8 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from ..files import whole_directory
 from ..hub import card
-from .ranking import best_of
-from .results import TIED, Comparison, Result, Task
+from .results import TIED, Comparison, Measure, Result, best_of
 from .runner import Recipes
 
 
@@ -70,7 +69,7 @@ def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
     card.add_comparison(model, rows)
 
 
-def _score(result: Result, task: Task, best: bool) -> str:
+def _score(result: Result, task: Measure, best: bool) -> str:
     score = result.scores.get(task.name)
     if score is None:
         return ""

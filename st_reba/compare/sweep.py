@@ -16,7 +16,7 @@ from torch import Tensor
 from ..lm.backbone import device
 from ..lm.precision import weighted_sum
 from ..modules import CausalModule, CausalTransformer, ReBAModule
-from ..modules.token_vectors import TokenVectors, without_empty, picked, last_of
+from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
 from ..recipes import every_row
 from ..text.layout import Layout
 

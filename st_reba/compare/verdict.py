@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from ..evaluation.bootstrap import Statistic
 from ..recipes import TF_IDF, Kind
-from .ranking import as_high, best_of, difference, has_number
-from .results import Result, Task, listed
+from .results import Measure, Result, as_high, best_of, difference, has_number, listed
 
 _BAG_IN_WORDS = "the bag of input embeddings"
 _NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
 
 
-def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, chosen: str = "") -> list[str]:
+def verdict(results: Sequence[Result], task: Measure, statistic: Statistic | None, chosen: str = "") -> list[str]:
     """The best recipe, what is tied with it, and which recipes do not beat their controls.
 
     Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
@@ -57,18 +56,18 @@ def verdict(results: Sequence[Result], task: Task, statistic: Statistic | None, 
     return [sentence for sentence in says if sentence]
 
 
-def _shown(result: Result, task: Task) -> str:
+def _shown(result: Result, task: Measure) -> str:
     estimate = result.scores[task.name]
     return f"{task.show(estimate.value)} {task.show_interval(estimate)}".rstrip()
 
 
-def _selected(own: Sequence[Result], task: Task) -> str:
+def _selected(own: Sequence[Result], task: Measure) -> str:
     if task.proxy or len(own) == 1:
         return ""
     return f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less."
 
 
-def _after_the_fact(best: Result, lead: Result, task: Task, statistic: Statistic | None) -> str:
+def _after_the_fact(best: Result, lead: Result, task: Measure, statistic: Statistic | None) -> str:
     """What is ahead of the choice on the very scores that the choice may not look at."""
     if best is lead:
         return ""
@@ -81,7 +80,7 @@ def _after_the_fact(best: Result, lead: Result, task: Task, statistic: Statistic
     )
 
 
-def _tied(own: Sequence[Result], best: Result, task: Task) -> str:
+def _tied(own: Sequence[Result], best: Result, task: Measure) -> str:
     others = [result for result in own if result is not best]
     tied = sum(result.scores[task.name].tied for result in others)
     if not tied:
@@ -98,7 +97,7 @@ def _controls(best: Result, scored: dict[str, Result]) -> list[tuple[Result, str
     return [(scored[control.name], control.called) for control in best.controls if control.name in scored]
 
 
-def _against_the_strongest(lead: Result, control: Result, task: Task, statistic: Statistic | None) -> str:
+def _against_the_strongest(lead: Result, control: Result, task: Measure, statistic: Statistic | None) -> str:
     """What scores best of all controls, behind any filter: where it wins, the model adds nothing that shows."""
     name = control.in_words
     ahead = difference(*((control, lead) if task.greater_is_better else (lead, control)), task, statistic)
@@ -108,7 +107,7 @@ def _against_the_strongest(lead: Result, control: Result, task: Task, statistic:
     return _against(lead, control, f"the strongest control of all, {name}", task, statistic)
 
 
-def _against(best: Result, control: Result, what: str, task: Task, statistic: Statistic | None) -> str:
+def _against(best: Result, control: Result, what: str, task: Measure, statistic: Statistic | None) -> str:
     found = difference(best, control, task, statistic)
     shown = f"{task.show(found.value)} {task.show_interval(found)}".rstrip()
     if as_high(control, best, task):
@@ -126,7 +125,7 @@ def _control(result: Result, scored: dict[str, Result], *kinds: Kind) -> Result 
     return next((named[kind] for kind in kinds if kind in named), None)
 
 
-def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Task) -> list[str]:
+def _beaten(own: Sequence[Result], scored: dict[str, Result], task: Measure) -> list[str]:
     """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
     bag = {result.name: _control(result, scored, "filtered bag", "bag") for result in own}
     filtered = any(_control(result, scored, "filtered bag") is not None for result in own)

@@ -21,7 +21,7 @@ _MEASURED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Pass:
+class Workload:
     """One way in which texts run through a model.
 
     Attributes:
@@ -37,7 +37,7 @@ class Pass:
     limit: int | None = None
 
     @classmethod
-    def of(cls, module: CausalModule, layers: int) -> Pass:
+    def of(cls, module: CausalModule, layers: int) -> Workload:
         """As a module lays its texts out.
 
         Args:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..lm.precision import without_autocast
-from ..modules import encoders
+from ..modules.twin_tower import check_family, encoder_layers
 from .metrics_file import append_metrics
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class CLSEnergyEvaluator(BaseEvaluator):
         head: Any = model[0]
         towers = getattr(head, "towers", (head.model,))
         for tower in towers:
-            encoders.check_family(tower.config, "The model", called="CLSEnergyEvaluator")
+            check_family(tower.config, "The model", called="CLSEnergyEvaluator")
         # train() would put all modules in one mode: a layer that was frozen by eval() would drop out again.
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
@@ -97,7 +98,7 @@ class CLSEnergyEvaluator(BaseEvaluator):
         inputs = {name: features[name].to(model.device) for name in ("input_ids", "attention_mask")}
         energies = []
         for tower in towers:
-            with encoders.watching_contexts(tower) as contexts:
+            with watching_contexts(tower) as contexts:
                 tower(**inputs)
             energies += [_energy(context, inputs["attention_mask"]) for context in contexts]
         return torch.stack(energies).mean(dim=0).cpu()
@@ -107,3 +108,17 @@ def _energy(context: Tensor, mask: Tensor) -> Tensor:
     """(B,) of a context tensor (B, N, D), whose first token is CLS, and a mask (B, N)."""
     norms = context.float().norm(dim=-1) * mask
     return norms[:, 0] / norms[:, 1:].norm(dim=-1).clamp_min(torch.finfo(norms.dtype).tiny)
+
+
+@contextmanager
+def watching_contexts(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Collect the context tensors of each layer, the weighted values (B, N, D), of what runs inside."""
+    contexts: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: Any, output: tuple[Tensor, ...]) -> None:
+        contexts.append(output[0])
+
+    with ExitStack() as hooks:
+        for layer in encoder_layers(model):
+            hooks.callback(layer.attention.self.register_forward_hook(keep).remove)
+        yield contexts

@@ -30,11 +30,11 @@ from ..lm.view import view
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room
+from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
-from ..text.templates import Preset, Template, normalized
 from ..text.templates import Rows as Rows
 from ..text.tokens import Span, special_tokens, tokenized
-from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, combined, from_settings
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined, from_settings
 from .checkpoints import SafeTransformer, backbone_of, note_requirement
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, picked, without_empty
 
@@ -322,7 +322,16 @@ class CausalModule(SafeTransformer):
         return next(change for change in self.changes if isinstance(change, kind))
 
     def _changed(self, template: Template) -> Template:
-        """A template with what the module's changes need in it."""
+        """A template with what the module's changes need in it.
+
+        Raises:
+            ValueError: If it has a slot that none of them fills.
+        """
+        if PREPEND in str(template) and not any(isinstance(change, Prepend) for change in self.changes):
+            raise ValueError(
+                f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give changes=[Prepend()], or "
+                f"leave {PREPEND} out."
+            )
         for change in self.changes:
             template = change.laid_out(template)
         return template
@@ -768,7 +777,7 @@ class CausalModule(SafeTransformer):
 
     @property
     def no_chunks(self) -> str:
-        """Why chunks of a text have no vectors in one pass over it, as a sentence about the module; empty: they have."""
+        """Why chunks have no vectors in one pass over a text, as a sentence about the module goes on; empty: they have."""
         instead = "Encode each chunk as a text of its own, or use another recipe."
         if self.no_words:
             return f"{self.no_words}: a chunk has no vector in it. {instead}"
@@ -835,9 +844,11 @@ class CausalModule(SafeTransformer):
     def get_config_dict(self) -> dict[str, Any]:
         config = super().get_config_dict()
         config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
-        # Settings that came later are written where they are not what all models had before.
-        usual = {"readout": "layer", "changes": []}
-        return {key: value for key, value in config.items() if usual.get(key) != value or key not in usual}
+        # Settings that came later are written where they are not what every model had before.
+        for name, former in (("readout", "layer"), ("changes", [])):
+            if config[name] == former:
+                del config[name]
+        return config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..text.templates import PREPENDED_ONE_WORD, Preset, Template
+from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset, Template
 from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
 from .causal_transformer import check_one_copy
 from .changes import Prepend
@@ -83,7 +83,12 @@ class TokenPrependingModule(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        parsed = check_one_copy(Template.parse(known.template, prepends=True), type(self))
+        parsed = check_one_copy(Template.parse(known.template), type(self))
+        if PREPEND not in parsed.literals[0]:
+            raise ValueError(
+                f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
+                "stands."
+            )
         self.template = str(parsed)
         self.rows = ROWS.check(chosen(rows, known.rows, "all"))
         self.seed = seed

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..hub import compat
 from ..lm.gguf import is_gguf
 from ..settings import tokens
-from . import encoders
 from .checkpoints import (
     REPORTING,
     SafeTransformer,
@@ -35,6 +29,12 @@ from .saved_settings import check_tokenizer
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"
+
+#: The model types whose layers are those of BERT.
+FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
+
+# What two encoders share, their hidden size besides, for one to read the other's values.
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps")
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -52,8 +52,7 @@ class TwinTower(SafeTransformer):
     :class:`st_reba.training.losses.JTCSELoss` asks for it.
 
     In every k-th layer, the attention weights of each tower weigh the values of the other as well (Equation 10); see
-    :func:`st_reba.modules.encoders.cross_stream`. The branch has no own weights. Without it
-    (``cross_every=0``) this is TNCSE.
+    :func:`cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is TNCSE.
 
     Args:
         model_name_or_path: Tower I: path or Hub id of an encoder of BERT's build (BERT, RoBERTa, XLM-R, CamemBERT).
@@ -71,7 +70,10 @@ class TwinTower(SafeTransformer):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys: list[str] = [*Transformer.config_keys, "cross_every", "second_subfolder"]
+    # Batches are always padded here, so unpad_inputs is no setting and is not saved as one.
+    config_keys = [
+        key for key in (*Transformer.config_keys, "cross_every", "second_subfolder") if key != "unpad_inputs"
+    ]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
 
     method = "JTCSE"
@@ -92,24 +94,41 @@ class TwinTower(SafeTransformer):
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+        # A configuration that someone else wrote names it, so it can be this directory only.
+        if second_subfolder not in (None, SECOND):
+            raise ValueError(
+                f"second_subfolder={second_subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
+                "another encoder, give second_model_name_or_path."
+            )
+        arguments = _arguments(transformer_kwargs)
+        if "subfolder" not in arguments["model_kwargs"]:
             model_name_or_path = backbone_of(model_name_or_path)
-        first = _Place(model_name_or_path, transformer_kwargs)
-        second = first.of_second(second_model_name_or_path, second_subfolder)
-        config = first.config()
-        _check_cross_every(cross_every, config.num_hidden_layers)
+        config = _encoder_config(model_name_or_path, arguments)
+        depth = config.num_hidden_layers
+        if type(cross_every) is not int or not 0 <= cross_every <= depth:
+            raise ValueError(
+                f"cross_every={cross_every!r}: give a number of layers from 1 to {depth}, as many as each tower has, "
+                "or 0 for no cross-attention. 2, every second layer, is the paper's choice."
+            )
+        second = second_model_name_or_path
+        if second_subfolder is not None:
+            second, arguments = model_name_or_path, _arguments(transformer_kwargs, second_subfolder)
         if second is not None:
-            _check_they_fit(config, second.config(), cross_every)
+            second_config = _encoder_config(second, arguments)
+            _check_they_fit(config, second_config, cross_every)
         super().__init__(model_name_or_path, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
-        tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        tokenizer: Any = self.tokenizer
         tokens("the tokenizer's model_max_length").check(tokenizer.model_max_length)
-        if second is not None and second_subfolder is None:
-            _check_tokens(tokenizer, second)
-        self.second = deepcopy(self.model) if second is None else second.model()
+        if second is None:
+            self.second = deepcopy(self.model)
+        else:
+            if second_subfolder is None:
+                _check_tokens(tokenizer, second, arguments["processor_kwargs"])
+            self.second = _encoder(second, arguments, second_config)
         for tower in self.towers:
             compat.check_placement(tower)
-        tokenizer.model_max_length = min(tokenizer.model_max_length, *map(encoders.positions, self.towers))
+        tokenizer.model_max_length = min(tokenizer.model_max_length, *map(positions, self.towers))
         self.cross_every = cross_every
 
     @property
@@ -152,19 +171,19 @@ class TwinTower(SafeTransformer):
         first, second = (tower(**inputs, return_dict=True).last_hidden_state for tower in self.towers)
         return {**features, "token_embeddings": first + second}
 
-    def _outputs(self, inputs: dict[str, Tensor], cross_stream: bool) -> dict[str, Tensor]:
-        first, second = (tower(**inputs, output_hidden_states=cross_stream, return_dict=True) for tower in self.towers)
+    def _outputs(self, inputs: dict[str, Tensor], through_both: bool) -> dict[str, Tensor]:
+        first, second = (tower(**inputs, output_hidden_states=through_both, return_dict=True) for tower in self.towers)
         outputs = {
             "token_embeddings": first.last_hidden_state + second.last_hidden_state,
             "cls_states": torch.stack([first.last_hidden_state[:, 0], second.last_hidden_state[:, 0]], dim=1),
             "pooler_outputs": torch.stack([first.pooler_output, second.pooler_output], dim=1),
         }
-        if cross_stream:
-            mask = encoders.key_mask(inputs["attention_mask"])
-            layers = [[encoders.layers(tower)[number - 1] for number in self.cross_layers] for tower in self.towers]
+        if through_both:
+            mask = inputs["attention_mask"].bool()
+            layers = [[encoder_layers(tower)[number - 1] for number in self.cross_layers] for tower in self.towers]
             states = [[output.hidden_states[number - 1] for number in self.cross_layers] for output in (first, second)]
             streams = [
-                encoders.cross_stream(layers[own], layers[other], states[own], states[other], mask)
+                cross_stream(layers[own], layers[other], states[own], states[other], mask)
                 for own, other in ((0, 1), (1, 0))
             ]
             outputs["cross_states"] = torch.stack([stream[:, 0] for stream in streams], dim=1)
@@ -179,62 +198,110 @@ class TwinTower(SafeTransformer):
         note_requirement(Path(output_path))
 
 
-class _Place:
-    """Where an encoder's files lie, and how they are read."""
-
-    def __init__(self, name: str, transformer_kwargs: dict[str, Any], subfolder: str | None = None) -> None:
-        self.name = name
-        self.given = transformer_kwargs
-        self.subfolder = subfolder
-
-    def of_second(self, name: str | None, subfolder: str | None) -> _Place | None:
-        """Where tower II lies, if this is where tower I does; None if it is a copy."""
-        if subfolder is None:
-            return None if name is None else _Place(name, self.given)
-        # A configuration that someone else wrote names it, so it can be this directory only.
-        if subfolder != SECOND:
-            raise ValueError(
-                f"second_subfolder={subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
-                "another encoder, give second_model_name_or_path."
-            )
-        return _Place(self.name, self.given, subfolder)
-
-    def config(self) -> PreTrainedConfig:
-        if is_gguf(self.name):
-            raise ValueError(
-                f"{self.name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not "
-                "read from one. Give a directory or Hub id with config.json and safetensors."
-            )
-        options = self._options("config_kwargs")
-        check_checkpoint(self.name, self._options("model_kwargs"), options)
-        config = AutoConfig.from_pretrained(self.name, **options)
-        encoders.check_family(config, self.name)
-        return config
-
-    def model(self) -> PreTrainedModel:
-        options = {**self._options("model_kwargs"), **REPORTING}
-        model, report = AutoModel.from_pretrained(self.name, config=self.config(), **options)
-        check_weights(model, lacking(report), "/".join(filter(None, (self.name, self.subfolder))), _TRAINED_ONLY)
-        return cast(PreTrainedModel, model)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        options = self._options("processor_kwargs")
-        check_tokenizer(self.name, options)
-        return AutoTokenizer.from_pretrained(self.name, **options)
-
-    def _options(self, kind: str) -> dict[str, Any]:
-        options = dict(self.given.get(kind) or {})
-        if self.subfolder is not None:
-            options["subfolder"] = "/".join(filter(None, (options.get("subfolder"), self.subfolder)))
-        return options
+# What one tower is made of. BERT and RoBERTa name their parts alike, and have for years, but promise none of it:
+# docs/private-names.md lists what is relied on.
 
 
-def _check_cross_every(cross_every: int, depth: int) -> None:
-    if type(cross_every) is not int or not 0 <= cross_every <= depth:
+def check_family(config: PreTrainedConfig, given: str, called: str = "TwinTower") -> None:
+    """Refuse what is not an encoder of BERT's build.
+
+    Raises:
+        ValueError: If the configuration is of another architecture, or BERT's set up as a decoder.
+    """
+    if config.model_type not in FAMILIES:
         raise ValueError(
-            f"cross_every={cross_every!r}: give a number of layers from 1 to {depth}, as many as each tower has, or 0 "
-            "for no cross-attention. 2, every second layer, is the paper's choice."
+            f"{given} is of the architecture {config.model_type!r}: {called} takes encoders of the architectures "
+            f"{', '.join(FAMILIES)}."
         )
+    if config.is_decoder:
+        raise ValueError(f"{given} is set up as a decoder (is_decoder in its configuration): {called} takes encoders.")
+
+
+def positions(tower: PreTrainedModel) -> int:
+    """How many tokens an encoder has positions for. RoBERTa's begin after that of its padding."""
+    embeddings: Any = tower.embeddings
+    table: nn.Embedding = embeddings.position_embeddings
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
+
+def encoder_layers(tower: PreTrainedModel) -> list[Any]:
+    """An encoder's layers, from the first."""
+    encoder: Any = tower.encoder
+    return list(encoder.layer)
+
+
+def cross_stream(
+    own: Sequence[Any], other: Sequence[Any], own_states: Sequence[Tensor], other_states: Sequence[Tensor], mask: Tensor
+) -> Tensor:
+    r"""The cross-attention stream of one tower (JTCSE, Equation 10), through the given layers of both.
+
+    The stream leaves the tower's own states in front of the first of these layers. At each of them, the tower's
+    attention weights, which its own states give, weigh the other tower's values. The rest of the layer follows, with
+    the stream itself as the residual:
+
+    .. math:: c \leftarrow \mathrm{FFN}\left(\mathrm{Norm}\left(c + O\,[SA_I \cdot V_{II} HD_{II}]\right)\right)
+
+    Args:
+        own: The tower's cross layers.
+        other: The same layers of the other tower.
+        own_states: What enters each of them, (B, N, D).
+        other_states: What enters each of the other tower's.
+        mask: (B, N), boolean: which tokens are not padding.
+
+    Returns:
+        (B, N, D).
+    """
+    stream = own_states[0]
+    for layer, values_of, states, values in zip(own, other, own_states, other_states, strict=True):
+        attention = layer.attention.self
+        context = scaled_dot_product_attention(
+            _heads(attention.query(states), attention),
+            _heads(attention.key(states), attention),
+            _heads(values_of.attention.self.value(values), attention),
+            attn_mask=mask[:, None, None],
+            dropout_p=attention.dropout.p if attention.training else 0.0,
+        )
+        attended = layer.attention.output(context.transpose(1, 2).flatten(2), stream)
+        stream = layer.output(layer.intermediate(attended), attended)
+    return stream
+
+
+def _heads(states: Tensor, attention: Any) -> Tensor:
+    """(B, N, D) as (B, heads, N, D / heads)."""
+    return states.unflatten(2, (attention.num_attention_heads, -1)).transpose(1, 2)
+
+
+# Loading
+
+
+def _arguments(transformer_kwargs: dict[str, Any], subfolder: str | None = None) -> dict[str, dict[str, Any]]:
+    """What transformers' loaders are given for a tower that lies in this directory of the model."""
+    kinds = ("model_kwargs", "config_kwargs", "processor_kwargs")
+    found = {kind: dict(transformer_kwargs.get(kind) or {}) for kind in kinds}
+    if subfolder is not None:
+        for given in found.values():
+            given["subfolder"] = "/".join(filter(None, (given.get("subfolder"), subfolder)))
+    return found
+
+
+def _encoder_config(name: str, arguments: dict[str, dict[str, Any]]) -> PreTrainedConfig:
+    """The configuration of a tower, for which no weight is read."""
+    if is_gguf(name):
+        raise ValueError(
+            f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
+            "one. Give a directory or Hub id with config.json and safetensors."
+        )
+    check_checkpoint(name, arguments["model_kwargs"], arguments["config_kwargs"])
+    config = AutoConfig.from_pretrained(name, **arguments["config_kwargs"])
+    check_family(config, name)
+    return config
+
+
+def _encoder(name: str, arguments: dict[str, dict[str, Any]], config: PreTrainedConfig) -> PreTrainedModel:
+    model, report = AutoModel.from_pretrained(name, config=config, **arguments["model_kwargs"], **REPORTING)
+    place = "/".join(filter(None, (name, arguments["model_kwargs"].get("subfolder"))))
+    check_weights(model, lacking(report), place, _TRAINED_ONLY)
+    return cast(PreTrainedModel, model)
 
 
 def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_every: int) -> None:
@@ -244,16 +311,17 @@ def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_eve
             f"{second.hidden_size} dimensions. They read the same tokens and are summed, so give two encoders with the "
             "same tokenizer and hidden size."
         )
-    if cross_every and not encoders.same_shape(first, second):
+    if cross_every and any(getattr(first, name) != getattr(second, name) for name in _SHAPE):
         raise ValueError(
             f"cross_every={cross_every} needs towers of one shape (layers, heads, inner size, activation), and these "
             "differ. Use two encoders of one shape, or cross_every=0 (TNCSE)."
         )
 
 
-def _check_tokens(tokenizer: PreTrainedTokenizerBase, second: _Place) -> None:
-    if second.tokenizer().get_vocab() != tokenizer.get_vocab():
+def _check_tokens(tokenizer: Any, second: str, processor_kwargs: dict[str, Any]) -> None:
+    check_tokenizer(second, processor_kwargs)
+    if AutoTokenizer.from_pretrained(second, **processor_kwargs).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"The tokenizer of {second.name} is not that of the first tower, and both towers read the same tokens. "
-            "Give two encoders with one tokenizer."
+            f"The tokenizer of {second} is not that of the first tower, and both towers read the same tokens. Give "
+            "two encoders with one tokenizer."
         )

@@ -15,7 +15,6 @@ from .lookup import find as find
 from .lookup import in_language as in_language
 from .lookup import matching as matching
 from .lookup import register as register
-from .lookup import row_in_language as row_in_language
 from .lookup import without_repeats as without_repeats
 from .lookup import worth_trying as worth_trying
 from .parts import FILTERS as FILTERS

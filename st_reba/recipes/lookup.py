@@ -61,8 +61,8 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     texts = tuple(fit_texts or ())
     compared = [row for row in every_row(repetitions) if row.compared == "all"]
     recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
-    around = [Recipe(rows.CLASSICAL, "", texts, PARTS[name]) for name in (*FILTERS, IDF)]
-    recipes += [replace(recipe, pooling=pooling) for recipe in around for pooling in recipe.poolings]
+    around = [PARTS[name] for name in (*FILTERS, IDF)]
+    recipes += [Recipe(rows.CLASSICAL, pooling, texts, part) for part in around for pooling in part.poolings]
     return without_repeats(recipes)
 
 
@@ -110,16 +110,12 @@ def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Rec
         recipes: As they are asked for.
         language: That :func:`st_reba.text.templates.language_of` finds the texts in, or that someone asks for.
     """
-    found = [replace(recipe, row=row_in_language(recipe.row, language)) for recipe in recipes]
+    found: list[Recipe] = []
+    for recipe in recipes:
+        plain = recipe.row.unchanged or recipe.row.key
+        in_chinese = _by_key().get(f"{plain}-zh{recipe.row.key.removeprefix(plain)}")
+        found.append(replace(recipe, row=in_chinese) if in_chinese and language == "zh" else recipe)
     return list({recipe.key: recipe for recipe in found}.values())
-
-
-def row_in_language(row: Row, language: PromptLanguage) -> Row:
-    """A row with its prompt in a language, or as it is where it has none in that."""
-    if language == "en" or not row.chinese:
-        return row
-    plain = row.unchanged or row.key
-    return _by_key()[f"{plain}-zh{row.key.removeprefix(plain)}"]
 
 
 def find(name: str) -> Recipe:
@@ -146,11 +142,8 @@ def find(name: str) -> Recipe:
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     else:
         keys = [row.key for row in [*every_row(), rows.BAG]]
-        near = [
-            f"{close}{f'@{layer}' if layer.isdecimal() else ''}{f'+{own}' if own else ''}"
-            for close in get_close_matches(key.lower(), keys, n=1 if part else 3, cutoff=0.4)
-            for own in (get_close_matches(part.lower(), parts, n=1, cutoff=0.4) or [""])
-        ]
+        with_parts = [f"{row}+{own}" for row in keys for own in parts]
+        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if part else 3, cutoff=0.4)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
             f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
@@ -184,12 +177,8 @@ def _by_key() -> dict[str, Row]:
     listed = {row.key: row for row in every_row(_MOST_COPIES)}
     plain = [row.in_chinese() for row in listed.values() if row.chinese and not row.unchanged]
     every = [*listed.values(), *(row for row in plain if row.key not in listed)]
-    under_changes = list(chain(*(changed(row) for row in every if row.searched)))
-    for row in listed.values():
-        if row.chinese and row.unchanged:
-            change = rows.CHANGES[row.key.removeprefix(f"{row.unchanged}-")]
-            under_changes.append(change.row(listed[row.unchanged].in_chinese()))
-    return {row.key: row for row in [*every, *under_changes, rows.BAG]}
+    under_changes = chain(*(changed(row) for row in every if row.searched))
+    return {row.key: row for row in [*every, *under_changes, rows.IN_CHINESE, rows.BAG]}
 
 
 def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:

@@ -9,16 +9,7 @@ from typing import Any, cast
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from ..modules import (
-    AllButTheTop,
-    CausalModule,
-    Centering,
-    EmbeddingFilter,
-    IdfWeights,
-    PartwiseWhitening,
-    Standardization,
-    WhiteningTransform,
-)
+from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
 from ..modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
@@ -51,12 +42,12 @@ class Part:
     @property
     def fitted(self) -> bool:
         """Whether it is fitted on plain texts; the other is computed from the language model's head."""
-        return self.module is not EmbeddingFilter
+        return self.module is not modules.EmbeddingFilter
 
     @property
     def weighs_tokens(self) -> bool:
         """Whether it stands before the pooling."""
-        return self.module is IdfWeights
+        return self.module is modules.IdfWeights
 
     def settings(self, shares: Sequence[float]) -> dict[str, Any]:
         """What a filter is fitted with, besides texts.
@@ -64,11 +55,11 @@ class Part:
         Args:
             shares: How much each part of the vectors counts: ``SHARES`` of the module that gives them.
         """
-        if self.module is PartwiseWhitening:
+        if self.module is modules.PartwiseWhitening:
             return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
-        return {"shrinkage": SHRINKAGE} if self.module is WhiteningTransform else {}
+        return {"shrinkage": SHRINKAGE} if self.module is modules.WhiteningTransform else {}
 
-    def from_moments(self, moments: Moments, shares: Sequence[float] = CausalModule.SHARES) -> nn.Module:
+    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.SHARES) -> nn.Module:
         """A filter that is fitted, on embeddings that were seen elsewhere.
 
         Args:
@@ -87,8 +78,8 @@ class Part:
             ValueError: If there are too few texts, or the model has no head.
         """
         if not self.fitted:
-            return EmbeddingFilter.from_language_model(model)
-        return self.from_moments(embedding_moments(model, texts), cast(CausalModule, model[0]).SHARES)
+            return modules.EmbeddingFilter.from_language_model(model)
+        return self.from_moments(embedding_moments(model, texts), cast(modules.CausalModule, model[0]).SHARES)
 
 
 #: What stands behind a recipe whose vectors are made of parts, and behind its controls.
@@ -96,39 +87,31 @@ PARTWISE = "partwise whitened"
 #: What stands before a pooling.
 IDF = "idf-weighted"
 
+# fmt: off
 #: All there are, by name.
 PARTS = {
     part.name: part
     for part in (
-        Part(
-            "filtered",
+        Part("filtered",
             "without the directions that frequent tokens are written in, as the model's head shows them",
-            EmbeddingFilter,
-        ),
-        Part("centred", "less the mean of a sample of plain texts", Centering),
-        Part(
-            "standardised",
+            modules.EmbeddingFilter),
+        Part("centred", "less the mean of a sample of plain texts", modules.Centering),
+        Part("standardised",
             "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
-            Standardization,
-        ),
-        Part(
-            "whitened",
+            modules.Standardization),
+        Part("whitened",
             "the principal directions of a sample of plain texts, scaled to nearly one variance",
-            WhiteningTransform,
-        ),
-        Part(
-            "all but the top",
+            modules.WhiteningTransform),
+        Part("all but the top",
             "less the mean of a sample of plain texts and the directions in which they vary most",
-            AllButTheTop,
-        ),
-        Part(
-            PARTWISE,
+            modules.AllButTheTop),
+        Part(PARTWISE,
             "each part standardised, a little whitened over a sample of plain texts, and given its share",
-            PartwiseWhitening,
-        ),
-        Part(IDF, "each token counts by how few of a sample of plain texts have it", IdfWeights, poolings=("mean",)),
+            modules.PartwiseWhitening),
+        Part(IDF, "each token counts by how few of a sample of plain texts have it", modules.IdfWeights, ("mean",)),
     )
 }
+# fmt: on
 
 #: What can stand behind the pooling of any recipe.
 FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, IDF))

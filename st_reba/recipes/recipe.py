@@ -287,23 +287,21 @@ class Recipe:
         """The module, on a backbone that is already loaded."""
         return self.row.build(backbone, self.pooling, self.layer)
 
-    def model(self, backbone: CausalModule) -> SentenceTransformer:
+    def model(self, backbone: CausalModule, *, filtered: bool = True) -> SentenceTransformer:
         """The recipe as a ready model, on the backbone's device.
+
+        Args:
+            backbone: A loaded module, whose weights are shared.
+            filtered: Whether what stands behind the pooling is made, too.
 
         Raises:
             ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
         """
-        model = self.pooled(backbone)
-        if self.filter is None:
-            return model
-        made = self.filter.made(model, self.fit_texts)
-        return SentenceTransformer(modules=[*model.children(), made], device=str(backbone.model.device))
-
-    def pooled(self, backbone: CausalModule) -> SentenceTransformer:
-        """The recipe up to the pooling."""
-        return SentenceTransformer(
-            modules=self.pipeline(self.build(backbone), POOLINGS[self.pooling]), device=str(backbone.model.device)
-        )
+        device = str(backbone.model.device)
+        parts = self.pipeline(self.build(backbone), POOLINGS[self.pooling])
+        if filtered and self.filter is not None:
+            parts.append(self.filter.made(SentenceTransformer(modules=parts, device=device), self.fit_texts))
+        return SentenceTransformer(modules=parts, device=device)
 
     def pipeline(self, module: CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
         """A module, what weighs its tokens, and the pooling.

@@ -8,24 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..modules import (
-    AttentionPoolingModule,
-    BidirectionalLastLayer,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoLayersModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    InputEmbeddings,
-    KVReroutingModule,
-    MetaEOLModule,
-    PromptRepsModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-)
+from .. import modules
 from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..text.templates import PRESETS
 from .parts import PARTS, PARTWISE
@@ -38,36 +21,26 @@ from .recipe import Row, Variant
 CHANGES = {
     change.name: change
     for change in (
-        Variant(
-            "bidirectional",
+        Variant("bidirectional",
             "the last layer attends both ways",
-            {"bidirectional_layers": 1}, page="bidirectional", paper=BidirectionalLastLayer.citation,
-            unseen_at_the_end=True,
-        ),
-        Variant(
-            "re-routed",
+            {"bidirectional_layers": 1}, page="bidirectional", paper=modules.BidirectionalLastLayer.citation,
+            unseen_at_the_end=True),
+        Variant("re-routed",
             "in the middle layers every token sees the last one's key and value",
-            {"changes": (Reroute(),)}, page="changes", paper=KVReroutingModule.citation,
-        ),
-        Variant(
-            "prepended",
+            {"changes": (Reroute(),)}, page="changes", paper=modules.KVReroutingModule.citation),
+        Variant("prepended",
             "a slot before the text takes, in the first layers, the state of the last token",
-            {"changes": (Prepend(),)}, page="changes", paper=TokenPrependingModule.citation,
-        ),
-        Variant(
-            "steered",
+            {"changes": (Prepend(),)}, page="changes", paper=modules.TokenPrependingModule.citation),
+        Variant("steered",
             "in an early layer the last token moves away from what a second prompt finds irrelevant",
-            {"changes": (Steer(),)}, page="changes", paper=ContrastivePromptingModule.citation, poolings=("last",),
-        ),
-        Variant(
-            "before-mlp",
+            {"changes": (Steer(),)}, page="changes", paper=modules.ContrastivePromptingModule.citation,
+            poolings=("last",)),
+        Variant("before-mlp",
             "read before the last layer's feed-forward part, which is not run",
-            {"readout": "before_mlp"}, page="before-mlp", paper=BeforeFeedForward.citation,
-        ),
+            {"readout": "before_mlp"}, page="before-mlp", paper=BeforeFeedForward.citation),
     )
 }
 
-_PROMPTEOL = "Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023."
 _ZHANG = (
     "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
     "Models. ICIC 2024."
@@ -77,49 +50,51 @@ _AS_A_PROMPT = PRESETS["prompteol"].reading()
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
 _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
 
+_PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
+    "the last token of a prompt that asks what the text means in one word",
+    settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",), searched=True,
+    paper="Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023.",
+    **_AT_ITS_END)
+
+_EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
+    "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
+    "stands around them and asks for one word",
+    page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
+    chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True})
+
 
 def repeated(copies: int) -> list[Row]:
     """The rows that read so many copies of a text, two or more."""
     return [
-        Row(
-            f"echo-{copies}", f"Echo-{copies}", EchoModule,
+        Row(f"echo-{copies}", f"Echo-{copies}", modules.EchoModule,
             f"the text stands {copies} times, and is read in its last copy",
             page="echo", cost=f"about {copies}", settings={"repetitions": copies},
-            tried=("mean",) if copies == 2 else (), searched=copies <= 3, copies=copies, words=True,
-        ),
-        Row(
-            f"reba-{copies}", f"ReBA-{copies}", ReBAModule,
+            tried=("mean",) if copies == 2 else (), searched=copies <= 3, copies=copies, words=True),
+        Row(f"reba-{copies}", f"ReBA-{copies}", modules.ReBAModule,
             f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
             page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
-            tried=("mean", "last") if copies == 2 else (), searched=copies == 2, copies=copies, words=True,
-        ),
+            tried=("mean", "last") if copies == 2 else (), searched=copies == 2, copies=copies, words=True),
     ]
 
 
 def _thought(passes: int) -> Row:
-    return Row(
-        f"rt-{passes}", f"RT-{passes}", RefinedThoughtModule,
+    return Row(f"rt-{passes}", f"RT-{passes}", modules.RefinedThoughtModule,
         f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
-        page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",),
-    )
+        page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",))
 
 
 #: What every model has without a recipe.
-CLASSICAL = Row(
-    "classical", "Classical", CausalTransformer,
+CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
     "the last hidden states of one ordinary causal pass",
-    page="classical", tried=("mean", "last"), searched=True, copies=1, words=True,
-)
+    page="classical", tried=("mean", "last"), searched=True, copies=1, words=True)
 
 #: Those that read a text once and are shown first.
 FIRST = (
     CLASSICAL,
-    Row(
-        "reba-1", "ReBA-1", ReBAModule,
+    Row("reba-1", "ReBA-1", modules.ReBAModule,
         f"backward attention without repetition: each token {_LOOKS_BACK}",
         page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, searched=True, copies=1,
-        words=True, same_if_last="classical",
-    ),
+        words=True, same_if_last="classical"),
 )
 
 #: Those that ``--recipes all`` shows beside what they are without the change.
@@ -127,132 +102,81 @@ _TURNED, _TURNED_ECHO, _TURNED_REBA = (
     replace(CHANGES["bidirectional"].row(row), compared="all") for row in (CLASSICAL, *repeated(2))
 )
 
-_OTHERS = (
+#: All the others.
+OTHERS = (
     replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
     _TURNED_ECHO,
-    Row(
-        "echo-2-layers", "Echo-2, last layers", EchoLayersModule,
+    Row("echo-2-layers", "Echo-2, last layers", modules.EchoLayersModule,
         "the text stands 2 times, and each token of its last copy is a weighted mean of the last layers' states",
-        page="echo-layers", cost="about 2", settings={"repetitions": 2, "last_layers": 2}, words=True,
-    ),
+        page="echo-layers", cost="about 2", settings={"repetitions": 2, "last_layers": 2}, words=True),
     _TURNED_REBA,
-    Row(
-        "bidirectional-prompt", "Bidirectional, prompt", BidirectionalLastLayer,
+    Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
         "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
         "word",
-        page="bidirectional", poolings=("last",),
-    ),
+        page="bidirectional", poolings=("last",)),
     *map(_thought, (2, 4, 8)),
-    Row(
-        "prompteol", "PromptEOL", CausalTransformer,
-        "the last token of a prompt that asks what the text means in one word",
-        settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",), searched=True,
-        paper=_PROMPTEOL, **_AT_ITS_END,
-    ),
-    Row(
-        "prompteol-zh", "PromptEOL, Chinese", CausalTransformer,
-        "the last token of a prompt that asks what the text means in one word; in Chinese words",
-        settings={"template": "prompteol-zh"}, searched=True, paper=_PROMPTEOL, **_AT_ITS_END,
-    ),
-    Row(
-        "pretended-cot", "Pretended CoT", CausalTransformer,
+    _PROMPTEOL,
+    replace(_PROMPTEOL.in_chinese(), compared="all"),
+    Row("pretended-cot", "Pretended CoT", modules.CausalTransformer,
         "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
         settings={"template": "pretended-cot"}, chinese={"template": "pretended-cot-zh"}, searched=True, paper=_ZHANG,
-        **_AT_ITS_END,
-    ),
-    Row(
-        "knowledge", "Knowledge", CausalTransformer,
+        **_AT_ITS_END),
+    Row("knowledge", "Knowledge", modules.CausalTransformer,
         "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
         settings={"template": "knowledge"}, chinese={"template": "knowledge-zh"}, searched=True, paper=_ZHANG,
-        **_AT_ITS_END,
-    ),
-    Row(
-        "promptreps", "PromptReps", CausalTransformer,
+        **_AT_ITS_END),
+    Row("promptreps", "PromptReps", modules.CausalTransformer,
         "the last token of a prompt that asks for the one word by which to find the text",
-        settings={"template": "promptreps"}, chinese={"template": "promptreps-zh"}, paper=PromptRepsModule.citation,
-        poolings=("last",), page="promptreps",
-    ),
-    Row(
-        "metaeol", "MetaEOL", MetaEOLModule,
+        settings={"template": "promptreps"}, chinese={"template": "promptreps-zh"},
+        paper=modules.PromptRepsModule.citation, poolings=("last",), page="promptreps"),
+    Row("metaeol", "MetaEOL", modules.MetaEOLModule,
         "the mean over the last tokens of eight prompts, each for another task",
-        page="meta-eol", cost="8 prompts", poolings=("mean",),
-    ),
-    Row(
-        "ck", "CK", MetaEOLModule,
+        page="meta-eol", cost="8 prompts", poolings=("mean",)),
+    Row("ck", "CK", modules.MetaEOLModule,
         "the mean of what Pretended CoT and Knowledge give",
         page="meta-eol", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
-        poolings=("mean",), paper=_ZHANG,
-    ),
-    Row(
-        "kv-rerouting", "KV re-routing", KVReroutingModule,
+        poolings=("mean",), paper=_ZHANG),
+    Row("kv-rerouting", "KV re-routing", modules.KVReroutingModule,
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
-        page="kv-rerouting", chinese={"template": "compress-zh"},
-    ),
-    Row(
-        "attention-pooling", "Attention pooling", AttentionPoolingModule,
+        page="kv-rerouting", chinese={"template": "compress-zh"}),
+    Row("attention-pooling", "Attention pooling", modules.AttentionPoolingModule,
         "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
-        page="attention-pooling", poolings=("last",),
-    ),
-    Row(
-        "token-prepending", "Token prepending", TokenPrependingModule,
+        page="attention-pooling", poolings=("last",)),
+    Row("token-prepending", "Token prepending", modules.TokenPrependingModule,
         "slots before the text take, from layer to layer, the state of the last token behind them",
-        page="token-prepending", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT,
-    ),
-    Row(
-        "token-prepending-blocks", "Token prepending, blocks", HierarchicalTokenPrependingModule,
+        page="token-prepending", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+    Row("token-prepending-blocks", "Token prepending, blocks", modules.HierarchicalTokenPrependingModule,
         "slots before each block of the text, and two at its front, take from layer to layer the state of the last "
         "token behind them, and every token is read",
-        page="token-prepending-blocks", cost="about 1", poolings=("mean",), words=True,
-    ),
-    Row(
-        "value-aggregation", "Value aggregation", ValueAggregationModule,
+        page="token-prepending-blocks", cost="about 1", poolings=("mean",), words=True),
+    Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
         "what attention hands on at the end of a prompt for one word, averaged over the layers",
         page="value-aggregation", cost="less than 1", poolings=("last",), tried=("last",),
-        chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT,
-    ),
-    Row(
-        "contrastive-prompting", "Contrastive prompting", ContrastivePromptingModule,
+        chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT),
+    Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
         "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
-        page="contrastive-prompting", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT,
-    ),
-    Row(
-        "early-late", "Early and late", EarlyLateModule,
-        "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
-        "stands around them and asks for one word",
-        page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
-        chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True},
-    ),
-    Row(
-        "echo-springer", "Echo, Springer's prompt", EchoModule,
+        page="contrastive-prompting", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+    _EARLY_LATE,
+    Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
         "a prompt asks to rewrite the text, and it is read where it stands again",
-        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", searched=True, words=True,
-    ),
+        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", searched=True, words=True),
     *(
-        Row(
-            f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", ReBAModule,
+        Row(f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", modules.ReBAModule,
             f"as ReBA-{copies}, the weights of each token divided by their sum",
             page="reba", cost=f"about {copies}" if copies > 1 else "1",
             settings={"repetitions": copies, "normalize_weights": True}, settings_if_last={"rows": "last"},
-            compared="never", words=True,
-        )
+            compared="never", words=True)
         for copies in (1, 2)
     ),
+    replace(CHANGES["before-mlp"].row(_PROMPTEOL), compared="all"),
+    CHANGES["before-mlp"].row(_EARLY_LATE),
 )
 
-_KEYED = {row.key: row for row in _OTHERS}
-_BEFORE_MLP = CHANGES["before-mlp"]
-
-#: All the others.
-OTHERS = (
-    *_OTHERS,
-    replace(_BEFORE_MLP.row(_KEYED["prompteol"]), compared="all"),
-    _BEFORE_MLP.row(_KEYED["early-late"]),
-)
+#: No table shows it: it is there for Chinese texts under the name of the row that it is in Chinese.
+IN_CHINESE = CHANGES["before-mlp"].row(_EARLY_LATE.in_chinese())
 
 #: The control that looks at no context.
-BAG = Row(
-    "bag-of-input-embeddings", "Bag of input embeddings", InputEmbeddings,
+BAG = Row("bag-of-input-embeddings", "Bag of input embeddings", modules.InputEmbeddings,
     "the input embeddings alone, without any layer: no context at all",
-    page="controls", cost="0", poolings=("mean",), compared="never", words=True,
-)
+    page="controls", cost="0", poolings=("mean",), compared="never", words=True)

@@ -21,7 +21,7 @@ from ..encoding import Encoder
 from ..lm.backbone import positions
 from ..modules import CausalModule
 from .refusals import RefusedError, shortened
-from .tokens import Tokens
+from .tokens import OwnTokenizer
 
 #: What others call a text that is asked for, and one that is searched.
 _INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
@@ -63,7 +63,7 @@ class Served(ABC):
 
     def __init__(self, name: str, model: Any, truncate: bool) -> None:
         self.name = name
-        self.tokens = Tokens(model.tokenizer)
+        self.tokens = OwnTokenizer(model.tokenizer)
         self.ways: dict[str, Callable[[list[Any]], Sequence[Any]]] = {}
         self._truncate = truncate
 

@@ -17,7 +17,7 @@ _BEHIND = 256
 CHARACTERS = 2**20
 
 
-class Tokens:
+class OwnTokenizer:
     """A tokenizer of its own: one cannot be used by two threads while one of them sets how it truncates.
 
     Args:

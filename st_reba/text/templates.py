@@ -314,18 +314,18 @@ class Template:
     blocks: Blocks | None = None
 
     @classmethod
-    def parse(cls, template: str, *, prepends: bool = False) -> Template:
+    def parse(cls, template: str) -> Template:
         """Read a template string or the name of one in :data:`st_reba.TEMPLATES`.
 
-        ``{text}`` is the only thing that is not literal. ``str.format`` is never called, because a template may come
+        ``{text}`` is the only thing that is not literal, and one ``{prepend}`` before it, where the slot of token
+        prepending stands, which stays part of its literal. ``str.format`` is never called, because a template may come
         from a configuration file that somebody else wrote.
 
         Args:
             template: The string or name.
-            prepends: Whether there must be one ``{prepend}`` before the text too: it stays part of its literal.
 
         Raises:
-            ValueError: If there is no ``{text}``, or any other brace, or it is longer than
+            ValueError: If there is no ``{text}``, or any other brace, or ``{prepend}`` elsewhere, or it is longer than
                 :data:`MAX_TEMPLATE_LENGTH` characters.
         """
         if not isinstance(template, str):
@@ -335,12 +335,11 @@ class Template:
         allowed = f"A template is text with {SLOT} where the input goes, or one of {sorted(TEMPLATES)}."
         if len(literals) == 1:
             raise ValueError(f"The template {template!r} has no {SLOT}. {allowed}")
-        if prepends and (literals[0].count(PREPEND) != 1 or any(PREPEND in literal for literal in literals[1:])):
+        if template.count(PREPEND) > literals[0].count(PREPEND) or literals[0].count(PREPEND) > 1:
             raise ValueError(
-                f"The template {template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot stands."
+                f"The template {template!r} may have one {PREPEND}, and have it before {SLOT}: there the slot stands."
             )
-        plain = [literals[0].replace(PREPEND, "") if prepends else literals[0], *literals[1:]]
-        if any(brace in literal for literal in plain for brace in "{}"):
+        if any(brace in literal.replace(PREPEND, "") for literal in literals for brace in "{}"):
             raise ValueError(f"The template {template!r} has braces other than {SLOT}. {allowed} Remove the others.")
         return cls(tuple(literals))
 

@@ -18,9 +18,8 @@ from rich.text import Text
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
 from st_reba.compare.kept import Kept
-from st_reba.compare.ranking import best_of, rank
 from st_reba.compare.report import write_report, write_results
-from st_reba.compare.results import TIED, Comparison, Task, listed, measured
+from st_reba.compare.results import TIED, Comparison, Measure, best_of, listed, measured, rank
 from st_reba.compare.run import Recipes
 from st_reba.compare.save import save_best
 from st_reba.evaluation.bootstrap import Estimate
@@ -245,7 +244,7 @@ def _table(found: Comparison) -> Table:
     return table
 
 
-def _cell(task: Task, score: Estimate | None, best: bool, with_interval: bool) -> Text:
+def _cell(task: Measure, score: Estimate | None, best: bool, with_interval: bool) -> Text:
     """A value, marked if it is the best (bold) or cannot be told from it."""
     if score is None:
         return Text()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from st_reba.compare.against import side_by_side
-from st_reba.compare.results import Comparison, Items, Result, Task
+from st_reba.compare.results import Comparison, Items, Measure, Result
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 
-TASK = Task("STS", "accuracy x 100", unit="labelled pairs")
+TASK = Measure("STS", "accuracy x 100", unit="labelled pairs")
 
 
 def comparison(
@@ -102,7 +102,7 @@ def test_another_answer():
     [
         (comparison({"Z": 0.5}), "have no recipe in common: the old one has Z, mean."),
         (
-            dataclasses.replace(comparison({"A": 0.5}), tasks=[Task("NLI", "accuracy x 100")]),
+            dataclasses.replace(comparison({"A": 0.5}), tasks=[Measure("NLI", "accuracy x 100")]),
             r"by STS \(accuracy x 100\), the old one by NLI \(accuracy x 100\): compare on the same kind of data",
         ),
     ],

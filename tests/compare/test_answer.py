@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from st_reba.compare.answer import answer, build_command
-from st_reba.compare.results import Result, Task
+from st_reba.compare.results import Measure, Result
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 
-TASK = Task("STS", "Spearman x 100", unit="labelled pairs")
+TASK = Measure("STS", "Spearman x 100", unit="labelled pairs")
 BAG, RANDOM = "Bag of input embeddings, mean", "Random weights, PromptEOL, last"
 CALLED = {BAG: "the bag of input embeddings", RANDOM: "PromptEOL, last on random weights"}
 MEAN, LAST, PROMPT, ECHO = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean"
@@ -207,7 +207,7 @@ def test_what_was_chosen_before_is_what_it_is_about():
 
 
 def test_where_less_is_better_less_is_ahead():
-    task = Task("Loss", "loss", scale=1.0, greater_is_better=False)
+    task = Measure("Loss", "loss", scale=1.0, greater_is_better=False)
     text = says({BAG: 0.9, MEAN: 0.7, PROMPT: 0.4, ECHO: 0.5}, task)
     assert text.startswith("Use PromptEOL, last token: 0.400 [0.3")
     assert text.endswith("], 0.300 below what you have (the mean of the last hidden states), ahead of every control.")
@@ -222,7 +222,7 @@ def test_nothing_that_can_be_resampled_is_not_sure():
 
 
 def test_proxies_are_no_answer():
-    task = Task("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+    task = Measure("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
     assert says({MEAN: 0.4, PROMPT: 0.6}, task).startswith("Without labels there is no answer")
 
 

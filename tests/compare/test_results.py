@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from st_reba.compare.against import side_by_side
-from st_reba.compare.results import Comparison, Items, Result, Task, listed, measured
+from st_reba.compare.results import Comparison, Items, Measure, Result, best_of, listed, measured, pareto_front, rank
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba_cli.running.showing import show
@@ -46,7 +46,7 @@ def test_what_is_saved_is_loaded(comparison, tmp_path):
 def test_what_is_no_number_is_null(tmp_path):
     path = tmp_path / "comparison.json"
     scores = {"A": Estimate(0.5, math.nan, math.nan, tied=True)}
-    Comparison("m", "d", [Task("A", "accuracy")], [Result("Echo-2", "mean", False, scores)]).save(path)
+    Comparison("m", "d", [Measure("A", "accuracy")], [Result("Echo-2", "mean", False, scores)]).save(path)
     text = path.read_text(encoding="utf-8")
     assert "NaN" not in text
     assert json.loads(text)["results"][0]["scores"]["A"] == {"value": 0.5, "low": None, "high": None, "tied": True}
@@ -213,3 +213,29 @@ def test_times_have_two_digits(value, shown):
 def test_more_than_three_names_are_a_count():
     assert listed(["a", "b", "c"], "recipes") == "a; b; c"
     assert listed("abcd", "recipes") == "4 recipes"
+
+
+UP = Measure("t", "accuracy")
+DOWN = Measure("t", "distance", greater_is_better=False)
+
+
+def made(name: str, value: float | None, cost: float | None = None, control: bool = False) -> Result:
+    scores = {} if value is None else {"t": Estimate(value, math.nan, math.nan)}
+    return Result(name, "mean", control, scores, cost=cost)
+
+
+def test_the_best_of_either_kind():
+    results = [made("a", 0.2), made("b", math.nan), made("c", 0.5), made("d", 0.5), made("e", None)]
+    results += [made("f", 0.9, control=True)]
+    assert best_of(results, UP).recipe == "c"
+    assert best_of(results, DOWN).recipe == "a"
+    assert best_of(results, UP, control=True).recipe == "f"
+    assert best_of(results[:2], UP, control=True) is None
+    assert [row.recipe for row in sorted(results, key=lambda row: rank(row, UP))] == ["f", "c", "d", "a", "b", "e"]
+
+
+def test_the_front_has_what_nothing_cheaper_equals():
+    results = [made("dear", 0.9, 4), made("cheap", 0.3, 1), made("same", 0.3, 2), made("worse", 0.2, 3)]
+    results += [made("middle", 0.5, 2), made("untimed", 1.0), made("nothing", math.nan, 0.1)]
+    assert [row.recipe for row in pareto_front(results, UP)] == ["cheap", "middle", "dear"]
+    assert [row.recipe for row in pareto_front(results, DOWN)] == ["cheap", "worse"]

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.compare.columns import Column
-from st_reba.compare.results import Task
+from st_reba.compare.columns import ScoreColumn
+from st_reba.compare.results import Measure
 from st_reba.compare.run import Recipes, compare, compare_tasks, finalists, texts_of, work
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
@@ -78,13 +78,13 @@ def test_finalists():
     bag = bags_of_input_embeddings(recipes)[0]
     keys = [recipe.key for recipe in recipes]
     scores = {key: Estimate(0.5 - place / 100, 0, 1, tied=place < 5) for place, key in enumerate(keys)}
-    column = Column(Task("STS", "Spearman x 100"), {**scores, bag.key: Estimate(0.9, 0, 1)})
+    column = ScoreColumn(Measure("STS", "Spearman x 100"), {**scores, bag.key: Estimate(0.9, 0, 1)})
     assert finalists([bag, *recipes], column) == keys[:3]
     assert finalists([bag, *recipes], column, keys[7]) == [keys[7], *keys[:2]]
     apart = {key: dataclasses.replace(score, tied=key == keys[0]) for key, score in scores.items()}
-    assert finalists(recipes, Column(column.task, apart)) == keys[:1]
-    lower = Task("Loss", "loss", greater_is_better=False)
-    assert finalists(recipes, Column(lower, {**apart, keys[-1]: Estimate(math.nan, 0, 1)})) == [keys[-2], keys[0]]
+    assert finalists(recipes, ScoreColumn(column.task, apart)) == keys[:1]
+    lower = Measure("Loss", "loss", greater_is_better=False)
+    assert finalists(recipes, ScoreColumn(lower, {**apart, keys[-1]: Estimate(math.nan, 0, 1)})) == [keys[-2], keys[0]]
 
 
 def test_random_weights_for_the_finalists_alone(recipes, found):

@@ -5,12 +5,12 @@ from math import nan
 import numpy as np
 import pytest
 
-from st_reba.compare.results import Result, Task
+from st_reba.compare.results import Measure, Result
 from st_reba.compare.verdict import verdict
 from st_reba.evaluation import bootstrap
 from st_reba.recipes import Control
 
-TASK = Task("STS", "accuracy x 100")
+TASK = Measure("STS", "accuracy x 100")
 BAG, RANDOM_A, RANDOM_B = "Bag of input embeddings", "Random weights, A", "Random weights, B"
 BAG_WHITENED = "Bag of input embeddings, whitened"
 TF_IDF, RANDOM_BAG = "tf-idf", "Random weights, Bag of input embeddings, whitened"
@@ -36,7 +36,9 @@ def controls(name: str) -> tuple[Control, ...]:
     )
 
 
-def says(right: dict[str, float], task: Task = TASK, items: int = 200, resampled: bool = True, chosen: str = "") -> str:
+def says(
+    right: dict[str, float], task: Measure = TASK, items: int = 200, resampled: bool = True, chosen: str = ""
+) -> str:
     """The verdict on recipes with such shares of the items, the first ones, right."""
     scores = {f"{name}, mean": (np.arange(items) < share * items).astype(float) for name, share in right.items()}
     statistic = bootstrap.mean(scores)
@@ -72,7 +74,7 @@ def test_a_score_that_chose_is_called_one():
     assert selected in says({BAG: 0.2, "A": 0.9, "B": 0.5})
     assert "likely too high" not in says({BAG: 0.2, "A": 0.9})
     assert "likely too high" not in says({BAG: 0.2, "A": 0.9, "B": 0.5}, chosen="A, mean")
-    proxy = Task("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+    proxy = Measure("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
     assert "likely too high" not in says({BAG: 0.1, "A": 0.6, "B": 0.4}, proxy)
 
 
@@ -135,7 +137,7 @@ def test_one_that_beats_the_plain_bag_is_not_said_to_beat_none():
 
 
 def test_less_is_better():
-    task = Task("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+    task = Measure("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
     text = says({BAG: 0.1, "A": 0.6, "B": 0.4}, task)
     assert "There are no labels here, so these are proxies" in text
     assert "Lowest on Loss: B, mean, 0.400 [" in text

@@ -9,7 +9,7 @@ import torch
 from st_reba import CausalTransformer
 from st_reba.compare import workload
 from st_reba.compare.precision import agreement, cosines, sampled
-from st_reba.compare.workload import Forecast, Pass, memory, speed
+from st_reba.compare.workload import Forecast, Workload, memory, speed
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
 
@@ -36,7 +36,7 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
         if type(layer).__name__ == "LlamaDecoderLayer":
             ran.append(states.shape[0] * states.shape[1])
 
-    made = Pass.of(module, layers)
+    made = Workload.of(module, layers)
     hooks = [
         part.register_forward_pre_hook(note, with_kwargs=True)
         for part in module.model.modules()
@@ -55,11 +55,11 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
 
 
 def test_the_input_embeddings_alone_run_nothing(backbone):
-    assert Pass.of(find("bag-of-input-embeddings").build(backbone), 3).tokens([10, 20]) == 0
+    assert Workload.of(find("bag-of-input-embeddings").build(backbone), 3).tokens([10, 20]) == 0
 
 
 def test_long_texts_count_as_they_are_cut():
-    assert Pass(2, 5, 0.5, limit=10).tokens([4, 100]) == 0.5 * (2 * 4 + 5 + 2 * 10 + 5)
+    assert Workload(2, 5, 0.5, limit=10).tokens([4, 100]) == 0.5 * (2 * 4 + 5 + 2 * 10 + 5)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from st_reba import (
 from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.run import PassChange
 from st_reba.modules.changes import AttendBothWays, Change, EarlyExit, Fitted, Prepend, Reroute, Steer, register
+from st_reba.text.layout import PREPENDED
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
@@ -365,6 +366,69 @@ class TestWhatIsRefused:
         message = "Gradient checkpointing .* to train through EchoModule with prepend_layers=2, seed=3\\."
         with pytest.raises(ValueError, match=message):
             module(module.preprocess(TEXTS))
+
+
+class TestASlotInATemplate:
+    """Wherever the change Prepend is made, ``{prepend}`` says where the slot stands; else nothing fills it."""
+
+    TASKS: ClassVar = ['{prepend} This: "{text}" means:', "So {text} is"]
+
+    def expected(self, template, text, eager, token_ids):
+        """The last token's state (D,), by the oracle of token prepending; a template without a slot has it right before
+        the text."""
+        model, slot = oracles.with_slot(eager("llama"), vector(eager("llama"), PREPEND.seed))
+        before, behind = template.split("{prepend}") if "{prepend}" in template else template.split("{text}")
+        behind = behind if "{text}" in behind else "{text}" + behind
+        front = token_ids(before) if before else []
+        ids = [*front, slot, *token_ids(behind.replace("{text}", text))]
+        states = oracles.token_prepending(model, "llama", ids, {len(front): -1}, PREPEND.prepend_layers, 3)
+        return model.norm(states)[-1]
+
+    def test_in_a_prompt(self, loaded, eager, token_ids, tmp_path):
+        template = 'So {prepend} This: "{text}" means:'
+        module = CausalTransformer(loaded["llama"], template=template, pool_over="all", rows="last", changes=[PREPEND])
+        found = read(module, TEXTS)
+        for text, states in zip(TEXTS, found, strict=True):
+            assert relative_error(states[0], self.expected(template, text, eager, token_ids)) < TOLERANCE
+        named = TokenPrependingModule(loaded["llama"], template=template, prepend_layers=2, seed=3, output_layer=-1,
+                                      final_norm=True, rows="last")  # fmt: skip
+        assert all(map(torch.equal, read(named, TEXTS), found))
+        module.save(str(tmp_path))
+        again = CausalTransformer.load(str(tmp_path))
+        assert again.template == template
+        assert all(map(torch.equal, read(again, TEXTS), found))
+
+    def test_in_several_prompts(self, loaded, eager, token_ids):
+        module = MetaEOLModule(loaded["llama"], templates=self.TASKS, changes=[PREPEND])
+        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
+            expected = torch.stack([self.expected(task, text, eager, token_ids) for task in self.TASKS])
+            assert relative_error(states, expected) < TOLERANCE
+
+    def test_before_the_first_of_several_copies(self, loaded):
+        usual = EchoModule(loaded["llama"], template="Of {text}, {text}", changes=[PREPEND])
+        placed = EchoModule(loaded["llama"], template="Of {prepend}{text}, {text}", changes=[PREPEND])
+        assert all(map(torch.equal, read(placed, TEXTS), read(usual, TEXTS)))
+        first = EchoModule(loaded["llama"], template="{prepend}Of {text}, {text}", changes=[PREPEND])
+        assert first.preprocess(TEXTS[:1])["copy_index"][0, 0] == PREPENDED
+
+    def test_in_the_prompt_that_is_steered_away_from(self, loaded):
+        steer = Steer(1, 0.5, 'Not {prepend} so: "{text}" but')
+        module = EchoModule(loaded["llama"], changes=[PREPEND, steer])
+        assert (module.preprocess(TEXTS)["copy_index_of_steer"] == PREPENDED).sum(dim=1).tolist() == [1] * len(TEXTS)
+        with pytest.raises(ValueError, match=r"has \{prepend\}, and nothing is prepended"):
+            EchoModule(loaded["llama"], changes=[steer])
+
+    @pytest.mark.parametrize(
+        ("kind", "settings"),
+        [
+            (CausalTransformer, {"template": "{prepend}{text}"}),
+            (EchoModule, {"template": "{prepend}{text}{text}"}),
+            (MetaEOLModule, {"templates": ["{text}", "{prepend}{text}"]}),
+        ],
+    )
+    def test_that_nothing_fills(self, kind, settings, loaded):
+        with pytest.raises(ValueError, match=r"nothing is prepended: give changes=\[Prepend\(\)\]"):
+            kind(loaded["llama"], **settings)
 
 
 class TestSaved:

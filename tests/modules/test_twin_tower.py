@@ -6,9 +6,11 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import TwinTower
+from st_reba.modules.twin_tower import encoder_layers, positions
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
@@ -188,3 +190,18 @@ def test_pooling_by_the_mean(encoder_paths):
     model = SentenceTransformer(modules=[module, Pooling(32, "mean")], device="cpu")
     words = model.encode(TEXTS, output_value="token_embeddings")
     assert relative_error(model.encode(TEXTS[0]), words[0].mean(dim=0)) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_names_inside_encoders_are_there(family):
+    for layer in encoder_layers(backbones.encoder(family)):
+        own = layer.attention.self
+        assert all(isinstance(linear, nn.Linear) for linear in (own.query, own.key, own.value))
+        assert all(callable(part) for part in (layer.attention.output, layer.intermediate, layer.output))
+        assert own.num_attention_heads * own.attention_head_size == 32
+        assert isinstance(own.dropout, nn.Dropout)
+
+
+@pytest.mark.parametrize(("family", "expected"), [("bert", 256), ("roberta", 255)])
+def test_positions(family, expected):
+    assert positions(backbones.encoder(family)) == expected

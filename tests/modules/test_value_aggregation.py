@@ -102,7 +102,7 @@ def test_gradients_are_those_of_the_definition(backbone_path, eager, prompted):
         ({"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
         ({"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),
         ({"template": "{text}{text}"}, "has 2 slots: ValueAggregationModule reads one copy"),
-        ({"template": "{prepend}{text}"}, r"has braces other than \{text\}"),
+        ({"template": "{prepend}{text}"}, r"has \{prepend\}, and nothing is prepended"),
     ],
 )
 def test_wrong_settings(settings, message, shared):

@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from st_reba.serving import tokens as tokens_file
-from st_reba.serving.tokens import Tokens
+from st_reba.serving.tokens import OwnTokenizer
 
 from ..backbones import DEMO_MODEL
 
@@ -58,7 +58,7 @@ CASES = [(made, name) for made in (byte_level, from_end, word_piece, unigram) fo
 @pytest.mark.parametrize(("made", "name"), CASES)
 def test_what_is_read_is_that_of_the_whole_text(made, name):
     text = TEXTS[name]
-    tokens = Tokens(made())
+    tokens = OwnTokenizer(made())
     (whole,) = tokens.ids([text])
     for limit in (1, 100, 1000):
         part, count = tokens.cut(text, limit)
@@ -72,13 +72,13 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
 
 
 def test_a_short_text_is_whole():
-    tokens = Tokens(byte_level())
+    tokens = OwnTokenizer(byte_level())
     assert tokens.cut("a short text", 2) == ("a short text", len(tokens.ids(["a short text"])[0]))
     assert tokens.cut(WORDS * 100, None)[0] == WORDS * 100
 
 
 def test_counting_all():
-    tokens = Tokens(byte_level())
+    tokens = OwnTokenizer(byte_level())
     text = WORDS * 2_000
     assert tokens.cut(text, 2, count_all=True) == (text, len(tokens.ids([text])[0]))
 
@@ -86,7 +86,7 @@ def test_counting_all():
 @pytest.mark.parametrize("limit", [None, 16])
 def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit):
     monkeypatch.setattr(tokens_file, "CHARACTERS", 5_000)
-    tokens = Tokens(word_piece())
+    tokens = OwnTokenizer(word_piece())
     assert tokens.cut("a" * 5_000, limit) == ("a" * 5_000, 1)
     said = "the model reads all of them" if limit is None else r"\d+,\d+ of them have fewer tokens than the model reads"
     with pytest.raises(ValueError, match=f"has 90,000 characters, and {said}.*: send it in parts"):
@@ -94,7 +94,7 @@ def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit):
 
 
 def test_tokens_of_a_text_that_is_too_long():
-    tokens = Tokens(byte_level())
+    tokens = OwnTokenizer(byte_level())
     text = WORDS * 500
     (ids,) = tokens.ids([text])
     part = tokens.text(ids, 100)

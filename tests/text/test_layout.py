@@ -114,6 +114,12 @@ class TestTemplate:
         with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
             Template.parse(template)
 
+    @pytest.mark.parametrize("template", ["{text}{prepend}", "{prepend}{prepend}{text}", "{prepend}{text}{prepend}"])
+    def test_one_slot_before_the_text(self, template):
+        assert Template.parse("Of {prepend} {text}").literals == ("Of {prepend} ", "")
+        with pytest.raises(ValueError, match=r"may have one \{prepend\}, and have it before \{text\}"):
+            Template.parse(template)
+
     def test_a_template_of_megabytes(self):
         for template in ("x" * 2_000_000 + "{text}", "{text}" * 300_000):
             with pytest.raises(ValueError, match=r"characters of templates were given, and at most 65,536 are allowed"):

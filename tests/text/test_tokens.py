@@ -205,7 +205,7 @@ class TestWholes:
     def test_a_slot_splits_the_string(self, kind, tokenizers, text, prompt):
         own = tokenizers[kind]
         assume(own(text, add_special_tokens=False)["input_ids"] and not set(text) & set("▁<"))
-        template = Template.parse('This sentence : {prepend} "{text}" means', prepends=True)
+        template = Template.parse('This sentence : {prepend} "{text}" means')
         layout = laid_out(template, own, [text], prompt=prompt)
         slot = layout.copy_index[0].tolist().index(PREPENDED)
         ids = layout.input_ids[0].tolist()
@@ -289,7 +289,7 @@ def test_half_of_a_surrogate_pair(kind, tokenizers):
 def test_a_text_that_looks_like_the_separator(kind, tokenizers):
     own = tokenizers[kind]
     entry = separator(own)
-    template = Template.parse("{prepend}{text}", prepends=True)
+    template = Template.parse("{prepend}{text}")
     layout = laid_out(template, own, [f"a{entry}b"], prompt=f"{entry}:")
     assert (layout.copy_index[0] == PREPENDED).sum() == 1
     assert layout.copy_index[0].tolist().index(PREPENDED) == len(own(f"{entry}:")["input_ids"])

@@ -64,11 +64,11 @@ def test_terms_by_their_weights(left, model):
 
 
 def test_the_cross_stream_runs_only_where_it_is_looked_at(model, monkeypatch):
-    from st_reba.modules import encoders
+    from st_reba.modules import twin_tower
 
     ran = []
-    run = encoders.cross_stream
-    monkeypatch.setattr(encoders, "cross_stream", lambda *a: ran.append(True) or run(*a))
+    run = twin_tower.cross_stream
+    monkeypatch.setattr(twin_tower, "cross_stream", lambda *a: ran.append(True) or run(*a))
     features = [model.preprocess(TEXTS)]
     JTCSELoss(model, interaction_weight=0)(features)
     model.encode(TEXTS)

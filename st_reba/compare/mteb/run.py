@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...evaluation.store import Embed, EmbeddingStore, adopted_settings, stand_in
 from ...files import is_full
 from ...lm.fingerprint import fingerprint_of
-from ..results import Task
+from ..results import Measure
 from .samples import (
     Sample,
     complete_samples,
@@ -64,7 +64,7 @@ class TaskScores:
         scores: By variant, in their order.
     """
 
-    task: Task
+    task: Measure
     type: str
     metric: str
     paper_metric: str | None
@@ -227,7 +227,7 @@ class _Run:
         metadata = task.metadata
         paper = PAPER_METRICS.get(metadata.type)
         return TaskScores(
-            task=Task(
+            task=Measure(
                 name=metadata.name,
                 metric=f"{metadata.main_score} x 100",
                 note=f"mteb's {metadata.type} task {metadata.name}, {' and '.join(task.eval_splits)}.",

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
 from ...optional import require_matplotlib
 from ...recipes import TF_IDF
-from ..ranking import best_of, has_number, pareto_front, rank
-from ..results import Comparison, Result, Task
+from ..results import Comparison, Measure, Result, best_of, has_number, pareto_front, rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +62,7 @@ def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
     return figure
 
 
-def _levels(comparison: Comparison, task: Task) -> list[Result]:
+def _levels(comparison: Comparison, task: Measure) -> list[Result]:
     """The strongest control of each sort."""
     untrained = {result.name for result in comparison.on_random_weights.values()}
     strongest: dict[str, Result] = {}
@@ -74,7 +73,7 @@ def _levels(comparison: Comparison, task: Task) -> list[Result]:
     return list(strongest.values())
 
 
-def scores_figure(comparison: Comparison, task: Task, rows: Sequence[Result], width: float = 440) -> Figure:
+def scores_figure(comparison: Comparison, task: Measure, rows: Sequence[Result], width: float = 440) -> Figure:
     """One task's scores as bars with intervals, beside chance and the best control.
 
     Args:
@@ -159,7 +158,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _names_beside(
-    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Task, width: int
+    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Measure, width: int
 ) -> None:
     """Names in a column to the right, in the order of their heights, each with a line to its point or level."""
     points: list[tuple[Result, tuple[float, float], Any]] = [
@@ -205,7 +204,7 @@ def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
     axes.set_xlabel("time as a multiple of the classical embedding's")
 
 
-def _dot(axes: Axes, result: Result, task: Task, colour: str, marker: str, large: bool) -> None:
+def _dot(axes: Axes, result: Result, task: Measure, colour: str, marker: str, large: bool) -> None:
     estimate = result.scores[task.name]
     x, y = _point(result, task)
     ends = [estimate.low * task.scale, estimate.high * task.scale]
@@ -216,7 +215,7 @@ def _dot(axes: Axes, result: Result, task: Task, colour: str, marker: str, large
     )  # fmt: skip
 
 
-def _intervals(axes: Axes, rows: Sequence[Result], task: Task) -> None:
+def _intervals(axes: Axes, rows: Sequence[Result], task: Measure) -> None:
     known = [(row, result.scores[task.name]) for row, result in enumerate(rows) if has_number(result, task)]
     ends = [(row, estimate.low * task.scale, estimate.high * task.scale) for row, estimate in known]
     if ends:
@@ -237,7 +236,7 @@ def _row_name(axes: Axes, row: int, result: Result, bold: bool) -> None:
     )
 
 
-def _colour(result: Result, best: Result | None, task: Task) -> str:
+def _colour(result: Result, best: Result | None, task: Measure) -> str:
     if result.control:
         return GREY
     if result is best:
@@ -246,7 +245,7 @@ def _colour(result: Result, best: Result | None, task: Task) -> str:
 
 
 def _colour_key(
-    results: Sequence[Result], best: Result | None, task: Task, first: str = "best"
+    results: Sequence[Result], best: Result | None, task: Measure, first: str = "best"
 ) -> list[tuple[Any, str]]:
     """What the colours that occur mean."""
     from matplotlib.lines import Line2D
@@ -288,7 +287,7 @@ def _name(result: Result) -> str:
     return f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
 
 
-def _quantity(task: Task, named: bool = False) -> str:
+def _quantity(task: Measure, named: bool = False) -> str:
     parts = [f"{task.name}: {task.metric}" if named else task.metric]
     if not task.greater_is_better:
         parts.append("lower is better")
@@ -297,7 +296,7 @@ def _quantity(task: Task, named: bool = False) -> str:
     return ", ".join(printable(part) for part in parts)
 
 
-def _point(result: Result, task: Task) -> tuple[float, float]:
+def _point(result: Result, task: Measure) -> tuple[float, float]:
     return _cost(result), _shown(result, task)
 
 
@@ -305,5 +304,5 @@ def _cost(result: Result) -> float:
     return math.nan if result.cost is None else result.cost
 
 
-def _shown(result: Result, task: Task) -> float:
+def _shown(result: Result, task: Measure) -> float:
     return result.scores[task.name].value * task.scale

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
 from ...files import whole_directory
 from ...optional import require_report
-from ..ranking import best_of, has_number, rank
-from ..results import TIED, Comparison, Result, Task, measured
+from ..results import TIED, Comparison, Measure, Result, best_of, has_number, measured, rank
 from .charts import cost_figure, lengths_figure, scores_figure
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One result as the table shows it; ``cells`` has None where a task does not apply."""
 
     result: Result
@@ -206,7 +205,7 @@ def _render(comparison: Comparison, drawings: dict[str, list[Drawing]]) -> str:
     )
 
 
-def _rows(comparison: Comparison) -> list[Row]:
+def _rows(comparison: Comparison) -> list[ResultRow]:
     """All results but those on random weights, the best on the first task first."""
     task = comparison.tasks[0]
     ordered = sorted(_beside_random(comparison), key=lambda result: rank(result, task))
@@ -214,11 +213,12 @@ def _rows(comparison: Comparison) -> list[Row]:
     # Where no recipe has a number, none is to be used.
     choice = None if best_of(comparison.results, task) is None else comparison.choice()
     return [
-        Row(result, result is choice, [column[index] for column in columns]) for index, result in enumerate(ordered)
+        ResultRow(result, result is choice, [column[index] for column in columns])
+        for index, result in enumerate(ordered)
     ]
 
 
-def _column(comparison: Comparison, task: Task, results: list[Result]) -> list[Cell | None]:
+def _column(comparison: Comparison, task: Measure, results: list[Result]) -> list[Cell | None]:
     best, random = best_of(comparison.results, task), comparison.on_random_weights
     ends = [
         end

@@ -167,14 +167,14 @@ def resolve_layers(
     """
     if layers == "all":
         return frozenset(attending)
-    depth = depth(model)
+    count = depth(model)
     for layer in layers:
-        if not -depth <= layer < depth:
+        if not -count <= layer < count:
             raise ValueError(
-                f"layers={layers}: the model has {depth} layers, so {layer} is out of range; "
-                f"use {-depth} to {depth - 1}."
+                f"layers={layers}: the model has {count} layers, so {layer} is out of range; "
+                f"use {-count} to {count - 1}."
             )
-    chosen = frozenset(layer % depth for layer in layers)
+    chosen = frozenset(layer % count for layer in layers)
     if missing := sorted(chosen - set(attending)):
         raise ValueError(
             f"layers={layers}: layers {missing} of {type(model).__name__} have no attention; "

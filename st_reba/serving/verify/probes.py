@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
 
-from ..tokens import Tokens
+from ..tokens import OwnTokenizer
 from .readings import text_limit
 
 LONG, EMPTY = "long", "empty"
@@ -46,12 +46,12 @@ def probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> l
         max_tokens: Of the long text, at most.
     """
     limit = text_limit(model, prompt) or max_tokens
-    tokens = Tokens(model.tokenizer)
+    tokens = OwnTokenizer(model.tokenizer)
     texts = {**_SHORT, LONG: _long(tokens, min(limit + limit // 2 + 8, max_tokens))}
     return [Probe(name, text, len(tokens.ids([text])[0])) for name, text in texts.items()]
 
 
-def _long(tokens: Tokens, count: int) -> str:
+def _long(tokens: OwnTokenizer, count: int) -> str:
     """A text no part of which is like another, so that it shows where it was cut."""
 
     def sentences() -> Iterator[str]:

@@ -25,7 +25,7 @@ Vectors = dict[str, np.ndarray]
 
 
 @dataclass
-class Row:
+class SentText:
     """One text.
 
     Attributes:
@@ -49,7 +49,7 @@ class Verdict:
         causes: What the server does otherwise, in words; none: nothing.
     """
 
-    rows: list[Row]
+    rows: list[SentText]
     tolerance: float
     causes: list[str]
 
@@ -114,10 +114,10 @@ class _Found:
                     raise
                 self.said[name] = str(error)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SentText]:
         """How far each is from what it should be."""
         return [
-            Row(
+            SentText(
                 probe,
                 _apart(self.got[name], self.expected[name]) if name in self.got else None,
                 self.said.get(name, ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from st_reba.compare.results import Comparison, Result, Task
+from st_reba.compare.results import Comparison, Measure, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.recipes import Control
 
@@ -74,8 +74,8 @@ def demo() -> Comparison:
         model="the demo LM",
         data="the demo texts: 130 pairs, 40 word-sense questions",
         tasks=[
-            Task("STS", "Spearman × 100", note="Cosine similarity of 130 pairs against their labels."),
-            Task(
+            Measure("STS", "Spearman × 100", note="Cosine similarity of 130 pairs against their labels."),
+            Measure(
                 "Word sense",
                 "accuracy, %",
                 chance=0.25,
@@ -109,7 +109,7 @@ def cmteb() -> Comparison:
     recipes += [("Bidirectional, prompt", "last", False), *((f"RT-{passes}", "last", False) for passes in (2, 4, 8))]
     recipes += [(f"Random weights, {method}", "mean", True) for method in methods[:8]]
     recipes += [("Bag of input embeddings", "mean", True)]
-    tasks = [Task(name, "main score × 100", note=f"{name} of C-MTEB, as mteb scores it.") for name in _CMTEB.split()]
+    tasks = [Measure(name, "main score × 100", note=f"{name} of C-MTEB, as mteb scores it.") for name in _CMTEB.split()]
     results = []
     for index, (recipe, pooling, control) in enumerate(recipes):
         level = 0.35 if control else 0.5 + 0.01 * (index % 9)
@@ -131,8 +131,8 @@ def cmteb() -> Comparison:
 
 def proxies() -> Comparison:
     """Plain texts without labels, and no times."""
-    alignment = Task("Alignment", "mean squared distance", scale=1, greater_is_better=False, proxy=True)
-    uniformity = Task("Uniformity", "log of the mean potential", scale=1, greater_is_better=False, proxy=True)
+    alignment = Measure("Alignment", "mean squared distance", scale=1, greater_is_better=False, proxy=True)
+    uniformity = Measure("Uniformity", "log of the mean potential", scale=1, greater_is_better=False, proxy=True)
     rows = [("Classical", False, 0.31, -0.8), ("ReBA-2", False, 0.22, -1.9), ("Bag of input embeddings", True, 0.4, -2)]
     nan = float("nan")
     return Comparison(
@@ -190,7 +190,9 @@ Early and late, partwise whitened | mean | 72.5 | 1.9 | 16 |
     return Comparison(
         model="a small model",
         data="400 pairs of pairs.tsv",
-        tasks=[Task("STS", "Spearman x 100", note="Correlation of cosine similarities with the labels of 400 pairs.")],
+        tasks=[
+            Measure("STS", "Spearman x 100", note="Correlation of cosine similarities with the labels of 400 pairs.")
+        ],
         results=results,
         verdict=["Best on STS: Early and late, partwise whitened, mean, 72.5 [68.2, 76.4]."],
         skipped=[

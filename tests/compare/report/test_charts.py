@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from st_reba.compare.report.charts import cost_figure, lengths_figure, scores_figure
-from st_reba.compare.results import Comparison, Result, Task
+from st_reba.compare.results import Comparison, Measure, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import BLUE, GREY, ORANGE, PALE, drawing_style
 from st_reba.recipes import Control
@@ -21,7 +21,7 @@ def _style():
         yield
 
 
-TASK = Task("A", "accuracy, %", chance=0.25)
+TASK = Measure("A", "accuracy, %", chance=0.25)
 
 
 def result(recipe: str, value: float, cost: float | None = 1.0, tied: bool = False, control: bool = False) -> Result:
@@ -37,7 +37,7 @@ RESULTS = [
 ]
 
 
-def comparison(results=RESULTS, task: Task = TASK) -> Comparison:
+def comparison(results=RESULTS, task: Measure = TASK) -> Comparison:
     return Comparison("a model", "texts", [task], list(results))
 
 

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from st_reba.compare.report import page as report
 from st_reba.compare.report.page import write_csv, write_report, write_results
-from st_reba.compare.results import Comparison, Result, Task, measured
+from st_reba.compare.results import Comparison, Measure, Result, measured
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import DARK
 from st_reba.optional import require_report
@@ -83,7 +83,7 @@ def demo(tmp_path_factory):
 
 def tiny(**changes) -> Comparison:
     """Two recipes and a control on two tasks, of which the second is better the lower it is."""
-    tasks = [Task("A", "accuracy, %", chance=0.25, note="Of two."), Task("B", "distance", 1.0, False)]
+    tasks = [Measure("A", "accuracy, %", chance=0.25, note="Of two."), Measure("B", "distance", 1.0, False)]
     classical = {"A": Estimate(0.5, 0.4, 0.6, True), "B": Estimate(3.0, 2.5, 3.5)}
     echo = {"A": Estimate(0.7, 0.6, 0.8, True), "B": Estimate(4.0, 3.5, 4.5)}
     bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
@@ -296,7 +296,7 @@ def test_a_row_names_what_it_stands_for(tmp_path, undrawn):
 
 def test_whatever_text_there_is_does_no_harm(tmp_path):
     evil = '<script>alert("1")</script>$x_{$ 模型 \x07 &amp;'
-    task = Task(evil, evil, note=evil)
+    task = Measure(evil, evil, note=evil)
     results = [
         Result(f"{evil} {index}", evil, index == 2, {evil: Estimate(0.1 * index, 0.0, 0.3, True)}, 1.0, 1.0)
         for index in range(3)
