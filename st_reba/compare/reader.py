@@ -205,7 +205,7 @@ class RecipeReader:
                 own = moments.get((_reading(recipe), recipe.fit_texts))
                 if not isinstance(own, Moments):
                     raise own or ValueError("No texts were given to fit it on.")
-                found[recipe.key] = part.from_moments(own, recipe.row.module.SHARES)
+                found[recipe.key] = part.from_moments(own, recipe.row.module.shares)
             except ValueError as error:
                 self.skipped.append((recipe, str(error)))
         return found

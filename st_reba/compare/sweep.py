@@ -193,7 +193,7 @@ class RecipeSweep:
             reader = copy.copy(module)
             reader.rows = rows
             for part in reader.parts(layout):
-                yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
+                yield [pending[more[row]] for row in part.tolist()], _readings(reader, layout.part(part))
             pending = [pending[row] for row in more if lengths[row] == limit]
             if not pending or limit is None:
                 break

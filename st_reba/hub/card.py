@@ -120,14 +120,15 @@ class _OurCardData(BaseModelCardData):
         if self.model is None or not _is_ours(self.model):
             return metadata
         module: Any = self.model[0]
+        added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
         # As they are saved: what is at its default and not written is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),
             "method": module.method,
-            "equation": getattr(module, "own_equation", module.equation),
-            "cost": getattr(module, "whole_cost", module.cost),
+            "equation": module.equation,
+            "cost": " ".join(filter(None, [module.cost, *added])),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             "module_class": type(module).__name__,
@@ -147,7 +148,7 @@ class _OurCardData(BaseModelCardData):
             "trained": self._was_trained,
             "multi_vector": self.MULTI_VECTOR,
             # Both towers hand on the tokens of a text; a language model's module may read something else.
-            "words": getattr(module, "rows", "all") == "all" and getattr(module, "unfit_for_chunks", None) is None,
+            "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 

@@ -260,16 +260,16 @@ class CausalModule(SafeTransformer):
 
     def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
         """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
-        if isinstance(model_name_or_path, Transformer) and kwargs:
-            raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
-        given = vars(model_name_or_path) if isinstance(model_name_or_path, Transformer) else kwargs
-        for setting in _OF_TRANSFORMER:
-            if setting.name in given:
-                setting.check(given[setting.name])
         if isinstance(model_name_or_path, Transformer):
+            if kwargs:
+                raise ValueError(
+                    f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out."
+                )
+            _check_transformer(vars(model_name_or_path))
             self._share(model_name_or_path)
         else:
-            path, kwargs = gguf.as_directory(model_name_or_path, kwargs)
+            _check_transformer(kwargs)
+            path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
             if "subfolder" not in (kwargs.get("model_kwargs") or {}):
                 path = backbone_of(path)
             super().__init__(path, **kwargs)
@@ -717,20 +717,27 @@ class CausalModule(SafeTransformer):
         """The features with what is read of a batch in place of its layout."""
         with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
             seen = replace(layout, seen=self._seen(layout, **kwargs))
-            states, mask, ids, extra = joined(self._read_parts(seen, **kwargs))
+            states, mask, ids, extra = self._read_parts(seen, **kwargs)
         states, mask = without_empty(states, mask, layout.text_lengths == 0)
         rest = {name: value for name, value in features.items() if name not in layout.features()}
         if self.deterministic:
             rest[ONE_BY_ONE] = True
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
 
-    def _read_parts(self, layout: Layout, **kwargs: Any) -> list[TokenVectors]:
+    def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
-        return [self._read(layout.part(part), **kwargs) for part in self.parts(layout)]
+        parts = self.parts(layout)
+        return joined([self._read(layout.part(part), **kwargs) for part in parts], parts)
 
     def parts(self, layout: Layout) -> Sequence[Tensor]:
-        """The rows of a layout that run together; the result does not depend on it."""
-        return in_parts(len(layout.input_ids), self.rows_per_text if self.deterministic else self._part_size(layout))
+        """The rows of a layout that run together, (rows,) each; the result does not depend on it."""
+        count = len(layout.input_ids)
+        parts = in_parts(count, self.rows_per_text if self.deterministic else self._part_size(layout))
+        if self.deterministic or len(parts) == 1:
+            return parts
+        # Those of nearly one length, so that little is padded. ST's encode has sorted them, its trainer has not.
+        order = layout.lengths.argsort(descending=True, stable=True)
+        return [order[part] for part in parts]
 
     def _part_size(self, layout: Layout) -> int:
         """How many rows of a layout may run at a time.
@@ -777,7 +784,7 @@ class CausalModule(SafeTransformer):
 
     @property
     def no_chunks(self) -> str:
-        """Why chunks have no vectors in one pass over a text, as a sentence about the module goes on; empty: they have."""
+        """Why chunks of a text have no vectors, as a sentence about the module goes on; empty: they have."""
         instead = "Encode each chunk as a text of its own, or use another recipe."
         if self.no_words:
             return f"{self.no_words}: a chunk has no vector in it. {instead}"
@@ -861,3 +868,10 @@ class CausalModule(SafeTransformer):
         for change in self.changes:
             change.save(Path(output_path))
         note_requirement(Path(output_path))
+
+
+def _check_transformer(given: Mapping[str, Any]) -> None:
+    """Refuse what a ``Transformer`` is, or is to be, with which the module would not be what it is."""
+    for setting in _OF_TRANSFORMER:
+        if setting.name in given:
+            setting.check(given[setting.name])

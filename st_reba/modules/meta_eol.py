@@ -19,7 +19,7 @@ from ..text.layout import Layout
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from .causal_module import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
-from .token_vectors import TokenVectors, last_of, picked
+from .token_vectors import TokenVectors, joined, last_of, picked
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -107,15 +107,14 @@ class MetaEOLModule(CausalModule):
         layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
-    def _read_parts(self, layout: Layout, **kwargs: Any) -> list[TokenVectors]:
+    def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
         if prefixes is None:
             return super()._read_parts(layout, **kwargs)
         rest = prefixes.rest_of(layout)
-        return [
-            self._read_behind(prefixes, part % self.rows_per_text, rest.part(part), **kwargs)
-            for part in self.parts(rest)
-        ]
+        parts = self.parts(rest)
+        read = [self._read_behind(prefixes, part % self.rows_per_text, rest.part(part), **kwargs) for part in parts]
+        return joined(read, parts)
 
     def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
         """Keys and values of what stands before the texts; None where nothing does, or each text runs alone."""

@@ -119,7 +119,8 @@ class ReBAModule(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         self.repetitions = REPETITIONS.check(repetitions)
-        self.layers: Literal["all"] | list[int] = "all" if LAYERS.check(layers) == "all" else list(layers)
+        LAYERS.check(layers)
+        self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         self.rows = ROWS.check(rows)
         self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
         self.chunk_length = CHUNK_LENGTH.check(chunk_length)

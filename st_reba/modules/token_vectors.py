@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -37,16 +38,17 @@ def in_parts(rows: int, size: int) -> tuple[Tensor, ...]:
     return torch.arange(rows).chunk(ceil(rows / size))
 
 
-def joined(parts: list[TokenVectors]) -> TokenVectors:
-    """What several parts of a batch gave, as one, padded to the longest n."""
+def joined(parts: Sequence[TokenVectors], rows: Sequence[Tensor]) -> TokenVectors:
+    """What several parts of a batch gave, as one, padded to the longest n; ``rows`` are the indices of each."""
     if len(parts) == 1:
         return parts[0]
     length = max(part.mask.shape[1] for part in parts)
+    order = torch.cat([*rows]).argsort().to(parts[0].states.device, non_blocking=True)
     return TokenVectors(
-        torch.cat([pad(part.states, (0, 0, 0, length - part.states.shape[1])) for part in parts]),
-        torch.cat([pad(part.mask, (0, length - part.mask.shape[1])) for part in parts]),
-        torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts]),
-        {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
+        torch.cat([pad(part.states, (0, 0, 0, length - part.states.shape[1])) for part in parts])[order],
+        torch.cat([pad(part.mask, (0, length - part.mask.shape[1])) for part in parts])[order],
+        torch.cat([pad(part.ids, (0, length - part.ids.shape[1])) for part in parts])[order],
+        {name: torch.cat([part.extra[name] for part in parts])[order] for name in parts[0].extra},
     )
 
 

@@ -75,7 +75,8 @@ class ValueAggregationModule(CausalModule):
     ) -> None:
         parsed = check_one_copy(Template.parse(template), type(self))
         self.template = str(parsed)
-        self.layers: Literal["all"] | list[int] = "all" if LAYERS.check(layers) == "all" else list(layers)
+        LAYERS.check(layers)
+        self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         super().__init__(
             model_name_or_path,
             template=parsed,

@@ -222,7 +222,7 @@ def _reader(model: SentenceTransformer) -> CausalModule:
         raise ValueError(
             f"The model's first module is {type(module).__name__}: chunks are read by one of st_reba's modules."
         )
-    if reason := module.unfit_for_chunks:
+    if reason := module.no_chunks:
         raise ValueError(f"{type(module).__name__} {reason}")
     return module.handing_on_all()
 
