@@ -71,7 +71,7 @@ _OF_TRANSFORMER: tuple[Setting[Any], ...] = (
     Setting(
         "transformer_task",
         lambda value: value == "feature-extraction",
-        'st_reba reads hidden states, and this ends in a head; use transformer_task="feature-extraction".',
+        'st_reba embeds text; use "feature-extraction", or give the path of the model in place of what ends in a head.',
     ),
     Setting(
         "query_expansion",
@@ -260,6 +260,7 @@ class CausalModule(SafeTransformer):
 
     def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
         """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
+        _check_transformer(kwargs)
         if isinstance(model_name_or_path, Transformer):
             if kwargs:
                 raise ValueError(
@@ -268,7 +269,6 @@ class CausalModule(SafeTransformer):
             _check_transformer(vars(model_name_or_path))
             self._share(model_name_or_path)
         else:
-            _check_transformer(kwargs)
             path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
             if "subfolder" not in (kwargs.get("model_kwargs") or {}):
                 path = backbone_of(path)

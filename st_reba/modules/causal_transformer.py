@@ -8,8 +8,7 @@ from typing import Any, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..text.templates import Preset, Template
-from ..text.templates import preset as preset_of
+from ..text.templates import Preset, Template, preset
 from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
 from .changes import AttendBothWays, Change, EarlyExit
 
@@ -30,7 +29,6 @@ class CausalTransformer(CausalModule):
         rows: ``"all"`` hands on every token, (B, n, D). ``"last"`` computes and hands on the last alone, (B, 1, D): the
             cheap way when last pooling is all that is wanted. None: ``"all"``, unless the template's name says
             otherwise: of the PromptEOL family, the last is read.
-        preset: How the template is read where nothing else says. None: as its name says.
         **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 
     Raises:
@@ -50,13 +48,16 @@ class CausalTransformer(CausalModule):
         template: str = "{text}",
         pool_over: PoolOver | None = None,
         rows: Rows | None = None,
-        preset: Preset | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = check_one_copy(Template.parse(template), type(self)), preset or preset_of(template)
+        parsed, known = check_one_copy(Template.parse(template), type(self)), self._preset(template)
         self.template = str(parsed)
         self.rows = ROWS.check(chosen(rows, known.rows, "all"))
         super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
+
+    def _preset(self, template: str) -> Preset:
+        """How a template is read where nothing else says."""
+        return preset(template)
 
 
 def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:
