@@ -64,7 +64,7 @@ def rows_of(
     maximum = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
 
     def folding(each: Fold, into: Tensor) -> Callable[[], None]:
-        return lambda: each(source, keys, queries, into, keys_are_positions)
+        return lambda: each(source, keys, queries, into)
 
     folds = {KERNEL: folding(kernel, maximum), WRITTEN_OUT: folding(fold, maximum.clone())}
     with torch.inference_mode():
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     )
                     rows = rows_of(triton_fold, source, length, form, options.device, options.rounds, options.runs)
                     append("cost", [{**row, **where, "model": model} for row in rows], options.results)
-                    chosen = "kernel" if fold_kernel(source, form == "mean") else "operations"
+                    chosen = "kernel" if fold_kernel(source) else "operations"
                     ratio, kernel, plain = (row["value"] for row in rows)
                     print(
                         f"{model}, n = {length}, {form}: {kernel} us by the kernel, {plain} us by torch's operations, "

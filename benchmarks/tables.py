@@ -22,7 +22,9 @@ from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
-from st_reba.recipes import PARTS, changed, every_row, rows
+from st_reba.recipes import every_row, rows
+from st_reba.recipes.lookup import changed
+from st_reba.recipes.parts import PARTS
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.checks import NAMES
 from targets import Targets

@@ -3,7 +3,6 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-from . import modules
 from .lm.attention import function
 from .modules import (
     AllButTheTop,
@@ -34,7 +33,6 @@ from .modules import (
     TwinTower,
     ValueAggregationModule,
     WhiteningTransform,
-    registry,
 )
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
@@ -43,7 +41,6 @@ from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
 
 function.register()
-registry.register(*(getattr(modules, name) for name in modules.__all__))
 
 __all__ = [
     "META_TASKS",

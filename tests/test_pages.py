@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM
 
 from st_reba import ReBAModule
 from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
-from st_reba.hub import compat
 from st_reba.training import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from . import backbones
@@ -79,9 +78,6 @@ STANDS_FOR = {
     "@20": "@2",
     "layers: [12, 18, 24]": "layers: [1, 2, 3]",
 }
-
-#: Of what sentence-transformers has from version 6 on.
-NEW_IN_6 = ("MultiVectorEncoder", "multi_vector_encoder", "--multi-vector", "LateInteraction")
 
 #: What each page of a method says, in this order; more may stand between.
 FORM = ["What it does", "When", "Equation", "Cost", "Measured", "Paper", "Differences", "Next"]
@@ -323,8 +319,6 @@ def test_a_page_runs(page, model, stands_for, saved, desk, script, hub, capsys, 
     reader.names |= {"path": model, "texts": texts, "others": texts[::-1]}
     for language, code, reason in blocks(page):
         if reason or language not in ("python", "bash", "yaml"):
-            continue
-        if not compat.MULTI_VECTOR_IS_THERE and any(name in code for name in NEW_IN_6):
             continue
         meant = code
         for name, other in stands_for.items():

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from st_reba.compare.mteb import score_statistic
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Statistic
-from st_reba.recipes import PARTWISE, find
+from st_reba.recipes import find
+from st_reba.recipes.parts import PARTWISE
 
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings

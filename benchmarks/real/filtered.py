@@ -13,7 +13,8 @@ from torch import nn
 
 from st_reba.modules import CausalModule, EmbeddingFilter
 from st_reba.modules.moments import Moments
-from st_reba.recipes import IDF, PARTS, every_row
+from st_reba.recipes import every_row
+from st_reba.recipes.parts import IDF, PARTS
 
 from .texts import FIT_TEXTS
 from .vectors import Vectors

@@ -17,7 +17,8 @@ from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstr
 from ..evaluation.bootstrap import Estimate, Statistic
 from ..evaluation.store import EmbeddingStore, stand_in
 from ..evaluation.tasks import Task, Vectors
-from ..recipes import TF_IDF_RESULT, Recipe
+from ..recipes import Recipe
+from ..recipes.lookup import TF_IDF_RESULT
 from .mteb import TaskScores, mteb_estimates, score_statistic
 from .results import Measure
 from .runner import Recipes

@@ -17,7 +17,8 @@ from ..lm.fingerprint import fingerprint
 from ..modules import CausalModule
 from ..modules.moments import Moments
 from ..reading.words import encode_words, find_words, pool_words
-from ..recipes import POOLINGS, Recipe, Row
+from ..recipes import Recipe, Row
+from ..recipes.parts import POOLINGS
 from .kept import Kept
 from .workload import Workload
 

@@ -26,7 +26,9 @@ from ..evaluation.bootstrap import Estimate
 from ..evaluation.store import EmbeddingStore
 from ..evaluation.tasks import task_of
 from ..lm.fingerprint import fingerprint_of
-from ..recipes import TF_IDF, TF_IDF_RESULT, Recipe, controls_of
+from ..recipes import Recipe
+from ..recipes.lookup import TF_IDF_RESULT, controls_of
+from ..recipes.recipe import TF_IDF
 from .answer import answer
 from .columns import (
     Embedded,

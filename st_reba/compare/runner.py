@@ -18,7 +18,9 @@ from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
 from ..modules import CausalModule, CausalTransformer
 from ..modules.lm_head import head_blocks
-from ..recipes import Recipe, bags_of_input_embeddings, default_recipes, find, random_model
+from ..recipes import Recipe, default_recipes, find
+from ..recipes.lookup import bags_of_input_embeddings
+from ..recipes.recipe import random_model
 from .kept import Kept
 from .reader import OnTokens, RecipeReader
 from .set_aside import set_aside

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..evaluation.bootstrap import Statistic
-from ..recipes import TF_IDF, Kind
+from ..recipes.recipe import TF_IDF, Kind
 from .results import Measure, Result, as_high, best_of, difference, has_number, listed
 
 _BAG_IN_WORDS = "the bag of input embeddings"

@@ -135,7 +135,7 @@ def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: 
 
     with hooked({layer: reads(number) for number, layer in enumerate(layers)}):
         input_ids = layout.input_ids.to(backbone.device(module.model))
-        module.model(input_ids=input_ids, return_dict=True, **backbone.without_hidden_states(module.model))
+        module.model(input_ids=input_ids, return_dict=True, output_hidden_states=False)
     return torch.stack([read[number] for number in range(len(layers))])
 
 

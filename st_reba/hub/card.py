@@ -13,11 +13,10 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import BaseModelCardData
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCardData
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from ..version import __version__
-from . import compat
-from .compat import MODULES_HEAR_OF_THEIR_MODEL
 
 _PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
 # In an editable install the template lies where it is kept: beside the package.
@@ -65,9 +64,6 @@ class _OurCardData(BaseModelCardData):
             # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
-            if not MODULES_HEAR_OF_THEIR_MODEL and hasattr(model[0], "check_pooling"):
-                # The one place where ST 5 shows us a complete pipeline.
-                model[0].check_pooling(model)
 
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)
@@ -203,19 +199,18 @@ class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
         }
 
 
+class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
+    """The same for models that give a text several vectors."""
+
+    ST_TEMPLATE = MultiVectorEncoderModelCardData().template_path
+    MULTI_VECTOR = True
+
+
 #: Ours, by the card data that ST gives a model of each family.
-_OURS: dict[type[Any], type[Any]] = {SentenceTransformerModelCardData: STRebaCardData}
-
-if compat.MULTI_VECTOR_IS_THERE:
-    from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCardData
-
-    class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
-        """The same for models that give a text several vectors."""
-
-        ST_TEMPLATE = MultiVectorEncoderModelCardData().template_path
-        MULTI_VECTOR = True
-
-    _OURS[MultiVectorEncoderModelCardData] = MultiVectorCardData
+_OURS: dict[type[Any], type[Any]] = {
+    SentenceTransformerModelCardData: STRebaCardData,
+    MultiVectorEncoderModelCardData: MultiVectorCardData,
+}
 
 
 def adopt(model: Any) -> None:

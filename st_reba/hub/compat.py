@@ -1,4 +1,4 @@
-"""What differs between the versions of sentence-transformers that st_reba works with.
+"""What differs between the versions of sentence-transformers and transformers that st_reba works with.
 
 The rest of the package is written for the current ones and asks here. docs/private-names.md lists what is private
 upstream and used all the same.
@@ -6,36 +6,21 @@ upstream and used all the same.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any, cast
 
 import sentence_transformers
 from packaging.version import Version
-from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
-from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 from torch import nn
 from transformers import PreTrainedModel
 
-#: Whether ST tells a module that its model is complete, by ``on_model_ready`` (6.0 and later).
-MODULES_HEAR_OF_THEIR_MODEL = hasattr(Module, "on_model_ready")
-
-#: Whether ST checks a saved model's ``requirements`` before it loads anything. Came with the former.
-REQUIREMENTS_ARE_CHECKED = MODULES_HEAR_OF_THEIR_MODEL
-
-#: Whether ST refuses module classes of other packages unless it is told to trust them. Came with the former.
-FOREIGN_CLASSES_ARE_REFUSED = MODULES_HEAR_OF_THEIR_MODEL
-
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
-
-#: Whether ST has models that give a text several vectors (6.0 and later).
-MULTI_VECTOR_IS_THERE = find_spec("sentence_transformers.multi_vector_encoder") is not None
 
 #: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
 ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
@@ -45,27 +30,11 @@ _MODULE_CLASSES = "_module_classes"
 #: The attributes that ST's ``Transformer`` sets on itself when it loads a model, the backbone apart. Some are those of
 #: certain versions, or of flash attention, alone.
 SET_BY_TRANSFORMER = (
-    "_chat_template_suffix_cache",
-    "_declared_forward_params",
-    "_flatten_position_offset",
-    "_method_signature_cache",
-    "_prompt_length_mapping",
-    "_query_expansion",
-    "_unpad_inputs",
-    "backend",
-    "can_flatten_inputs",
-    "data_collator",
-    "do_lower_case",
-    "document_length",
-    "input_formatter",
-    "modality_config",
-    "model_forward_params",
-    "module_output_name",
-    "processing_kwargs",
-    "processor",
-    "query_length",
-    "transformer_task",
-)
+    "_chat_template_suffix_cache", "_declared_forward_params", "_flatten_position_offset", "_method_signature_cache",
+    "_prompt_length_mapping", "_query_expansion", "_unpad_inputs", "backend", "can_flatten_inputs", "data_collator",
+    "do_lower_case", "document_length", "input_formatter", "modality_config", "model_forward_params",
+    "module_output_name", "processing_kwargs", "processor", "query_length", "transformer_task",
+)  # fmt: skip
 
 
 class ReportingTransformer(Transformer):
@@ -127,65 +96,18 @@ def share(transformer: Transformer, module: Transformer) -> None:
             setattr(module, name, vars(transformer)[name])
 
 
-def pass_on(module: Transformer, *arguments: str) -> None:
-    """Have ST hand these arguments of a module's forward to its backbone, if that takes any argument.
+def make_known(*modules: type[nn.Module]) -> None:
+    """Let ST resolve references to these classes in a modules.json without ``trust_remote_code=True``.
 
-    ST 6 does; ST 5 hands on those alone that the backbone's signature names.
+    Adds them to the mapping that ST's model families share and consult first, a private name. Should a later ST drop
+    the mapping, loading asks for the flag.
     """
-    named = getattr(module, "model_forward_params", None)
-    kinds = {parameter.kind for parameter in inspect.signature(module.model.forward).parameters.values()}
-    if named is not None and inspect.Parameter.VAR_KEYWORD in kinds:
-        module.model_forward_params = {*named, *arguments}
-
-
-def make_known(classes: Mapping[str, type[nn.Module]]) -> None:
-    """Let ST resolve these references in a modules.json, without ``trust_remote_code=True`` and for nothing else.
-
-    Adds them to the mapping that ST's model families share and consult first, a private name of 6.0 and later. ST 5
-    loads installed classes by itself. Should a later ST drop the mapping, loading asks for the flag.
-    """
+    classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
     for family in SentenceTransformer.__mro__:
         known = vars(family).get(_MODULE_CLASSES)
         if known is not None:
             setattr(family, _MODULE_CLASSES, {**known, **classes})
             break
-
-
-def logit_score() -> Any:
-    """ST's module that makes a score of the logits of two answers (5.4 and later).
-
-    Raises:
-        ImportError: If ST has none.
-    """
-    try:
-        from sentence_transformers.cross_encoder.modules import LogitScore
-    except ImportError as error:
-        raise ImportError(
-            "A language model ranks documents through LogitScore, a module of sentence-transformers 5.4 or later, and "
-            f"{sentence_transformers.__version__} has none: pip install --upgrade sentence-transformers."
-        ) from error
-    return LogitScore
-
-
-def multi_vector() -> Any:
-    """ST's package of models that give a text several vectors.
-
-    Raises:
-        ImportError: If ST is too old to have it.
-    """
-    if not MULTI_VECTOR_IS_THERE:
-        raise ImportError(
-            "Several vectors a text are embedded by MultiVectorEncoder of sentence-transformers 6 or later, and "
-            f"{sentence_transformers.__version__} is installed: pip install --upgrade sentence-transformers."
-        )
-    return import_module("sentence_transformers.multi_vector_encoder")
-
-
-def make_default_card(card_data: type[SentenceTransformerModelCardData]) -> None:
-    """Have all models take this card data where their modules have no occasion to (ST 5)."""
-    if not MODULES_HEAR_OF_THEIR_MODEL:
-        family: Any = SentenceTransformer
-        family.model_card_data_class = card_data
 
 
 def check_placement(backbone: nn.Module) -> None:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from . import backbone
 from .attention.changes import BehindPrefix
 from .attention.function import ATTENTION
 from .attention.observers import Census
 from .precision import without_autocast
-from .prefixes import Prefixes
 from .run import Hook, Pass, hooked, passing
-from .view import has_a_forward_of_its_own, twin
+from .view import first_layers, has_a_forward_of_its_own, twin
 
 #: What a model raises that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
@@ -32,62 +32,43 @@ CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, N
 TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
 
 
-_Value = TypeVar("_Value")
-
-
 @dataclass(frozen=True)
 class Anatomy:
     """What a loaded language model is.
 
     Attributes:
         is_causal: Whether a token's state knows nothing of later tokens.
-        calling: Indices of the layers that call our attention function.
-        calls_our_attention: Whether what it gives is what these layers expect. A name in the configuration is not yet a
-            call of the function: BLOOM and Falcon have code of their own.
+        attention_layers: Indices of the layers that have attention: those that call our attention function or, where it
+            is not called, those whose attention maps the model hands out itself.
+        calls_our_attention: Whether they call our attention function, and what it gives is what they expect. A name in
+            the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
         needs_explicit_softmax: Whether any of them asks for a softmax that the fused kernels do not know (soft cap,
             sinks).
-        map_layers: Where our function is not called: the layers whose attention maps the model hands out itself.
         maps_are_sound: Whether the model computes the same states when it hands out its maps.
         layers: Paths of the layers, in the order in which they run; empty if none were found that take and give states.
         norm: Paths of what stands between the last layer and the last hidden state: a norm, a projection, both, or
             nothing. None: the model does more to its last layer's states than its children do.
         projections: Paths of the output projection of each layer that has attention; those not found are missing.
+        feed_forward: Paths of the parts of the last layer that look at one position at a time, norms left out.
         widths: How many values a state has behind each layer, and last how many the last hidden state has.
-        further: What is found when it is first asked for.
     """
 
     is_causal: bool
-    calling: tuple[int, ...]
+    attention_layers: tuple[int, ...]
     calls_our_attention: bool
     needs_explicit_softmax: bool
-    map_layers: tuple[int, ...]
     maps_are_sound: bool
     layers: tuple[str, ...]
     norm: tuple[str, ...] | None
     projections: Mapping[int, str]
+    feed_forward: tuple[str, ...]
     widths: tuple[int, ...]
-    further: dict[str, Any] = field(default_factory=dict, compare=False)
-
-    @property
-    def attention_layers(self) -> tuple[int, ...]:
-        """Indices of the layers that have attention, in whatever code."""
-        return self.calling or self.map_layers
-
-    def of_the_first(self, layers: int) -> Anatomy:
-        """That of the model which stops after its first layers."""
-        return replace(
-            self,
-            calling=tuple(layer for layer in self.calling if layer < layers),
-            map_layers=tuple(layer for layer in self.map_layers if layer < layers),
-            layers=self.layers[:layers],
-            projections={layer: path for layer, path in self.projections.items() if layer < layers},
-            widths=(*self.widths[:layers], self.widths[-1]),
-        )
 
 
 class Call(NamedTuple):
-    """One call of a module: the first thing that it was given, and what it gave."""
+    """One call of a module, by its path: the first thing that it was given, and the first that it gave."""
 
+    path: str
     module: nn.Module
     given: Any
     gave: Any
@@ -95,22 +76,9 @@ class Call(NamedTuple):
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
     """What a model is, found once: it stays with the model, goes with views of it, and is that of a compiled one."""
-    found = getattr(model, "st_reba_anatomy", None)
-    return cast(Anatomy, found) if found is not None else keep(model, probe(model))
-
-
-def keep(model: PreTrainedModel, anatomy: Anatomy) -> Anatomy:
-    """Let this be known of a model."""
-    vars(model)["st_reba_anatomy"] = anatomy
-    return anatomy
-
-
-def once(model: PreTrainedModel, name: str, find: Callable[[PreTrainedModel], _Value]) -> _Value:
-    """A further fact of a model, found when it is first asked for of the model or of a view of it."""
-    further = anatomy_of(model).further
-    if name not in further:
-        further[name] = find(model)
-    return cast(_Value, further[name])
+    if not hasattr(model, "st_reba_anatomy"):
+        model.st_reba_anatomy, _ = probe(model)  # type: ignore[assignment]
+    return cast(Anatomy, model.st_reba_anatomy)
 
 
 def trial(model: PreTrainedModel) -> PreTrainedModel:
@@ -126,76 +94,81 @@ def trial(model: PreTrainedModel) -> PreTrainedModel:
     return tried
 
 
-def output_on(tried: PreTrainedModel, attention: str | None = None, **kwargs: Any) -> Any:
-    """What a model that is tried gives for :data:`TOKENS`.
+def output_on(tried: PreTrainedModel, attention: str | None = None, **inputs: Any) -> Any:
+    """What a model that is tried gives.
 
-    Without gradients and autocast, whose rounding would look like another result. Hidden states are not asked for:
-    transformers then leaves hooks that cannot be pickled.
+    Without gradients and autocast, whose rounding would look like another result, and without the hidden states of all
+    layers, for which transformers leaves hooks that cannot be pickled.
 
     Args:
         tried: From :func:`trial`.
         attention: The attention implementation that it is asked to use; None: its own.
-        **kwargs: For its forward.
+        **inputs: For its forward; :data:`TOKENS` where neither tokens nor embeddings are given.
     """
     if attention is not None:
         set_attention(tried, attention)
     device = backbone.device(tried)
+    if "input_ids" not in inputs and "inputs_embeds" not in inputs:
+        inputs["input_ids"] = torch.tensor(TOKENS, device=device)
     with torch.inference_mode(), without_autocast(device):
-        input_ids = torch.tensor(TOKENS, device=device)
-        return tried(input_ids=input_ids, return_dict=True, **backbone.without_hidden_states(tried), **kwargs)
+        return tried(return_dict=True, output_hidden_states=False, **inputs)
 
 
-def probe(model: PreTrainedModel) -> Anatomy:
-    """Find out what a model is, by one pass over :data:`TOKENS`; by three where it has attention of its own."""
+def probe(model: PreTrainedModel) -> tuple[Anatomy, Tensor]:
+    """What a model is, and the last hidden states that it gives for :data:`TOKENS`.
+
+    It is run once; three times where it has attention of its own.
+    """
     census = Census()
     try:
         with passing(Pass(census=census)):
-            tried, output, calls = _noted(model, ATTENTION)
+            tried, states, calls = _noted(model, ATTENTION)
     except CANNOT_RUN:
         census = Census()
-        tried, output, calls = _noted(model)
-    states, calling = output.last_hidden_state, tuple(census.layers)
-    calls_ours, sound = bool(calling), True
-    map_layers: tuple[int, ...] = ()
-    if census.unknown or not calling:
-        eager = "eager" if model.config._attn_implementation == ATTENTION else None
-        own = output_on(trial(model), eager).last_hidden_state
+        tried, states, calls = _noted(model)
+    attending, calls_ours, sound = tuple(census.layers), bool(census.layers), True
+    if census.unknown or not attending:
+        name = "eager" if model.config._attn_implementation == ATTENTION else None
+        own = output_on(trial(model), name).last_hidden_state
         calls_ours = calls_ours and close(states, own)
         if not calls_ours:
-            map_layers, sound = _maps(model, own)
-    paths = {module: path for path, module in tried.named_modules()}
+            attending, sound = _maps(model, own)
     # A module that is called more than once is what it is the first time.
-    first = {call.module: call for call in reversed(calls)}
+    first = {call.path: call for call in reversed(calls)}
     layers = _layers(tried, first)
-    norm = _norm(tried, paths, layers, calls, states)
-    attending = [index for index in calling or map_layers if index < len(layers)]
-    projections = {index: _projection(layers[index], calls) for index in attending}
-    return Anatomy(
+    projections = {index: _projection(layers[index], calls) for index in attending if index < len(layers)}
+    anatomy = Anatomy(
         # The two texts share their first token and differ in the second.
         is_causal=close(*states[:, 0]),
-        calling=calling,
+        attention_layers=attending,
         calls_our_attention=calls_ours,
         needs_explicit_softmax=census.explicit,
-        map_layers=map_layers,
         maps_are_sound=sound,
-        layers=tuple(paths[layer] for layer in layers),
-        norm=norm,
-        projections={index: paths[module] for index, module in projections.items() if module is not None},
-        widths=(*(states_of(first[layer].gave).shape[-1] for layer in layers), states.shape[-1]),
+        layers=layers,
+        norm=_norm(layers[-1], calls, states) if layers else None,
+        projections={index: path for index, path in projections.items() if path is not None},
+        feed_forward=_feed_forward(layers[-1], calls) if layers else (),
+        widths=(*(first[layer].gave.shape[-1] for layer in layers), states.shape[-1]),
     )
+    return anatomy, states
 
 
-def _noted(model: PreTrainedModel, attention: str | None = None) -> tuple[PreTrainedModel, Any, list[Call]]:
-    """A pass of a model that is tried, and the calls of its modules, those that ended first first."""
+def _noted(model: PreTrainedModel, attention: str | None = None) -> tuple[PreTrainedModel, Tensor, list[Call]]:
+    """A model that is tried, its last hidden states, and the calls of its modules, those that ended first first."""
     tried = trial(model)
     calls: list[Call] = []
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(Call(module, next(iter((*args, *kwargs.values())), None), output))
+    def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append(Call(path, module, next(iter((*args, *kwargs.values())), None), _first(output)))
 
-    for module in tried.modules():
-        module.register_forward_hook(note, with_kwargs=True)
-    return tried, output_on(tried, attention), calls
+    for path, module in tried.named_modules():
+        module.register_forward_hook(partial(note, path), with_kwargs=True)
+    return tried, output_on(tried, attention).last_hidden_state, calls
+
+
+def _first(output: Any) -> Any:
+    """The states that a module gives: some make a tuple with the states first."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _maps(model: PreTrainedModel, own: Tensor) -> tuple[tuple[int, ...], bool]:
@@ -209,57 +182,63 @@ def _maps(model: PreTrainedModel, own: Tensor) -> tuple[tuple[int, ...], bool]:
     return layers, bool(layers) and close(output.last_hidden_state, own)
 
 
-def _layers(tried: PreTrainedModel, calls: Mapping[nn.Module, Call]) -> list[nn.Module]:
+def _layers(tried: PreTrainedModel, calls: Mapping[str, Call]) -> tuple[str, ...]:
     """The outermost list that is as long as the model is deep, of modules that took states and gave states."""
-    for found in tried.modules():
+    for path, found in tried.named_modules():
         if isinstance(found, nn.ModuleList) and len(found) == backbone.depth(tried):
-            called = [calls[layer] for layer in found if layer in calls]
-            pairs = [(call.given, states_of(call.gave)) for call in called]
-            if len(called) == len(found) and all(isinstance(states, Tensor) for pair in pairs for states in pair):
-                return list(found)
-    return []
+            layers = tuple(f"{path}.{index}" for index in range(len(found)))
+            states = [side for layer in layers if layer in calls for side in (calls[layer].given, calls[layer].gave)]
+            if len(states) == 2 * len(layers) and all(isinstance(side, Tensor) for side in states):
+                return layers
+    return ()
 
 
-def _norm(
-    tried: PreTrainedModel,
-    paths: Mapping[nn.Module, str],
-    layers: Sequence[nn.Module],
-    calls: Sequence[Call],
-    wanted: Tensor,
-) -> tuple[str, ...] | None:
+def _norm(last: str, calls: Sequence[Call], wanted: Tensor) -> tuple[str, ...] | None:
     """The siblings of the layers' list that lead from the last layer's states to the last hidden state."""
-    if not layers:
-        return None
-    siblings = set(tried.get_submodule(paths[layers[-1]].rpartition(".")[0].rpartition(".")[0]).children())
+    owner = _parent(_parent(last))
     steps: list[str] = []
     states = None
     for call in calls:
-        if call.module is layers[-1]:
-            steps, states = [], states_of(call.gave)
-        elif states is not None and call.module in siblings and _same(call.given, states):
-            steps.append(paths[call.module])
+        if call.path == last:
+            steps, states = [], call.gave
+        elif _parent(call.path) == owner and _same(call.given, states):
+            steps.append(call.path)
             states = call.gave
     return tuple(steps) if _same(states, wanted) else None
 
 
-def _projection(layer: nn.Module, calls: Sequence[Call]) -> nn.Module | None:
+def _projection(layer: str, calls: Sequence[Call]) -> str | None:
     """The last module with weights that is called within the attention, unless it is given what attention is given."""
-    # What bears the layer's number; of several, one within the other, the innermost.
-    outer = next((part for part in layer.modules() if part is not layer and _is_numbered(part)), None)
-    if outer is None:
+    # What reads a cache bears the layer's number, under the one name or, in GPT-Neo, the other: of several, one within
+    # the other, the innermost, which ends first.
+    within = [call for call in calls if call.path.startswith(f"{layer}.")]
+    numbered = [call for call in within if hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")]
+    if not numbered:
         return None
-    attention = [part for part in outer.modules() if _is_numbered(part)][-1]
-    inside = set(attention.modules()) - {attention}
-    given = next((call.given for call in calls if call.module is attention), None)
-    last = next((call for call in reversed(calls) if call.module in inside and _has_weights(call.module)), None)
+    attention = numbered[0]
+    inside = [call for call in within if call.path.startswith(f"{attention.path}.") and _has_weights(call.module)]
     # In some architectures the projection stands beside the attention, and the last within it makes the values.
-    return None if last is None or _same(last.given, given) else last.module
+    return None if not inside or _same(inside[-1].given, attention.given) else inside[-1].path
 
 
-def _is_numbered(module: nn.Module) -> bool:
-    """Whether a module knows which layer it is of: what reads a cache does, under the one name or, in GPT-Neo, the
-    other."""
-    return hasattr(module, "layer_idx") or hasattr(module, "layer_id")
+def _feed_forward(layer: str, calls: Sequence[Call]) -> tuple[str, ...]:
+    """The parts of a layer that make of one state alone what they made of it among others."""
+    found = []
+    for path, module, given, gave in list(calls):
+        is_part = _parent(path) == layer and _has_weights(module)
+        if is_part and all(isinstance(states, Tensor) and states.dim() == 3 for states in (given, gave)):
+            try:
+                with torch.inference_mode(), without_autocast(given.device):
+                    alone = _first(module(given[:1, 1:2]))
+            except CANNOT_RUN:
+                continue
+            if alone.shape == gave[:1, 1:2].shape and close(alone, gave[:1, 1:2]):
+                found.append(path)
+    return tuple(found)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -267,18 +246,11 @@ def _has_weights(module: nn.Module) -> bool:
     return any(weight.dim() > 1 for weight in (*module.parameters(), *module.buffers()))
 
 
-def states_of(output: Any) -> Any:
-    """What a layer gives, of which some architectures make a tuple with the states first."""
-    return output[0] if isinstance(output, tuple) else output
-
-
 def _same(value: Any, wanted: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and isinstance(wanted, Tensor)
-        and (value.shape, value.dtype, value.device) == (wanted.shape, wanted.dtype, wanted.device)
-        and torch.equal(value, wanted)
-    )
+    """Whether both are the same states, to the bit."""
+    if not isinstance(value, Tensor) or not isinstance(wanted, Tensor):
+        return False
+    return value.dtype == wanted.dtype and value.device == wanted.device and torch.equal(value, wanted)
 
 
 def close(states: Tensor, expected: Tensor) -> bool:
@@ -371,35 +343,6 @@ def output_projections(model: PreTrainedModel) -> Mapping[int, str]:
     return anatomy.projections
 
 
-def feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
-    """Paths of the parts of a model's last layer that look at one position at a time: its feed-forward part, in most.
-
-    Found by one pass: such a part makes of one state alone what it made of it among others. Norms are not looked at.
-    """
-    layers = anatomy_of(model).layers
-    return once(model, f"feed-forward part of layer {len(layers)}", _feed_forward) if layers else ()
-
-
-def _feed_forward(model: PreTrainedModel) -> tuple[str, ...]:
-    layers = anatomy_of(model).layers
-    tried, _, calls = _noted(model, ATTENTION if anatomy_of(model).calling else None)
-    parts = set(tried.get_submodule(layers[-1]).children())
-    paths = {module: path for path, module in tried.named_modules()}
-    found = []
-    for call in (call for call in list(calls) if call.module in parts and _has_weights(call.module)):
-        # Experts also give which of them were chosen.
-        given, gave = call.given, states_of(call.gave)
-        if all(isinstance(states, Tensor) and states.dim() == 3 for states in (given, gave)):
-            try:
-                with torch.inference_mode(), without_autocast(given.device):
-                    alone = states_of(call.module(given[:1, 1:2]))
-            except CANNOT_RUN:
-                continue
-            if alone.shape == gave[:1, 1:2].shape and close(alone, gave[:1, 1:2]):
-                found.append(paths[call.module])
-    return tuple(found)
-
-
 def embedding_scale(model: PreTrainedModel) -> float | None:
     """What the input embeddings multiply the entries of their table with; None if that cannot be said."""
     embeddings = trial(model).get_input_embeddings()
@@ -416,32 +359,63 @@ def embedding_scale(model: PreTrainedModel) -> float | None:
 def reuses_cache(model: PreTrainedModel) -> bool:
     """Whether new tokens behind cached prefixes of unequal lengths give what they give in the whole text.
 
-    They are given as input embeddings, at positions and with a mask of our own.
+    They are given as input embeddings, at positions and with a mask of our own: it is tried.
     """
     anatomy = anatomy_of(model)
-    every_layer = anatomy.calls_our_attention and len(anatomy.calling) == backbone.depth(model)
-    return every_layer and once(model, "reuses its cache", _reuses_cache)
-
-
-def _reuses_cache(model: PreTrainedModel) -> bool:
+    if not anatomy.calls_our_attention or len(anatomy.attention_layers) < backbone.depth(model):
+        return False
     tried = trial(model)
+    device = backbone.device(tried)
+    ids, lengths = torch.tensor(TOKENS, device=device), torch.tensor([2, 1], device=device)
+    positions = lengths[:, None] + torch.arange(2, device=device)
+    cached: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
     try:
         expected = output_on(tried, ATTENTION).last_hidden_state
-        device = backbone.device(tried)
-        ids, lengths, new = torch.tensor(TOKENS, device=device), torch.tensor([2, 1], device=device), 2
-        position_ids = lengths[:, None] + torch.arange(new, device=device)
-        with torch.inference_mode(), without_autocast(device):
-            prefixes = Prefixes.computed(tried, ids[:, : int(lengths.max())], lengths)
-            with passing(Pass(masking=BehindPrefix(lengths, new))):
-                output = tried(
-                    inputs_embeds=tried.get_input_embeddings()(ids.gather(1, position_ids)),
-                    position_ids=position_ids,
-                    past_key_values=prefixes.cache(torch.arange(len(ids), device=device)),
-                    use_cache=True,
-                    return_dict=True,
-                    **backbone.without_hidden_states(tried),
-                )
+        output_on(tried, input_ids=ids[:, :2], **cached)
+        new = tried.get_input_embeddings()(ids.gather(1, positions))
+        with passing(Pass(masking=BehindPrefix(lengths, 2))):
+            states = output_on(tried, inputs_embeds=new, position_ids=positions, **cached).last_hidden_state
     except CANNOT_RUN:
         return False
-    behind = position_ids.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
-    return close(output.last_hidden_state, expected.gather(1, behind))
+    behind = positions.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
+    return close(states, expected.gather(1, behind))
+
+
+def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A model that stops after its first layers, and ends in the same norm.
+
+    It shares its weights with the one that was given, which stays as it is. Saved, it is a model of so many layers.
+
+    Raises:
+        ValueError: If the architecture cannot be shortened, or accelerate has placed the model.
+    """
+    if layers == backbone.depth(model):
+        return model
+    reason, all_layers = f"{type(model).__name__} cannot be shortened to {layers} layers", "output_layer=-1, all layers"
+    if hasattr(model, "_hf_hook"):
+        raise ValueError(
+            f"{reason}, because accelerate has placed it on its devices. Load it without device_map, or use "
+            f"{all_layers}."
+        )
+    anatomy, norm = anatomy_of(model), final_norm(model)
+    if any(map(has_a_forward_of_its_own, model.modules())):
+        raise ValueError(
+            f"{reason}, because its forward is not its class's own: torch.compile leaves it so. Compile the module's "
+            f"model after the module is made, or use {all_layers}."
+        )
+    short = first_layers(model, anatomy.layers, layers)
+    if short is None:
+        raise ValueError(
+            f"{reason}, because its configuration says more about its layers than how many there are. Use "
+            f"{all_layers}, or another model."
+        )
+    try:
+        short.st_reba_anatomy, states = probe(short)  # type: ignore[assignment]
+        *_, calls = _noted(model, ATTENTION if anatomy.calls_our_attention else None)
+    except CANNOT_RUN:
+        calls = []
+    left = next((call.gave for call in calls if call.path == anatomy.layers[layers - 1]), None)
+    with torch.inference_mode():
+        if left is None or not close(states, norm(left)):
+            raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
+    return short

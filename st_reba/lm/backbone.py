@@ -63,16 +63,3 @@ def check_it_can_be_saved(model: PreTrainedModel) -> None:
             "cannot be saved. Quantise it on loading instead: "
             'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
         )
-
-
-def without_hidden_states(model: PreTrainedModel) -> dict[str, bool]:
-    """What to pass to a model so that it does not hand out its hidden states, though its configuration asks for them.
-
-    transformers would leave hooks on it that cannot be pickled. Empty where nothing need be passed.
-    """
-    return {"output_hidden_states": False} if hidden_states_are_asked_for(model) else {}
-
-
-def hidden_states_are_asked_for(model: PreTrainedModel) -> bool:
-    """Whether the configuration asks for the states of every layer."""
-    return bool(getattr(model.config, "output_hidden_states", False))

@@ -47,23 +47,13 @@ class Prefixes:
         ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
         alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
         lengths = torch.minimum(alike, starts.amin(dim=0))
-        longest = int(lengths.max())
-        if longest == 0:
+        if not lengths.any():
             return None
-        return cls.computed(model, ids[0, :, :longest].to(backbone.device(model)), lengths, **kwargs)
-
-    @classmethod
-    def computed(cls, model: PreTrainedModel, input_ids: Tensor, lengths: Tensor, **kwargs: Any) -> Prefixes:
-        """Run a model over P prefixes.
-
-        Args:
-            model: Causal.
-            input_ids: (P, N). What is shorter ends in other tokens, which none of its own sees.
-            lengths: (P,) tokens of each.
-            **kwargs: For the model's forward.
-        """
         kept = DynamicCache()
-        model(input_ids=input_ids, past_key_values=kept, use_cache=True, **kwargs)
+        # What is shorter than the longest ends in other tokens, which none of its own sees.
+        input_ids = ids[0, :, : int(lengths.max())].to(backbone.device(model))
+        asked = {"past_key_values": kept, "use_cache": True, "output_hidden_states": False}
+        model(**{**kwargs, "input_ids": input_ids, **asked})
         return cls(lengths, kept)
 
     def rest_of(self, layout: Layout) -> Layout:

@@ -1,8 +1,9 @@
-"""A language model with modules and a configuration of its own on the weights of another."""
+"""A language model with modules and a configuration of its own on another's weights: all its layers, or the first."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from types import MethodType, NoneType
@@ -10,6 +11,27 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from .backbone import depth
+
+#: The lists of transformers' configurations that have an entry for each layer, beside those that name layers. Any other
+#: list may happen to be as long: the ids of end tokens, or the directions of a rotary embedding.
+_PER_LAYER = frozenset(
+    {
+        "activation_sparsity_pattern",
+        "attention_window",
+        "full_attn_idxs",
+        "indexer_types",
+        "intermediate_size",
+        "moe_topk",
+        "num_attention_heads",
+        "num_experts",
+        "num_key_value_heads",
+        "sliding_windows",
+        "swiglu_limits",
+        "swiglu_limits_shared",
+    }
+)
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
@@ -51,3 +73,44 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 #: What stands in a module and is not shared: what reads the configuration, and what belongs to this module alone.
 _COPIED = (dict, PreTrainedConfig, MethodType, partial)
+
+
+def resolve_layer(model: PreTrainedModel, layer: int) -> int:
+    """An output layer as a number of layers, counted from 1; negative ones count from the top.
+
+    Raises:
+        ValueError: If there is no such layer.
+    """
+    layers = depth(model)
+    if isinstance(layer, bool) or not isinstance(layer, int) or layer == 0 or not -layers <= layer <= layers:
+        raise ValueError(
+            f"output_layer={layer!r}: {type(model).__name__} has {layers} layers; give the layer after which to stop, "
+            f"1 to {layers}, or -{layers} to -1 from the top, or None for all."
+        )
+    return layer if layer > 0 else layers + 1 + layer
+
+
+def first_layers(model: PreTrainedModel, paths: Sequence[str], count: int) -> PreTrainedModel | None:
+    """A view of a model that ends after the first of its layers.
+
+    Args:
+        model: The model.
+        paths: Paths of its layers, in the order in which they run.
+        count: How many of them are left.
+
+    Returns:
+        None where a configuration of so many layers would not load again.
+    """
+    short = twin(model)
+    # The list that has them.
+    del short.get_submodule(paths[0].rpartition(".")[0])[count:]  # type: ignore[operator]
+    text = short.config.get_text_config(decoder=True)
+    for name, value in dict(vars(text)).items():
+        if ("layer" in name or name in _PER_LAYER) and isinstance(value, list) and len(value) == len(paths):
+            setattr(text, name, value[:count])
+    text.num_hidden_layers = count
+    try:
+        again = type(short.config).from_dict(short.config.to_dict())
+    except Exception:  # whatever a configuration's own checks raise
+        return None
+    return short if again.get_text_config(decoder=True).num_hidden_layers == count else None

@@ -2,8 +2,14 @@
 
 ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file that a class lives in, so each
 class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
+
+ST refuses module classes from outside its namespace unless ``trust_remote_code=True``, which would also let the
+backbone run code from the repository. ``import st_reba`` is the user's own statement of trust in this package and in
+nothing else, so exactly these classes are made known to ST, and those that a package which the user imports registers
+(:func:`st_reba.register`). Nothing is imported on a configuration's behalf.
 """
 
+from ..hub import compat
 from .attention_pooling import AttentionPoolingModule
 from .bidirectional import BidirectionalLastLayer
 from .causal_module import CausalModule as CausalModule
@@ -21,13 +27,13 @@ from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
+from .multi_vector import TokenProjection
 from .partwise_whitening import PartwiseWhitening
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
 from .token_prepending import TokenPrependingModule
-from .token_projection import TokenProjection
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 
@@ -62,3 +68,5 @@ __all__ = [
     "ValueAggregationModule",
     "WhiteningTransform",
 ]
+
+compat.make_known(*(globals()[name] for name in __all__))

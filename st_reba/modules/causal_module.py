@@ -25,7 +25,6 @@ from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
 from ..lm.run import Halt, PassChange, StatesAt, recording, run
-from ..lm.shortened import shortened
 from ..lm.view import view
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
@@ -299,7 +298,7 @@ class CausalModule(SafeTransformer):
         exits = [leaving.on(self.model, self.whole_depth) for leaving in exits]
         self.output_layer = exits[0].output_layer if exits else None
         if self.output_layer is not None:
-            self.model = shortened(self.model, self.output_layer)
+            self.model = anatomy.shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
         self.check_weights()
         if not self.final_norm:
@@ -617,8 +616,8 @@ class CausalModule(SafeTransformer):
         )
 
     def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        quiet = backbone.without_hidden_states(self.model)
-        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, **quiet})
+        # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
+        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, "output_hidden_states": False})
         return cast(Tensor, output[self.module_output_name])
 
     @property
@@ -663,7 +662,7 @@ class CausalModule(SafeTransformer):
             A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
             as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
         """
-        if not backbone.hidden_states_are_asked_for(self.model):
+        if not getattr(self.model.config, "output_hidden_states", False):
             return self._handed_on(features, Layout.of(features), **kwargs)
         found = self.forward_all_layers(features, **kwargs)
         # In place, as ST's Transformer does: what asks for the layers reads them there.

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..lm import backbone
-from ..lm.anatomy import embedding_scale, feed_forward, layer_paths, output_projections
+from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
 from ..lm.attention import routes
 from ..lm.attention.changes import Bidirectional, FirstKey
 from ..lm.precision import for_summing
 from ..lm.run import Hook, PassChange, StatesAt, at, put
-from ..lm.shortened import resolve_layer
+from ..lm.view import resolve_layer
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND, USUAL_CONTRAST, Contrast, Template
@@ -285,7 +285,7 @@ class BeforeFeedForward(Change):
     looks_ahead: ClassVar[bool] = False
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
-        parts = feed_forward(model)
+        parts = anatomy_of(model).feed_forward
         if not parts:
             raise ValueError(
                 f"The feed-forward part of the last layer of {type(model).__name__} was not found as a part of its "

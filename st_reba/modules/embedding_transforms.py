@@ -278,21 +278,16 @@ class WhiteningTransform(EmbeddingTransform):
 def _kept(count: int, variances: Tensor, dimension: int | None) -> int:
     """How many directions plain whitening keeps: it divides by their variance, so there has to be some."""
     kept = len(variances) if dimension is None else dimension
-    remedy = "or set shrinkage above 0, or give a lower dimension."
-    if count <= kept:
-        raise ValueError(
-            f"{count} texts vary in at most {max(0, count - 1)} directions, so {kept} cannot be whitened without "
-            f"shrinkage: give more than {kept} texts, {remedy}"
-        )
     # What is below this is rounding of the embeddings, not variance.
     noise = variances[0] * len(variances) * torch.finfo(torch.float32).eps ** 2
     rank = int((variances > noise).sum())
-    if dimension is None and rank == len(variances) - 1:
+    if dimension is None and rank == len(variances) - 1 and count > kept:
         return rank
-    if rank < kept:
+    if rank < kept or count <= kept:
         raise ValueError(
             f"The embeddings of these {count} texts vary in {rank} directions only, so {kept} cannot be whitened "
-            f"without shrinkage: give more varied texts, {remedy}"
+            f"without shrinkage: give more than {kept} varied texts, or set shrinkage above 0, or give a lower "
+            "dimension."
         )
     return kept
 

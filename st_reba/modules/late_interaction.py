@@ -2,7 +2,6 @@
 
 import warnings
 
-from .multi_vector import DIMENSION, multi_vector_encoder  # noqa: F401
-from .token_projection import TokenProjection  # noqa: F401
+from .multi_vector import DIMENSION, TokenProjection, multi_vector_encoder  # noqa: F401
 
 warnings.warn(f"{__name__} is now st_reba.modules.multi_vector: import from there.", DeprecationWarning, stacklevel=2)

@@ -25,7 +25,6 @@ _LARGEST_LOGIT = 30.0
 # Far above the states of any language model.
 _WIDEST = 2**20
 
-
 DEPTH = whole("depth", 1, MAX_LAYERS)
 HIDDEN_SIZE = whole("hidden_size", 1, _WIDEST)
 HEAD_DIMENSION = whole("head_dimension", 1, _WIDEST)
@@ -72,7 +71,8 @@ class LayerwiseAutoencoder(StoredModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = ["depth", "hidden_size", "bottlenecks", "head_dimension", "encoders", "decoders", "layers"]
+    settings = (DEPTH, HIDDEN_SIZE, HEAD_DIMENSION, ENCODERS, DECODERS)
+    config_keys = [*(setting.name for setting in settings), "bottlenecks", "layers"]
 
     def __init__(
         self,
@@ -86,33 +86,29 @@ class LayerwiseAutoencoder(StoredModule):
         layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        DEPTH.check(depth)
-        HIDDEN_SIZE.check(hidden_size)
-        HEAD_DIMENSION.check(head_dimension)
-        ENCODERS.check(encoders)
-        DECODERS.check(decoders)
+        self.depth = DEPTH.check(depth)
+        self.hidden_size = HIDDEN_SIZE.check(hidden_size)
+        self.head_dimension = HEAD_DIMENSION.check(head_dimension)
+        self.encoders = ENCODERS.check(encoders)
+        self.decoders = DECODERS.check(decoders)
+        if decoders and not encoders:
+            raise ValueError("decoders=True with encoders=False: there is nothing to decode. Leave out one of the two.")
         #: Behind which layers the states are read, counted from 1; None: all of them.
         self.layers = None if layers is None else _checked_layers(layers, depth)
-        self._indices = range(depth) if self.layers is None else [layer - 1 for layer in self.layers]
+        self._indices = [layer - 1 for layer in self.layers or range(1, depth + 1)]
         count = len(self._indices)
         if bottlenecks is None:
             quarter, half = PAPER_BOTTLENECKS
             bottlenecks = (min(quarter, max(1, hidden_size // 4)), min(half, max(1, hidden_size // 2)))[-count:]
-        if decoders and not encoders:
-            raise ValueError("decoders=True with encoders=False: there is nothing to decode. Leave out one of the two.")
-        self.depth = depth
-        self.hidden_size = hidden_size
         self.bottlenecks = _checked_bottlenecks(bottlenecks, count, hidden_size)
-        self.head_dimension = head_dimension
-        self.encoders = encoders
-        self.decoders = decoders
         #: (L,) widths of the encodings.
-        self.widths = [
-            self.bottlenecks[place * len(self.bottlenecks) // count] if encoders else hidden_size
-            for place in range(count)
-        ]
+        self.widths = [hidden_size] * count
         if encoders:
-            self.encoder = nn.ModuleList(_encoder(hidden_size, width) for width in self.widths)
+            self.widths = [self.bottlenecks[place * len(self.bottlenecks) // count] for place in range(count)]
+            self.encoder = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, width), nn.Tanh())
+                for width in self.widths
+            )
         if decoders:
             self.decoder = nn.ModuleList(nn.Linear(width, hidden_size) for width in self.widths)
         self.head = SimilarityHead(count, head_dimension)
@@ -120,6 +116,11 @@ class LayerwiseAutoencoder(StoredModule):
     def get_embedding_dimension(self) -> int:
         """The widths of all encodings, together."""
         return sum(self.widths)
+
+    @property
+    def _weight(self) -> Tensor:
+        """One of the weights: states and embeddings take its precision and its device."""
+        return next(self.head.parameters())
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Encode and concatenate.
@@ -163,7 +164,7 @@ class LayerwiseAutoencoder(StoredModule):
 
     def _of_layers(self, states: Tensor) -> list[Tensor]:
         """L times (B, D): those that are read."""
-        layers = states.to(self.head.dtype).unbind(dim=1)
+        layers = states.to(self._weight.dtype).unbind(dim=1)
         return [layers[index] for index in self._indices]
 
     def reconstruction_errors(self, states: Tensor) -> Tensor:
@@ -242,10 +243,7 @@ class LayerwiseAutoencoder(StoredModule):
         Raises:
             ValueError: If they are not of the same shape, or of another width.
         """
-        embeddings = [
-            torch.as_tensor(given, dtype=self.head.dtype, device=self.head.device) for given in (first, second)
-        ]
-        one, other = (torch.atleast_2d(given) for given in embeddings)
+        one, other = (torch.atleast_2d(torch.as_tensor(given).to(self._weight)) for given in (first, second))
         dimension = self.get_embedding_dimension()
         if one.shape != other.shape or one.ndim != 2 or one.shape[1] != dimension:
             raise ValueError(
@@ -267,16 +265,6 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(depth, dimension), nn.GELU(), nn.Linear(dimension, 1))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
-
     def forward(self, distances: Tensor) -> Tensor:
         """(B,) similarities from (B, L) distances 1 - c_l."""
         logits = self.mlp(1 - distances)[..., 0]
@@ -285,10 +273,6 @@ class SimilarityHead(nn.Module):
         odds = torch.exp(-logits.to(precise).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT))
         # sigmoid(logit - log d), in the form whose gradient is finite at d = 0.
         return 1 / (1 + distances.to(precise).mean(dim=-1) * odds)
-
-
-def _encoder(hidden_size: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, width), nn.Tanh())
 
 
 def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:

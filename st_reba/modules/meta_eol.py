@@ -121,8 +121,7 @@ class MetaEOLModule(CausalModule):
         alone = self.deterministic or len(layout.input_ids) == self.rows_per_text
         if alone or backbone.is_checkpointing(self.model):
             return None
-        quiet = backbone.without_hidden_states(self.model)
-        return Prefixes.of(self.model, layout, len(self.templates), **{**kwargs, **quiet})
+        return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
 
     def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> TokenVectors:
         """Read what follows the prefixes of these prompts, (B,)."""

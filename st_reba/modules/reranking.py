@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
 from torch import nn
 
-from ..hub import compat
 from ..text.templates import SLOT, check_template_length
 from ..text.tokens import tokenized
 from .causal_transformer import CausalTransformer
@@ -150,11 +150,8 @@ def cross_encoder(module: RerankModule, **kwargs: Any) -> CrossEncoder:
     Args:
         module: What asks.
         **kwargs: For ``CrossEncoder``, such as ``device``.
-
-    Raises:
-        ImportError: If sentence-transformers has no ``LogitScore``.
     """
-    score = compat.logit_score()(true_token_id=0, false_token_id=1, module_input_name="choice_logits")
+    score = LogitScore(true_token_id=0, false_token_id=1, module_input_name="choice_logits")
     # A sigmoid would make all confident answers 1.
     return CrossEncoder(modules=[module, score], activation_fn=nn.Identity(), **kwargs)
 

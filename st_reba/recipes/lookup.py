@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from sentence_transformers.base.modules import Module
 
-from ..modules import CausalModule, registry
+from ..hub import compat
+from ..modules import CausalModule
 from ..text.templates import PromptLanguage
 from . import rows
 from .parts import FILTERS, IDF, PARTS
@@ -218,7 +219,7 @@ def register(module: _Class, *own: Row) -> _Class:
     for row in own:
         if any(row.key == other.key or row.name == other.name for other in others):
             raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
-    registry.register(module)
+    compat.make_known(module)
     _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
     _by_key.cache_clear()
     return module

@@ -25,7 +25,8 @@ from ..files import durable
 from ..lm.fingerprint import weights_digest
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require_datasets
-from ..recipes import POOLINGS, Recipe, find
+from ..recipes import Recipe, find
+from ..recipes.parts import POOLINGS
 from .bellm import add_lora, merge_adapter
 from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_sentences

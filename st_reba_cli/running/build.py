@@ -12,12 +12,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from st_reba.data.demo import texts_to_fit
 from st_reba.files import whole_directory
-from st_reba.hub import compat
 from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
-from st_reba.recipes import POOLINGS, Recipe, Row, every_row, find, matching
+from st_reba.recipes import Recipe, Row, every_row, find
+from st_reba.recipes.lookup import matching
+from st_reba.recipes.parts import POOLINGS
 from st_reba.text.templates import PRESETS, language_of, preset
 
 from ..build import SavedDtype, layers_of
@@ -89,7 +90,6 @@ def run(
         chosen, repetitions=repetitions, layers=layers_of(layers), chunk_length=chunk_length, template=template
     )
     if multi_vector:
-        compat.multi_vector()
         _check_tokens(chosen)
     else:
         _check_pooling(chosen, mode)

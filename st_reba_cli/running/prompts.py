@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from st_reba.recipes import Recipe, find, in_language
+from st_reba.recipes import Recipe, find
+from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage
 
 from ..common import Language

@@ -23,7 +23,6 @@ from real.collections import COLLECTIONS  # noqa: E402
 from real.contenders import CONTENDERS, best, words  # noqa: E402
 from real.models import MODELS  # noqa: E402
 from st_reba import CausalTransformer  # noqa: E402
-from st_reba.hub import compat  # noqa: E402
 
 from .. import backbones  # noqa: E402
 from ..backbones import TEXTS  # noqa: E402
@@ -103,9 +102,6 @@ def test_words_of_bm25():
     assert words("自然，语", "zh") == ["自", "然", "自然", "语"]
 
 
-@pytest.mark.skipif(
-    not compat.MULTI_VECTOR_IS_THERE, reason="this sentence-transformers has no models of several vectors"
-)
 def test_late_interaction_embeds_each_token(backbone_path, monkeypatch):
     monkeypatch.setattr(contenders, "DIMENSION", 8)
     contender = CONTENDERS["Classical, late interaction"]

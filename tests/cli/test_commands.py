@@ -22,7 +22,6 @@ from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_questions, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
-from st_reba.hub import compat
 from st_reba.recipes import asked_for
 from st_reba_cli import common
 from st_reba_cli.common import Dtype
@@ -618,10 +617,6 @@ class TestBuild:
         ],
     )
     def test_a_vector_for_each_token(self, options, dimension, skips, backbone_path, tmp_path):
-        if not compat.MULTI_VECTOR_IS_THERE:
-            sentence = "Several vectors a text are embedded by MultiVectorEncoder of sentence-transformers 6 or later"
-            assert sentence in self.build(backbone_path, tmp_path / "m", "--multi-vector", *options, expect=1)
-            return
         from sentence_transformers import MultiVectorEncoder
 
         output = self.build(backbone_path, tmp_path / "m", "--multi-vector", *options)
@@ -678,22 +673,16 @@ class TestBuild:
             (("--multi-vector", "--pooling", "mean"), "so nothing is pooled: leave --pooling out"),
             (("--dimensions", 8), "--dimensions is for --multi-vector: give that, too"),
             (("--keep-punctuation",), "--skip-punctuation is for --multi-vector"),
-            *(
-                [
-                    (("--multi-vector", "--recipe", "classical+whitened"), "whitened stands around the pooling, and"),
-                    (("--multi-vector", "--recipe", "early-late"), "Give another recipe, such as echo-2"),
-                    (
-                        ("--multi-vector", "--recipe", "prompteol"),
-                        "PromptEOL does not read every token. Give one of cl",
-                    ),
-                    (("--multi-vector", "--fit-texts", __file__), "--fit-texts is for what is fitted on texts"),
-                    (
-                        ("--multi-vector", "--recipe", "echo-2", "--dimensions", 33),
-                        "to keep, a whole number from 1 to 32",
-                    ),
-                ]
-                if compat.MULTI_VECTOR_IS_THERE
-                else []
+            (("--multi-vector", "--recipe", "classical+whitened"), "whitened stands around the pooling, and"),
+            (("--multi-vector", "--recipe", "early-late"), "Give another recipe, such as echo-2"),
+            (
+                ("--multi-vector", "--recipe", "prompteol"),
+                "PromptEOL does not read every token. Give one of cl",
+            ),
+            (("--multi-vector", "--fit-texts", __file__), "--fit-texts is for what is fitted on texts"),
+            (
+                ("--multi-vector", "--recipe", "echo-2", "--dimensions", 33),
+                "to keep, a whole number from 1 to 32",
             ),
         ],
     )

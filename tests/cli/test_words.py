@@ -136,10 +136,9 @@ _OPTIONAL = (
 
 
 #: What says that something is not installed: one place, what hands on the sentence of a file system of fsspec's, and
-#: what an older sentence-transformers does not have; and what transformers' other quantisers need.
+#: what transformers' other quantisers need.
 REFUSING = {
-    ("optional.py", "require"), ("sources.py", "_asking"), ("compat.py", "logit_score"), ("compat.py", "multi_vector"),
-    ("quantization.py", "_read"),
+    ("optional.py", "require"), ("sources.py", "_asking"), ("quantization.py", "_read"),
 }  # fmt: skip
 
 

@@ -15,8 +15,6 @@ import sys
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from st_reba.hub.compat import FOREIGN_CLASSES_ARE_REFUSED
-
 FRESH = """
 import sys
 {imports}
@@ -51,11 +49,8 @@ def check_without_the_import(prompted_path):
         )
         assert done.returncode == 0, done.stderr
         plainly = done.stdout.partition("plainly: ")[2]
-        if FOREIGN_CLASSES_ARE_REFUSED:
-            assert "trust_remote_code=True" in plainly
-            assert "st_reba.modules.ReBAModule" in plainly
-        else:
-            assert plainly.startswith("loaded")
+        assert "trust_remote_code=True" in plainly
+        assert "st_reba.modules.ReBAModule" in plainly
         assert done.stdout.endswith("with trust: loaded\n")
 
     return check

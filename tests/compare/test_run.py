@@ -14,7 +14,8 @@ from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
-from st_reba.recipes import asked_for, bags_of_input_embeddings, controls_of, default_recipes, find
+from st_reba.recipes import asked_for, default_recipes, find
+from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of
 
 from ..backbones import TEXTS
 from ..conftest import first, paired

@@ -22,7 +22,8 @@ from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, tim
 from st_reba.data.demo import demo_sentences
 from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.anatomy import TOKENS
-from st_reba.recipes import FILTERS, IDF, PARTS, PARTWISE, asked_for, default_recipes, random_weights
+from st_reba.recipes import asked_for, default_recipes, random_weights
+from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS

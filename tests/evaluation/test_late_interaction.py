@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 
 from st_reba import ReBAModule
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, read_data
 from st_reba.evaluation.late_interaction import LateInteraction
 from st_reba.evaluation.tasks import task_of
-from st_reba.hub import compat
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
-
-if not compat.MULTI_VECTOR_IS_THERE:
-    pytest.skip("sentence-transformers before 6 has no MultiVectorEncoder", allow_module_level=True)
-
-from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 
 
 @pytest.fixture

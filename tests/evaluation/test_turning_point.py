@@ -19,7 +19,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.evaluation import OddOneOutEvaluator, Question, TurningPointEvaluator
-from st_reba.modules import registry
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
@@ -105,10 +104,7 @@ def test_names(model):
         ),
         lambda: similarity(main_similarity=None, similarity_fn_names=["cosine", "dot", "euclidean"]),
         lambda: similarity(truncate_dim=8),
-        pytest.param(
-            lambda: similarity(precision="int8"),
-            marks=pytest.mark.skipif(not registry.MODULES_HEAR_OF_THEIR_MODEL, reason="ST 5 cannot score int8 itself"),
-        ),
+        lambda: similarity(precision="int8"),
         lambda: SequentialEvaluator([similarity(name="one"), similarity(name="two", main_similarity="dot")]),
     ],
     ids=["triplet", "retrieval", "several similarities", "truncated", "int8", "sequence"],

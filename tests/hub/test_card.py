@@ -32,7 +32,7 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.hub import card
-from st_reba.modules import CausalModule, PromptRepsModule, RerankModule, registry
+from st_reba.modules import CausalModule, PromptRepsModule, RerankModule
 from st_reba.modules.changes import Reroute, Steer
 from st_reba.recipes import find
 
@@ -231,9 +231,8 @@ def test_what_the_user_said_is_kept(backbone_path, tmp_path):
     model = SentenceTransformer(modules=[ReBAModule(backbone_path()), Pooling(32)], model_card_data=data, device="cpu")
     text = written(model, tmp_path)
     assert "license: mit" in text
-    if registry.MODULES_HEAR_OF_THEIR_MODEL:
-        assert 'SentenceTransformer("org/llama2-zh-reba")' in text
-        assert "licence: `mit`" in text
+    assert 'SentenceTransformer("org/llama2-zh-reba")' in text
+    assert "licence: `mit`" in text
 
 
 class TestBaseModel:

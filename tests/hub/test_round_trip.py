@@ -17,14 +17,9 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
-from st_reba.modules import registry
-
 from .. import processes
 from ..backbones import TEXTS
 from . import RunningHub, Storage, User
-
-#: sentence-transformers 5 imports installed classes, and follows a path of its own modules, without asking.
-REFUSED_BY_ST = pytest.mark.skipif(not registry.REQUIREMENTS_ARE_CHECKED, reason="sentence-transformers 6 refuses it")
 
 #: huggingface-hub 1 closes its client where the server is gone, and asks again with that one.
 SPEAKS_ON = pytest.mark.skipif(
@@ -411,7 +406,6 @@ class TestLoad:
         ],
     )
     def test_what_cannot_be_loaded(self, case, error, message, loaded):
-        # Where sentence-transformers 5 gives an error of transformers', the second wording.
         assert loaded[case].get("error") in (error, "OSError"), loaded[case]
         assert re.search(message, loaded[case]["message"]), loaded[case]
 
@@ -435,17 +429,16 @@ class TestHostile:
             ("template", "'{text}{text.__class__}' has braces other than {text}"),
             ("climbing", "path '../../x'"),
             ("absolute", "path '/etc'"),
-            pytest.param("climbing pooling", "path '1_Pooling/../../../x'", marks=REFUSED_BY_ST),
-            pytest.param("installed class", "trust_remote_code=True", marks=REFUSED_BY_ST),
-            pytest.param("class in the repository", "trust_remote_code=True", marks=REFUSED_BY_ST),
-            pytest.param("not a class", "trust_remote_code=True", marks=REFUSED_BY_ST),
+            ("climbing pooling", "path '1_Pooling/../../../x'"),
+            ("installed class", "trust_remote_code=True"),
+            ("class in the repository", "trust_remote_code=True"),
+            ("not a class", "trust_remote_code=True"),
         ],
     )
     def test_is_refused_in_a_sentence(self, case, message, loaded):
         assert loaded[case].get("error") == "ValueError", loaded[case]
         assert message in loaded[case]["message"]
 
-    @REFUSED_BY_ST
     def test_nothing_was_imported(self, loaded, home):
         assert not (home / "mark").exists()
         assert not list(home.glob("modules/**/remote_code.py"))

@@ -23,7 +23,7 @@ from transformers import AutoModel
 from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule
 from st_reba.hub import compat
 from st_reba.lm import backbone
-from st_reba.lm.shortened import shortened
+from st_reba.lm.anatomy import shortened
 
 from .. import backbones, oracles
 from ..backbones import TEXTS

@@ -28,7 +28,7 @@ from st_reba import (
 )
 from st_reba.modules.embedding_transforms import SHRINKAGE
 from st_reba.modules.moments import Moments, embedding_moments
-from st_reba.recipes import PARTS
+from st_reba.recipes.parts import PARTS
 from st_reba.version import REQUIREMENT
 
 from .. import oracles
@@ -234,8 +234,8 @@ class TestWhitening:
     def test_too_few_texts_without_shrinkage(self, model):
         with pytest.raises(
             ValueError,
-            match="5 texts vary in at most 4 directions, so 5 cannot be whitened without shrinkage: give more than 5 "
-            "texts, or set shrinkage above 0, or give a lower dimension.",
+            match="The embeddings of these 5 texts vary in 4 directions only, so 5 cannot be whitened without "
+            "shrinkage: give more than 5 varied texts, or set shrinkage above 0, or give a lower dimension.",
         ):
             WhiteningTransform.fit(model, TEXTS, dimension=5, shrinkage=0)
         with pytest.raises(ValueError, match="so 32 cannot be whitened"):

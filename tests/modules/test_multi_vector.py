@@ -7,23 +7,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from torch.nn.functional import cosine_similarity
 
 import st_reba
 from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
-from st_reba.hub import compat
 from st_reba.hub.checks import check_saved_model
 from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
 from ..conftest import PROMPTS, paired, relative_error
-
-if not compat.MULTI_VECTOR_IS_THERE:
-    pytest.skip("sentence-transformers before 6 has no MultiVectorEncoder", allow_module_level=True)
-
-from sentence_transformers import MultiVectorEncoder
 
 MODULES = {
     "classical": lambda backbone, **settings: CausalTransformer(backbone, **settings),
@@ -208,8 +202,3 @@ class TestRefusals:
     def test_of_an_expanded_query(self, shared):
         with pytest.raises(ValueError, match="query_expansion: a causal language model was not trained to fill in"):
             CausalTransformer(shared(), query_expansion={"strategy": "fixed", "length": 8})
-
-    def test_of_a_sentence_transformers_that_is_too_old(self, shared, monkeypatch):
-        monkeypatch.setattr(compat, "MULTI_VECTOR_IS_THERE", False)
-        with pytest.raises(ImportError, match="MultiVectorEncoder of sentence-transformers 6 or later, and .* is inst"):
-            multi_vector_encoder(CausalTransformer(shared()))

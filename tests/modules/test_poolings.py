@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba.hub import card
 
 from ..conftest import pipeline
 
@@ -59,12 +58,3 @@ def test_what_fits(module_class, settings, pooling, shared):
 def test_wherever_the_pooling_stands(shared):
     parts = [ReBAModule(shared()), Normalize(), Pooling(32, "cls")]
     assert len(warned(lambda: SentenceTransformer(modules=parts, device="cpu"))) == 1
-
-
-def test_where_modules_do_not_hear_of_their_model(shared, monkeypatch):
-    """sentence-transformers 5 registers a complete model with its card, and tells nobody else."""
-    monkeypatch.setattr(card, "MODULES_HEAR_OF_THEIR_MODEL", False)
-    monkeypatch.setattr(ReBAModule, "on_model_ready", lambda self, model: None)
-    model = pipeline(ReBAModule(shared()), "cls")
-    [message] = warned(lambda: card.STRebaCardData().register_model(model))
-    assert 'Pooling("cls")' in message

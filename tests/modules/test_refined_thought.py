@@ -5,10 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache
 
 from st_reba import CausalTransformer, RefinedThoughtModule
-from st_reba.lm.prefixes import Prefixes
+from st_reba.lm import anatomy
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS, third
@@ -67,7 +66,8 @@ def test_whole_passes_give_the_same(shared):
 
 def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
     expected = pipeline(RefinedThoughtModule(backbone_path()), "lasttoken").encode(TEXTS)
-    monkeypatch.setattr(Prefixes, "cache", lambda self, prefixes: DynamicCache())
+    # As where a model makes a cache of its own.
+    monkeypatch.setattr(anatomy, "DynamicCache", lambda: None)
     with pytest.warns(UserWarning, match="The cache of LlamaModel cannot be reused, so every pass runs over the whole"):
         module = RefinedThoughtModule(backbone_path())
     assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import pytest
 import torch
@@ -161,10 +160,3 @@ def test_what_is_no_pair(given, saved):
     _, path = saved()
     with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document, two strings"):
         RerankModule(path, **SHORT).preprocess([given])
-
-
-def test_where_sentence_transformers_has_no_score_of_logits(saved, monkeypatch):
-    _, path = saved()
-    monkeypatch.setitem(sys.modules, "sentence_transformers.cross_encoder.modules", None)
-    with pytest.raises(ImportError, match="LogitScore, a module of sentence-transformers 5.4 or later"):
-        cross_encoder(RerankModule(path, **SHORT))

@@ -30,7 +30,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.modules import CausalModule, registry
+from st_reba.modules import CausalModule
 from st_reba.version import REQUIREMENT, __version__
 
 from .. import processes
@@ -229,7 +229,7 @@ def test_a_fresh_process_with_the_import_and_its_workers(saved, tmp_path):
 
 
 def test_a_machine_without_st_reba(saved, run):
-    """ST's own check says what is missing, before anything is loaded (from ST 6 on)."""
+    """ST's own check says what is missing, before anything is loaded."""
     code = """
         import sys
         sys.modules["st_reba"] = None
@@ -246,34 +246,20 @@ def test_a_machine_without_st_reba(saved, run):
         SentenceTransformer(sys.argv[1] + "/model", device="cpu", trust_remote_code=True)
     """
     message = run(code, str(saved), expect=1)
-    if registry.REQUIREMENTS_ARE_CHECKED:
-        assert f"st_reba>={__version__}, but it is not installed" in message
-        assert "is part of st_reba; import st_reba before loading it." in message
-    else:
-        assert "st_reba" in message.splitlines()[-1]
+    assert f"st_reba>={__version__}, but it is not installed" in message
+    assert "is part of st_reba; import st_reba before loading it." in message
 
 
 class TestRegistry:
     def test_exactly_our_classes_are_known(self):
-        assert set(registry.MODULE_CLASSES) == {f"st_reba.modules.{module.__name__}" for module in PUBLIC_MODULES}
-
-    def test_the_private_mapping_is_there(self):
-        """Guards the one private name of ST's that we touch (6.0 and later)."""
-        import sentence_transformers
-
-        mapping = getattr(SentenceTransformer, "_module_classes", None)
-        if int(sentence_transformers.__version__.split(".")[0]) < 6:
-            assert mapping is None
-        else:
-            assert {reference: mapping[reference] for reference in registry.MODULE_CLASSES} == registry.MODULE_CLASSES
+        """Guards the private mapping of ST's that our classes are added to."""
+        mapping = SentenceTransformer._module_classes
+        ours = {reference: module for reference, module in mapping.items() if reference.startswith("st_reba.")}
+        assert ours == {f"st_reba.modules.{module.__name__}": module for module in PUBLIC_MODULES}
 
     def test_a_class_of_somebody_elses_is_refused(self, saved, tmp_path):
         import shutil
 
-        import sentence_transformers
-
-        if int(sentence_transformers.__version__.split(".")[0]) < 6:
-            pytest.skip("ST 5 imports installed classes without asking")
         shutil.copytree(saved / "model", tmp_path / "model")
         path = tmp_path / "model" / "modules.json"
         for reference in ("st_reba_cli.app", "os.system", "st_reba.modules.base.CausalModule"):

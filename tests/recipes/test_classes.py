@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from st_reba.modules import CausalModule
 
+from st_reba.modules import CausalModule
 from st_reba.recipes import every_row
 
 from ..conftest import relative_error

@@ -11,21 +11,9 @@ from st_reba.compare.answer import WITHOUT
 from st_reba.compare.reader import RecipeReader
 from st_reba.compare.runner import Recipes
 from st_reba.data.demo import demo_sentences
-from st_reba.recipes import (
-    FILTERS,
-    IDF,
-    PARTS,
-    PARTWISE,
-    Recipe,
-    bags_of_input_embeddings,
-    controls_of,
-    default_recipes,
-    every_row,
-    find,
-    random_weights,
-    without_repeats,
-    worth_trying,
-)
+from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
+from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, without_repeats
+from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE
 
 from .. import backbones
 from ..backbones import TEXTS

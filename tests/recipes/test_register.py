@@ -14,8 +14,6 @@ from torch import nn
 import st_reba
 from st_reba import CausalTransformer, Row
 from st_reba.compare.run import Recipes
-from st_reba.hub import compat
-from st_reba.modules import registry
 from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup
 
 from ..backbones import TEXTS
@@ -48,7 +46,6 @@ def theirs(tmp_path, monkeypatch):
     yield made
     sys.modules.pop("theirs", None)
     lookup._registered[:] = before
-    registry.MODULE_CLASSES.pop("theirs.TheirModule", None)
     lookup._by_key.cache_clear()
 
 
@@ -62,8 +59,6 @@ def test_their_models_load_by_their_import(theirs, backbone_path, tmp_path):
 
 
 def test_what_they_do_not_register_is_refused(theirs, backbone_path, tmp_path):
-    if not compat.FOREIGN_CLASSES_ARE_REFUSED:
-        pytest.skip("ST 5 imports installed classes without asking")
     source = THEIRS.replace("st_reba.register(TheirModule)", "").replace("TheirModule", "NotRegistered")
     pipeline(theirs(source).NotRegistered(backbone_path())).save_pretrained(str(tmp_path / "model"))
     with pytest.raises(ValueError, match="trust_remote_code=True"):

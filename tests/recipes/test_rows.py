@@ -12,21 +12,10 @@ import st_reba
 from st_reba import CausalTransformer, EchoModule
 from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
-from st_reba.recipes import (
-    PARTS,
-    RANDOM,
-    Recipe,
-    asked_for,
-    bags_of_input_embeddings,
-    changed,
-    controls_of,
-    default_recipes,
-    every_row,
-    find,
-    matching,
-    rows,
-    worth_trying,
-)
+from st_reba.recipes import Recipe, asked_for, default_recipes, every_row, find, rows, worth_trying
+from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_of, matching
+from st_reba.recipes.parts import PARTS
+from st_reba.recipes.recipe import RANDOM
 
 from ..catalogued import PUBLIC_MODULES
 from ..conftest import long

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
 from ...optional import require_matplotlib
-from ...recipes import TF_IDF
+from ...recipes.recipe import TF_IDF
 from ..results import Comparison, Measure, Result, best_of, has_number, pareto_front, rank
 
 if TYPE_CHECKING:

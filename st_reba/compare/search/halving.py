@@ -24,7 +24,8 @@ from ...lm.backbone import depth
 from ...modules import CausalModule, EmbeddingFilter
 from ...modules.moments import Moments
 from ...reading.layers import LayerReader
-from ...recipes import PARTS, POOLINGS, Recipe
+from ...recipes import Recipe
+from ...recipes.parts import PARTS, POOLINGS
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..precision import for_summing
+from .weights import one_a_text
 
 
 class LayerMask(Protocol):
@@ -129,12 +130,9 @@ class FirstKey:
             logits = softcap * torch.tanh(logits / softcap)
         if position_bias is not None:
             # The key keeps its position.
-            index = self.positions.to(query.device).view(-1, 1, 1, 1)
-            whole = position_bias.expand(len(query), -1, -1, -1)
-            logits = logits + whole.gather(3, index.expand(*whole.shape[:3], 1))[..., 0].to(logits)
+            logits = logits + one_a_text(position_bias, self.positions, 3)[..., 0].to(logits)
         return logits + self.bias
 
     def taken(self, states: Tensor) -> Tensor:
         """(B, G, 1, d): the token's, of (B, G, N, d)."""
-        index = self.positions.to(states.device).view(-1, 1, 1, 1)
-        return states.gather(2, index.expand(-1, states.shape[1], 1, states.shape[3]))
+        return one_a_text(states, self.positions, 2)

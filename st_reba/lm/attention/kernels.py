@@ -14,7 +14,7 @@ the place of :func:`~st_reba.lm.attention.weights.fold` where it has agreed with
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -71,14 +71,14 @@ def plain_attention(
         is_causal=causal,
         scale=scale,
     )
-    visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril() if causal else None
+    later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
     sums = []
     for part in group_slices(query, key):
         scores = for_summing(by_group(query, key, part)) @ for_summing(key[:, part, None]).mT * scale
         if bias is not None:
             scores += by_group(bias, key, part)
-        if visible is not None:
-            scores.masked_fill_(~visible, float("-inf"))
+        if causal:
+            scores.masked_fill_(later, float("-inf"))
         sums.append(scores.logsumexp(dim=-1))
     return output, torch.cat(sums, dim=1).flatten(1, 2)
 
@@ -140,51 +140,48 @@ _CANDIDATES: dict[str, tuple[Kernel, ...]] = {"cpu": (_cpu_flash,), "cuda": (_va
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
     """The first kernel for such inputs that exists and proves itself here, else :func:`plain_attention`.
 
-    The answer is kept, so the dry run depends on nothing but these arguments: not on autocast, which would round the
+    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
     reference, nor on torch's default dtype.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: If there is no memory for the trial, which says nothing about the kernel.
     """
-    with without_autocast(torch.device(device_type)):
-        candidates = _CANDIDATES.get(device_type, ())
-        agreeing = (
-            kernel for kernel in candidates if _agrees(kernel, device_type, dtype, head_size, groups, with_bias)
-        )
-        return next(agreeing, plain_attention)
-
-
-def _agrees(
-    candidate: Kernel, device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool
-) -> bool:
-    """Whether a kernel gives what the plain computation does, to within its own precision, on a small problem."""
-    length = 5
-    generator = torch.Generator().manual_seed(0)
-
-    def sample(heads: int) -> Tensor:
-        drawn = torch.randn(2, heads, length, head_size, generator=generator, dtype=torch.float32)
-        return drawn.to(device_type, dtype)
-
-    query, key, value = sample(2 * groups), sample(2), sample(2)
-    bias = None
-    if with_bias:
-        bias = torch.full((1, 1, length, length), float("-inf"), dtype=dtype, device=device_type).triu(1)
+    sample = _sampling(torch.device(device_type))
+    query, key, value = (sample(2, heads, 5, head_size).to(dtype) for heads in (2 * groups, 2, 2))
+    bias = query.new_full((1, 1, 5, 5), float("-inf")).triu(1) if with_bias else None
     scale = head_size**-0.5
-    # The reference runs on wider copies: it has no rounding of its own.
-    wide_query, wide_key, wide_value = (for_summing(states) for states in (query, key, value))
-    wide_bias = None if bias is None else for_summing(bias)
-    expected, expected_lse = plain_attention(wide_query, wide_key, wide_value, wide_bias, bias is None, scale)
-    try:
-        output, lse = candidate(query, key, value, bias, bias is None, scale)
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
-        return False
     tolerance = 8 * torch.finfo(dtype).eps
-    return (
-        (lse.dtype, lse.shape) == (expected_lse.dtype, expected_lse.shape)
-        and torch.allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
-        and torch.allclose(for_summing(output), expected, rtol=tolerance, atol=tolerance)
+    with without_autocast(torch.device(device_type)):
+        # The reference runs on wider copies: it has no rounding of its own.
+        wide = [for_summing(states) for states in (query, key, value)]
+        expected = plain_attention(wide[0], wide[1], wide[2], bias, bias is None, scale)
+        for kernel in _CANDIDATES.get(device_type, ()):
+            try:
+                found = kernel(query, key, value, bias, bias is None, scale)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except (RuntimeError, AttributeError, TypeError, ValueError, ImportError):
+                continue
+            if found[1].dtype == expected[1].dtype and _agree(found, expected, tolerance, tolerance):
+                return kernel
+    return plain_attention
+
+
+def _sampling(device: torch.device) -> Callable[..., Tensor]:
+    """Draws float32 tensors of a shape, the same ones on every device."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], rtol: float, atol: float) -> bool:
+    return all(
+        ours.shape == theirs.shape and torch.allclose(ours.to(theirs.dtype), theirs, rtol=rtol, atol=atol)
+        for ours, theirs in zip(found, expected, strict=True)
     )
 
 
 #: As :func:`~st_reba.lm.attention.weights.fold`.
-Fold = Callable[[LayerWeights, slice, slice, Tensor, bool], None]
+Fold = Callable[[LayerWeights, slice, slice, Tensor], None]
 
 _FOLD_DEVICES = {"cuda"}
 _FOLD_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -211,16 +208,15 @@ class FoldKind(NamedTuple):
     keys_are_positions: bool
 
 
-def fold_kernel(weights: LayerWeights, keys_are_positions: bool) -> Fold | None:
+def fold_kernel(weights: LayerWeights) -> Fold | None:
     """The kernel for the running maximum of this layer if there is one and it proved itself for such layers."""
-    bias = weights.bias
-    if weights.device.type not in _FOLD_DEVICES or weights.backward is not None:
-        return None
-    if weights.query.dtype not in _FOLD_DTYPES or (bias is not None and bias.dtype not in _FOLD_DTYPES):
+    bias = None if weights.bias is None else (weights.bias.dtype, weights.bias.shape[1] > 1)
+    dtypes = {weights.query.dtype, bias[0]} if bias else {weights.query.dtype}
+    if weights.device.type not in _FOLD_DEVICES or weights.backward is not None or not dtypes <= _FOLD_DTYPES:
         return None
     kind = FoldKind(
         weights.device, weights.query.dtype, weights.heads, weights.groups, weights.head_size,
-        weights.softcap is not None, None if bias is None else (bias.dtype, bias.shape[1] > 1), keys_are_positions,
+        weights.softcap is not None, bias, weights.positions is None,
     )  # fmt: skip
     try:
         return trusted_fold(kind)
@@ -245,11 +241,9 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
         reason = "it gives other numbers than PyTorch's operations"
     except torch.cuda.OutOfMemoryError:
         raise
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "triton":
-            return None
-        reason = f"it fails with {in_a_line(error)}"
     except Exception as error:  # no compiler, too little memory on the chip, a GPU that Triton does not know
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "triton":
+            return None
         reason = f"it fails with {in_a_line(error)}"
     warnings.warn(
         f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}. PyTorch's "
@@ -261,38 +255,30 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
 
 def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
     """Whether a kernel gives what :func:`fold` does in float64, by two layers, of which one may be the larger."""
-    generator = torch.Generator().manual_seed(0)
-
-    def sample(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32)
-
-    def states(heads: int) -> Tensor:
-        """As most architectures make them: the heads of a token side by side."""
-        return sample(_TEXTS, _TOKENS, heads, kind.head_size).to(kind.device, kind.dtype).transpose(1, 2)
-
+    sample = _sampling(kind.device)
+    # As most architectures make them: the heads of a token side by side.
+    query, key = (
+        sample(_TEXTS, _TOKENS, heads, kind.head_size).to(kind.dtype).transpose(1, 2)
+        for heads in (kind.heads, kind.groups)
+    )
     bias = None
     if kind.bias is not None:
         dtype, of_each_head = kind.bias
-        bias = sample(1, kind.heads if of_each_head else 1, _TOKENS, _TOKENS)
         # A sliding window.
-        outside = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).triu(-100).logical_not()
-        bias = bias.masked_fill_(outside, float("-inf")).to(kind.device, dtype)
-    lse = sample(_TEXTS, kind.heads, _TOKENS).to(kind.device)
-    softcap = 2.0 if kind.softcap else None
-    layer = LayerWeights(0, states(kind.heads), states(kind.groups), lse, kind.head_size**-0.5, bias, softcap)
+        outside = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool, device=kind.device).tril(-101)
+        bias = sample(1, kind.heads if of_each_head else 1, _TOKENS, _TOKENS)
+        bias = bias.masked_fill(outside, float("-inf")).to(dtype)
+    lse = sample(_TEXTS, kind.heads, _TOKENS)
+    layer = LayerWeights(0, query, key, lse, kind.head_size**-0.5, bias, 2.0 if kind.softcap else None)
     keys = _KEYS
     if not kind.keys_are_positions:
-        layer, keys = layer.at_keys(torch.arange(_TEXTS, device=kind.device)), slice(0, 1)
+        layer, keys = layer.at_keys(torch.arange(_TEXTS)), slice(0, 1)
     wide = replace(layer, query=layer.query.double(), key=layer.key.double(), log_sum_exp=lse.double())
-    found, expected = (
-        torch.full((_TEXTS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"), dtype=dtype,
-                   device=kind.device)
-        for dtype in (torch.float32, torch.float64)
-    )  # fmt: skip
+    found = lse.new_full((_TEXTS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
+    expected = found.double()
     for folding, of_layer, maximum in ((kernel, layer, found), (fold, wide, expected)):
         for each in (of_layer, replace(of_layer, log_sum_exp=of_layer.log_sum_exp.flip(1))):
-            folding(each, keys, _QUERIES, maximum, kind.keys_are_positions)
-    found = found.double()
+            folding(each, keys, _QUERIES, maximum)
     if kind.keys_are_positions:
         found, expected = found.triu(), expected.triu()
-    return torch.allclose(found, expected, rtol=0, atol=_FOLD_TOLERANCE)
+    return _agree([found], [expected], 0, _FOLD_TOLERANCE)

@@ -52,24 +52,21 @@ class RunningMaximum:
         return self._maximum
 
     def observe(self, weights: LayerWeights | StoredWeights) -> None:
-        keys_are_positions = isinstance(self.keys, slice)
-        if isinstance(self.keys, slice):
-            keys = self.keys
-        else:
-            weights, keys = weights.at_keys(self.keys.to(weights.device)), slice(0, 1)
+        keys = self.keys
+        if isinstance(keys, Tensor):
+            weights, keys = weights.at_keys(keys), slice(0, 1)
         maximum = self._maximum
-        if maximum is None:
-            shape = (weights.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
-            maximum = torch.full(shape, float("-inf"), dtype=weights.dtype, device=weights.device)
-        # Each layer may lie on a device of its own.
-        maximum = maximum.to(weights.device)
-        if torch.is_grad_enabled():
-            formed = weights.log_weights(slice(None), slice(None), keys, self.queries)
-            maximum = torch.maximum(maximum, formed.amax(dim=(1, 3)))
-        elif isinstance(weights, LayerWeights) and (kernel := fold_kernel(weights, keys_are_positions)):
-            kernel(weights, keys, self.queries, maximum, keys_are_positions)
+        if torch.is_grad_enabled() or isinstance(weights, StoredWeights):
+            largest = weights.largest(keys, self.queries)
+            # Each layer may lie on a device of its own.
+            maximum = largest if maximum is None else torch.maximum(maximum.to(largest.device), largest)
         else:
-            fold(weights, keys, self.queries, maximum, keys_are_positions)
+            shape = (weights.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
+            if maximum is None:
+                maximum = weights.log_sum_exp.new_full(shape, float("-inf"))
+            maximum = maximum.to(weights.device)
+            folding = fold_kernel(weights) or fold
+            folding(weights, keys, self.queries, maximum)
         self._maximum = maximum
 
 
@@ -121,7 +118,7 @@ class MeanWeights:
         Keys behind the query are not masked where the layer needed no mask.
         """
         assert isinstance(weights, LayerWeights)
-        query = weights.at_queries(self.queries.to(weights.device))
+        query = weights.at_queries(self.queries)
         formed = query.log_weights(slice(None), slice(None), slice(0, weights.key.shape[2]), slice(0, 1)).exp()
         self.weights = formed.mean(dim=(1, 3))[..., 0].to(self.queries.device)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..anatomy import anatomy_of, reuses_cache, set_attention
-from ..backbone import depth, without_hidden_states
+from ..backbone import depth
 from .function import ATTENTION
 from .observers import Observer
 from .weights import StoredWeights
@@ -61,8 +61,8 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
     anatomy = anatomy_of(model)
     if anatomy.calls_our_attention:
         set_attention(model, ATTENTION)
-        return AttentionRoute(anatomy.calling, through_function=True)
-    if not anatomy.map_layers:
+        return AttentionRoute(anatomy.attention_layers, through_function=True)
+    if not anatomy.attention_layers:
         raise ValueError(
             f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
             "Use a model with attention layers, or EchoModule."
@@ -74,7 +74,7 @@ def attention_route(model: PreTrainedModel) -> AttentionRoute:
             "ReBA cannot run on it. Use EchoModule, or another version of transformers."
         )
     set_attention(model, "eager")
-    return AttentionRoute(anatomy.map_layers, through_function=False)
+    return AttentionRoute(anatomy.attention_layers, through_function=False)
 
 
 def make_cacheable(model: PreTrainedModel) -> bool:
@@ -128,7 +128,7 @@ def make_rerouted(model: PreTrainedModel, layers: Collection[int]) -> None:
 def _can_be_changed(model: PreTrainedModel, layers: Collection[int]) -> bool:
     """Whether these layers call our attention function, so that they see what it masks and re-routes."""
     anatomy = anatomy_of(model)
-    return anatomy.calls_our_attention and set(layers) <= set(anatomy.calling)
+    return anatomy.calls_our_attention and set(layers) <= set(anatomy.attention_layers)
 
 
 def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Observer, **kwargs: Any) -> Tensor:
@@ -143,8 +143,8 @@ def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Obser
     Returns:
         Last hidden states (B, N, D).
     """
-    given = {**kwargs, **without_hidden_states(model)}
-    output = model(**{**given, "input_ids": input_ids, "output_attentions": True, "return_dict": True})
+    asked = {"output_attentions": True, "output_hidden_states": False, "return_dict": True}
+    output = model(**{**kwargs, "input_ids": input_ids, **asked})
     for layer, weights in enumerate(output.attentions):
         if weights is not None and observer.wants(layer):
             observer.observe(StoredWeights(layer, weights))

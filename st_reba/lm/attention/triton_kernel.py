@@ -88,16 +88,15 @@ def _kernel(
     tl.store(maximum + keys * maximum_key + queries, largest, mask=there)
 
 
-def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, keys_are_positions: bool) -> None:
+def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
     """Fold the log weights of all heads into a running maximum, in place, in one launch.
 
     Args:
         source: In float32, bfloat16 or float16.
         keys: Key positions, n of them.
         queries: Query positions, Q of them.
-        maximum: (B, n, Q), float32, queries side by side. Where ``keys_are_positions``, entries with query < key may be
+        maximum: (B, n, Q), float32, queries side by side. Where keys are positions, entries with query < key may be
             left as they are.
-        keys_are_positions: Whether keys stand where queries count from; False with one key a text.
     """
     query, key, lse = (_dense(values) for values in (source.query, source.key, source.log_sum_exp))
     bias = source.bias
@@ -118,7 +117,7 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor, key
             maximum, *maximum.stride()[:2], keys.start, key_count, queries.start, query_count,
             source.scale / (softcap or 1), softcap,
             groups=key.shape[1], sharing=source.heads // key.shape[1], head_size=source.head_size,
-            key_block=key_block, query_block=block, width=width, keys_are_positions=keys_are_positions,
+            key_block=key_block, query_block=block, width=width, keys_are_positions=source.positions is None,
             num_warps=warps, num_stages=2,
         )  # fmt: skip
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..precision import for_summing, summing_dtype
+from ..precision import for_summing
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
@@ -41,7 +42,8 @@ class LayerWeights:
         bias: Added to the scores, broadcastable to (B, H, N, N), or None.
         softcap: c of c * tanh(score / c), as in Gemma 2, or None.
         backward: Where the layer attends both ways, the same layer again, whose weights of query i on key j are added.
-        positions: (B,) the key of each text, where there is one a text; None where keys are positions themselves.
+        positions: (B,) the key of each text, where there is one a text; None where keys are positions themselves, so
+            that a query before a key is not asked for.
     """
 
     layer: int
@@ -79,10 +81,9 @@ class LayerWeights:
         """Where the layer runs."""
         return self.query.device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the log weights: float32 or, in a float64 model, float64."""
-        return summing_dtype(self.query.dtype)
+    def largest(self, keys: slice, queries: slice) -> Tensor:
+        """The largest log weight of all heads, (B, keys, queries), all formed at once; differentiable."""
+        return self.log_weights(_ALL, _ALL, keys, queries).amax(dim=(1, 3))
 
     def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
         """log p(query -> key), (texts, groups, keys, R, queries), with the R heads that share a key-value head."""
@@ -105,7 +106,7 @@ class LayerWeights:
         )
         # Anew, and widened, in one operation.
         key, columns = (
-            values.to(self.dtype, memory_format=torch.contiguous_format)
+            values.to(lse.dtype, memory_format=torch.contiguous_format)
             for values in (self.key[texts, groups, keys], query)
         )
         columns = columns.flatten(2, 3).flatten(0, 1).mT
@@ -124,29 +125,16 @@ class LayerWeights:
 
     def at_keys(self, positions: Tensor) -> LayerWeights:
         """The same layer with one key a text, ``positions`` (B,)."""
-        index = positions.view(-1, 1, 1, 1)
-        key = self.key.gather(2, index.expand(-1, self.groups, 1, self.head_size))
-        bias = self.bias
-        if bias is not None:
-            bias = bias.expand(self.batch, -1, -1, -1)
-            bias = bias.gather(3, index.expand(*bias.shape[:3], 1))
+        bias = None if self.bias is None else one_a_text(self.bias, positions, 3)
         backward = None if self.backward is None else self.backward.at_queries(positions)
-        return replace(self, key=key, bias=bias, backward=backward, positions=positions)
+        key = one_a_text(self.key, positions, 2)
+        return replace(self, key=key, bias=bias, backward=backward, positions=positions.to(self.device))
 
     def at_queries(self, positions: Tensor) -> LayerWeights:
         """The same layer with one query a text, ``positions`` (B,), as it attends, and not as it counts both ways."""
-        index = positions.view(-1, 1, 1, 1)
-        bias = self.bias
-        if bias is not None:
-            bias = bias.expand(self.batch, -1, -1, -1)
-            bias = bias.gather(2, index.expand(*bias.shape[:2], 1, bias.shape[3]))
-        return replace(
-            self,
-            query=self.query.gather(2, index.expand(-1, self.heads, 1, self.head_size)),
-            log_sum_exp=self.log_sum_exp.gather(2, index[..., 0].expand(-1, self.heads, 1)),
-            bias=bias,
-            backward=None,
-        )
+        bias = None if self.bias is None else one_a_text(self.bias, positions, 2)
+        query, log_sum_exp = (one_a_text(values, positions, 2) for values in (self.query, self.log_sum_exp))
+        return replace(self, query=query, log_sum_exp=log_sum_exp, bias=bias, backward=None)
 
     def in_chunks(self, start: int, length: int, count: int) -> LayerWeights:
         """The same layer within chunks from ``start`` on, each as a text of its own, (B * count) of them.
@@ -177,63 +165,26 @@ class StoredWeights:
     layer: int
     weights: Tensor
 
-    @property
-    def batch(self) -> int:
-        """B."""
-        return self.weights.shape[0]
-
-    @property
-    def heads(self) -> int:
-        """H: each is a group of its own."""
-        return self.weights.shape[1]
-
-    groups = heads
-
-    @property
-    def head_size(self) -> int:
-        """Nothing: there are no queries."""
-        return 0
-
-    @property
-    def device(self) -> torch.device:
-        """Where the layer runs."""
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the log weights: float32 or, in a float64 model, float64."""
-        return summing_dtype(self.weights.dtype)
-
-    def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
-        """As :meth:`LayerWeights.log_weights`, with R = 1."""
+    def largest(self, keys: slice, queries: slice) -> Tensor:
+        """As :meth:`LayerWeights.largest`."""
         # Clamped, because the gradient of log is infinite at the zeros of a causal map.
-        weights = for_summing(self.weights[texts, groups, queries, keys].mT).clamp(min=torch.finfo(self.dtype).tiny)
-        return weights.log()[:, :, :, None]
+        largest = for_summing(self.weights[:, :, queries, keys].amax(dim=1).mT)
+        return largest.clamp(min=torch.finfo(largest.dtype).tiny).log()
 
     def at_keys(self, positions: Tensor) -> StoredWeights:
         """As :meth:`LayerWeights.at_keys`."""
-        index = positions.view(-1, 1, 1, 1)
-        return replace(self, weights=self.weights.gather(3, index.expand(*self.weights.shape[:3], 1)))
+        return replace(self, weights=one_a_text(self.weights, positions, 3))
 
     def in_chunks(self, start: int, length: int, count: int) -> StoredWeights:
         """As :meth:`LayerWeights.in_chunks`."""
         return replace(self, weights=diagonal_blocks(self.weights, start, length, count).flatten(0, 1))
 
 
-def fold(
-    weights: LayerWeights | StoredWeights, keys: slice, queries: slice, maximum: Tensor, keys_are_positions: bool
-) -> None:
+def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
     """Fold the log weights of all heads of a layer into a running maximum, (B, keys, queries), in place.
 
-    As many texts, then key-value heads, as fit the scratch memory are taken at a time.
-
-    Args:
-        weights: The layer.
-        keys: Key positions.
-        queries: Query positions.
-        maximum: The maximum over the layers before.
-        keys_are_positions: Whether keys stand where queries count from, so that entries with query < key do not matter
-            and may be left as they are; False with one key a text.
+    As many texts, then key-value heads, as fit the scratch memory are taken at a time. Where keys are positions,
+    entries with query < key do not matter and may be left as they are.
     """
     block = min(_KEY_BLOCK, keys.stop - keys.start)
     scratch = _SCRATCH_BYTES.get(weights.device.type, _SCRATCH_BYTES_ACCELERATOR)
@@ -243,12 +194,13 @@ def fold(
     groups_at_once = max(1, scratch // max(1, of_a_group * texts_at_once))
     for texts in _slices(0, weights.batch, texts_at_once):
         for part in _slices(keys.start, keys.stop, block):
-            skipped = max(0, part.start - queries.start) if keys_are_positions else 0
+            skipped = max(0, part.start - queries.start) if weights.positions is None else 0
             target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
             for groups in _slices(0, weights.groups, groups_at_once):
                 formed = weights.log_weights(texts, groups, part, slice(queries.start + skipped, queries.stop))
-                of_one = formed.shape[1] * formed.shape[3] == 1
-                torch.maximum(target, formed[:, 0, :, 0] if of_one else formed.amax(dim=(1, 3)), out=target)
+                # Of one head there is no maximum to take, which spares a pass over the rectangle.
+                is_one = formed.shape[1] * formed.shape[3] == 1
+                torch.maximum(target, formed[:, 0, :, 0] if is_one else formed.amax(dim=(1, 3)), out=target)
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -263,17 +215,23 @@ def by_group(values: Tensor, key: Tensor, part: slice = _ALL) -> Tensor:
     return values.unflatten(1, (key.shape[1], -1))[:, part] if values.shape[1] > 1 else values[:, :, None]
 
 
+def one_a_text(values: Tensor, positions: Tensor, dim: int) -> Tensor:
+    """One entry of a dimension for each text: (B or 1, ..., N, ...) and positions (B,) to (B, ..., 1, ...)."""
+    shape = [len(positions), *values.shape[1:]]
+    values = values.expand(shape)
+    shape[dim] = 1
+    index = positions.to(values.device).view(-1, *[1] * (len(shape) - 1))
+    return values.gather(dim, index.expand(shape))
+
+
 def split(values: Tensor, dim: int, start: int, length: int, count: int) -> Tensor:
     """Cut one dimension into ``count`` chunks from ``start`` on: (..., N, ...) to (..., count, length, ...).
 
     What lies behind the last chunk is left out, and zeros stand where it reaches beyond the end.
     """
     values = values.narrow(dim, start, min(count * length, values.shape[dim] - start))
-    if missing := count * length - values.shape[dim]:
-        shape = list(values.shape)
-        shape[dim] = missing
-        values = torch.cat([values, values.new_zeros(shape)], dim=dim)
-    return values.unflatten(dim, (count, length))
+    missing = count * length - values.shape[dim]
+    return pad(values, [0, 0] * (values.dim() - 1 - dim) + [0, missing]).unflatten(dim, (count, length))
 
 
 def diagonal_blocks(values: Tensor, start: int, length: int, count: int) -> Tensor:

@@ -71,6 +71,19 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
     kernels.trusted_kernel.cache_clear()
 
 
+def test_a_full_gpu_says_nothing_about_a_kernel(monkeypatch):
+    def full(*args):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    kernels.trusted_kernel.cache_clear()
+    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (full,))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kernels.trusted_kernel("cpu", torch.float32, 16, 1, False)
+    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernels._cpu_flash,))
+    assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels._cpu_flash
+    kernels.trusted_kernel.cache_clear()
+
+
 @pytest.mark.parametrize("heads_first", [True, False])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("causal", [True, False])

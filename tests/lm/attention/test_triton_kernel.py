@@ -144,7 +144,7 @@ class TestBesideTheOracle:
     def test_a_rectangle(self, kernel, case):
         source = layer(**LAYERS[case])
         maximum = torch.full((TEXTS, 66, 66), self.BEFORE)
-        kernel.fold(source, self.KEYS, self.QUERIES, maximum, True)
+        kernel.fold(source, self.KEYS, self.QUERIES, maximum)
         expected = written_out(source).amax(dim=1)[:, self.QUERIES, self.KEYS].mT.clamp(min=self.BEFORE)
         asked = torch.arange(3, 69) >= torch.arange(1, 67)[:, None]
         assert (expected[:, asked] > self.BEFORE).float().mean() > 0.2
@@ -154,7 +154,7 @@ class TestBesideTheOracle:
         keys = torch.tensor([60, 4])
         maximum = torch.full((TEXTS, 1, 66), self.BEFORE)
         source = layer(**LAYERS[case])
-        kernel.fold(source.at_keys(keys), slice(0, 1), self.QUERIES, maximum, False)
+        kernel.fold(source.at_keys(keys), slice(0, 1), self.QUERIES, maximum)
         for text, key in enumerate(keys):
             expected = written_out(source)[text, :, key:69, key].amax(dim=0).clamp(min=self.BEFORE)
             torch.testing.assert_close(maximum[text, 0, key - 3 :].double(), expected, rtol=0, atol=1e-5)
@@ -165,7 +165,7 @@ def test_lengths_around_those_of_blocks(length, kernel):
     source = layer(heads=2, groups=1, size=8)
     maximum = torch.full((TEXTS, length, length), -math.inf)
     whole = slice(0, length)
-    kernel.fold(source, whole, whole, maximum, True)
+    kernel.fold(source, whole, whole, maximum)
     expected = written_out(source).amax(dim=1)[:, whole, whole].mT
     asked = torch.ones(length, length).triu().bool()
     torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=5e-6)
@@ -173,7 +173,7 @@ def test_lengths_around_those_of_blocks(length, kernel):
 
 def test_blocks_that_no_query_sees_are_left_out(kernel):
     maximum = torch.full((TEXTS, LENGTH, LENGTH), -math.inf)
-    kernel.fold(layer(), slice(0, LENGTH), slice(0, LENGTH), maximum, True)
+    kernel.fold(layer(), slice(0, LENGTH), slice(0, LENGTH), maximum)
     # Of float32, blocks are of 64 keys and queries.
     assert (maximum[:, 64:, :64] == -math.inf).all()
     assert maximum[:, 64:, 64:].isfinite().all()
@@ -183,7 +183,7 @@ def test_nothing_beside_the_rectangle_is_written(kernel):
     """A part of a larger tensor would show it."""
     around = torch.full((TEXTS, 40, 80), -9.0)
     part = around[:, :37, :67]
-    kernel.fold(layer(heads=2, groups=1), slice(1, 38), slice(3, 70), part, True)
+    kernel.fold(layer(heads=2, groups=1), slice(1, 38), slice(3, 70), part)
     assert (part > -9).any()
     part.fill_(-9)
     assert (around == -9).all()
@@ -197,7 +197,7 @@ def test_a_query_that_sees_nothing_has_no_weights(kernel):
     assert (source.log_sum_exp[..., 20] == -math.inf).all()
     found, expected = (torch.full((TEXTS, 30, 40), -math.inf) for _ in range(2))
     for fold, maximum in ((kernel.fold, found), (weights.fold, expected)):
-        fold(source, slice(0, 30), slice(0, 40), maximum, True)
+        fold(source, slice(0, 30), slice(0, 40), maximum)
     assert found[:, :, 20].isnan().all()
     asked = torch.ones(30, 40).triu().bool()
     torch.testing.assert_close(found[:, asked], expected[:, asked], equal_nan=True)
@@ -250,7 +250,7 @@ class TestInTheObserver:
             0, source.query.double(), source.key.double(), source.log_sum_exp.double(), source.scale, None, None
         )  # fmt: skip
         for other in (replace(source, backward=source), wide):
-            assert fold_kernel(other, True) is None
+            assert fold_kernel(other) is None
         for keys in (slice(0, 30), torch.tensor([20, 11])):
             observer = RunningMaximum(keys, slice(0, 30))
             with torch.no_grad():
@@ -344,7 +344,7 @@ class TestTrust:
             args[3][-1, -1, -1] += 1e-4
 
         def forgetful(*args):
-            weights.fold(*args[:3], args[3].fill_(-math.inf), args[4])
+            weights.fold(*args[:3], args[3].fill_(-math.inf))
 
         for fold in (slightly_wrong, forgetful):
             with pytest.warns(UserWarning, match="is not used on cpu, because it gives other numbers"):
@@ -373,9 +373,9 @@ class TestTrust:
         monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert fold_kernel(layer(), True) is None
+            assert fold_kernel(layer()) is None
             memory.pop(0)
-            assert fold_kernel(layer(), True) is fold
+            assert fold_kernel(layer()) is fold
 
     def test_without_triton_there_is_none_and_no_warning(self, monkeypatch):
         monkeypatch.delitem(sys.modules, TRITON_KERNEL, raising=False)
@@ -394,9 +394,9 @@ class TestTrust:
         monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
         monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
         for source in (layer(), layer(seed=1)):
-            assert fold_kernel(source, True) is fold
+            assert fold_kernel(source) is fold
         once = len(tried)
-        fold_kernel(layer(softcap=2.0), True)
+        fold_kernel(layer(softcap=2.0))
         assert len(tried) == 2 * once > 0
 
     def test_autocast_does_not_round_the_trial(self, trusted):
