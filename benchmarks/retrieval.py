@@ -42,7 +42,7 @@ from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import Hits, fused, reranked
 from st_reba.evaluation.tasks import RetrievalTask
-from st_reba.files import durable
+from st_reba.files import atomic_file
 from st_reba.modules import CausalModule, CausalTransformer, RerankModule
 from st_reba.modules.reranking import CHOICE, cross_encoder
 
@@ -157,7 +157,7 @@ def keep(path: Path, contender: Contender, model: Any, texts: Sequence[str], rol
     arrays: dict[str, Any] = dict(contender.in_order(contender.joined(parts), np.argsort(order)))
     arrays |= {"seconds": seconds, "threads": torch.get_num_threads()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with durable(path) as file:
+    with atomic_file(path) as file:
         np.savez(file, **arrays)
     print(f"{time.strftime('%H:%M')} {path}: {seconds:.0f} s", flush=True)
 
@@ -240,7 +240,7 @@ def rerank(measured: Measured) -> None:
             start = now(device())
             scores = model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with durable(path) as file:
+            with atomic_file(path) as file:
                 np.savez(file, seconds=now(device()) - start, scores=scores)
     print(f"{time.strftime('%H:%M')} {measured.reranked(first)}: kept", flush=True)
 

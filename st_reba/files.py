@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import IO, Any, Literal
 
 # What the system says where there is no room: on the disk, or in the user's share of it.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -41,45 +40,17 @@ def is_full(error: BaseException) -> bool:
     return bool(_CUT_SHORT.match(text)) and (system is None or system in _FULL)
 
 
-def check_file(path: Path | None, called: str = "") -> None:
-    """Refuse what is no file to read.
-
-    Args:
-        path: None: nobody asks for one.
-        called: What the user calls it, such as an option.
-
-    Raises:
-        FileNotFoundError: If there is nothing.
-        ValueError: If it is a directory.
-    """
-    if path is None:
-        return
-    name = f"{called} {path}".lstrip()
-    if path.is_dir():
-        raise ValueError(f"{name} is a directory: give a file.")
-    if not path.exists():
-        raise FileNotFoundError(f"{name}: there is no such file. Check the name.")
-
-
 @contextmanager
-def room_in(directory: Path) -> Iterator[None]:
-    """Say of a full disk that it is full, whatever the library that was writing calls it.
-
-    Args:
-        directory: Where is written.
-
-    Raises:
-        NoRoomError: Instead of what was raised because of a full disk or a used-up quota, which is its cause.
-    """
+def _room(path: Path, advice: str) -> Iterator[None]:
+    """Say of a full disk that it is full, whatever the library that was writing calls it."""
     try:
         yield
     except Exception as error:
         if not is_full(error):
             raise
-        where = getattr(error, "filename", None) or directory
         raise NoRoomError(
-            f"{where}: there is no room left on the disk ({error}). Nothing is left half-written: make room, and run "
-            "the same again."
+            f"{path} could not be written: there is no room left on the disk ({error}), and nothing is left "
+            f"half-written. {advice}."
         ) from error
 
 
@@ -98,7 +69,7 @@ def check_free(out: Path, called: str) -> None:
 
 
 @contextmanager
-def whole_directory(out: Path, called: str = "--out") -> Iterator[Path]:
+def atomic_directory(out: Path, called: str = "--out") -> Iterator[Path]:
     """A directory to write in, which takes its place ``out`` when all is written, or vanishes.
 
     Args:
@@ -110,7 +81,7 @@ def whole_directory(out: Path, called: str = "--out") -> Iterator[Path]:
         NoRoomError: If the disk is full.
     """
     check_free(out, called)
-    try:
+    with _room(out, f"Make room in {out.parent}, or choose another {called}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
             whole = Path(scratch) / "whole"
@@ -119,50 +90,18 @@ def whole_directory(out: Path, called: str = "--out") -> Iterator[Path]:
             if out.exists():
                 out.rmdir()
             shutil.move(whole, out)
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise NoRoomError(
-            f"{out} could not be written: there is no room left on the disk ({error}), and nothing is left of it. Make "
-            f"room in {out.parent}, or choose another {called}."
-        ) from error
 
 
 _SCRATCH = ".writing-"
 
 
-def replace(source: Path, target: Path) -> None:
-    """Move in one step, and see to it that the step itself is on the disk."""
-    os.replace(source, target)
-    _flush(target.parent)
-
-
-def move_new(source: Path, target: Path) -> None:
-    """The same, where nothing lies: a file or a directory that does is left as it is.
-
-    Raises:
-        FileExistsError: If something lies there.
-    """
-    if os.path.lexists(target):
-        raise FileExistsError(f"{target} exists.")
-    if source.is_dir():
-        # A directory replaces no file, and no directory that holds something.
-        os.rename(source, target)
-    else:
-        try:
-            os.link(source, target)
-        except FileExistsError:
-            raise
-        except OSError:  # A file system without links.
-            os.rename(source, target)
-        else:
-            source.unlink()
-    _flush(target.parent)
-
-
 @contextmanager
-def durable(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose bytes become ``path`` when all are on the disk; on an error what was there before is.
+def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """A stream whose content becomes ``path`` when all of it is on the disk; on an error what was there before is.
+
+    Args:
+        path: The file.
+        mode: ``"wb"``: bytes. ``"w"``: text, in UTF-8, with the line ends that it is given.
 
     Raises:
         NoRoomError: If the disk is full.
@@ -170,23 +109,15 @@ def durable(path: Path) -> Iterator[BinaryIO]:
     # Of its own name: another worker may be writing the same file, with the same bytes.
     scratch = path.with_name(f"{_SCRATCH}{uuid.uuid4().hex}")
     try:
-        with room_in(path.parent):
-            with scratch.open("wb") as stream:
+        with _room(path, "Make room, and run the same again"):
+            with scratch.open("wb") if mode == "wb" else scratch.open("w", encoding="utf-8", newline="") as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            replace(scratch, path)
+            os.replace(scratch, path)
+            flush_directory(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def durable_text(path: Path) -> Iterator[TextIO]:
-    """The same for text: UTF-8, its line ends as they are written."""
-    with durable(path) as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-        yield text
-        text.detach()
 
 
 def remove_scratch(directory: Path) -> None:
@@ -195,7 +126,8 @@ def remove_scratch(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush_directory(path: Path) -> None:
+    """See to it that what was moved into a directory, or out of it, is on the disk."""
     if os.name != "nt":  # Windows has no handle on a directory to flush.
         directory = os.open(path, os.O_RDONLY)
         try:

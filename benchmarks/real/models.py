@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from st_reba.files import durable
+from st_reba.files import atomic_file
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RealModel:
         whole = home / f"{self.name}.gguf"
         if not whole.is_file():
             # The file was cut to pass the size limit of the index.
-            with durable(whole) as file:
+            with atomic_file(whole) as file:
                 for part in found:
                     file.write(part.read_bytes())
         return whole

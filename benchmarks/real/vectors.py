@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba.files import durable_text
+from st_reba.files import atomic_file
 
 # The largest number of half precision, with room to spare.
 _LARGEST = 60000.0
@@ -69,7 +69,7 @@ class Vectors:
             variants[variant] = {"file": name, "scale": np.squeeze(scale, axis=axes).tolist()}
             Path(str(vectors.filename)).unlink()
         self._open.clear()
-        with durable_text(self._index) as file:
+        with atomic_file(self._index, "w") as file:
             json.dump({"variants": variants, **notes}, file, indent=1)
 
     def variants(self) -> list[str]:

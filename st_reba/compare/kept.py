@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..files import durable, remove_scratch
+from ..files import atomic_file, remove_scratch
 from ..lm.fingerprint import fingerprint_of
 
 
@@ -45,6 +45,6 @@ class Kept:
             except SafetensorError:
                 path.unlink()
         found = {name: tensor.contiguous() for name, tensor in compute().items()}
-        with durable(path) as stream:
+        with atomic_file(path) as stream:
             stream.write(save(found))
         return found

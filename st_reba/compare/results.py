@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Statistic
-from ..files import durable_text
+from ..files import atomic_file
 from ..recipes import Control
 from ..version import __version__
 
@@ -302,7 +302,7 @@ class Comparison:
         Raises:
             OSError: If it cannot be written.
         """
-        with durable_text(path) as file:
+        with atomic_file(path, "w") as file:
             first = {"answer": self.answer, "build": self.build}
             json.dump(_without_nan({**first, **asdict(self)}), file, ensure_ascii=False, allow_nan=False, indent=1)
 

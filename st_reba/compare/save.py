@@ -8,7 +8,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from ..files import whole_directory
+from ..files import atomic_directory
 from ..hub import card
 from .results import TIED, Comparison, Measure, Result, best_of
 from .runner import Recipes
@@ -40,7 +40,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
     card.add_recipe(model, recipe.name, recipe.spec, recipe.says, recipe.row.citation)
     add_comparison(model, comparison)
-    with whole_directory(out, "--save-best") as scratch:
+    with atomic_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))
     return model
 

@@ -16,8 +16,8 @@ from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from ..files import durable, is_full
-from ..optional import require, require_datasets, require_pyarrow
+from ..files import atomic_file, is_full
+from ..optional import require, require_pyarrow
 
 #: What a suffix says about the content.
 KINDS = {
@@ -149,7 +149,7 @@ def files_of(
     data, shown = hub_dataset(name, splits)
     require_pyarrow("A data set of the Hub")
     scratch.mkdir(parents=True, exist_ok=True)
-    with durable(scratch / "rows.parquet") as stream:
+    with atomic_file(scratch / "rows.parquet") as stream:
         data.to_parquet(stream)
     return [File(scratch / "rows.parquet", shown, "parquet")]
 
@@ -195,7 +195,7 @@ def hub_dataset(name: str, splits: Sequence[str]) -> tuple[Any, str]:
     if more:
         raise ValueError(f"{name!r}: give a file, or a data set as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.")
     try:
-        datasets = require_datasets(f"{name}: there is no such file or folder; a data set of the Hub", "data")
+        datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
     except (OSError, ValueError) as error:
         raise ValueError(
@@ -232,7 +232,7 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable
                 filesystem.get_file(each, str(place), callback=told)
                 done += place.stat().st_size
                 on_bytes(done)
-            with durable(listed) as stream:
+            with atomic_file(listed) as stream:
                 stream.write(json.dumps(wanted, indent=1).encode())
     return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class Index:
         """Rows of all files."""
         return int(self._before[-1])
 
-    def save(self, stream: BinaryIO) -> None:
+    def save(self, stream: IO[bytes]) -> None:
         np.save(stream, self._pieces)
 
     @classmethod

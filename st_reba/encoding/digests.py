@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import durable
+from ..files import atomic_file
 
 _BLOCK = 1 << 22
 
@@ -68,7 +68,7 @@ class Digests:
             self._known[keys[path]] = self._digest(path, keys[path], done, total)
             done += size
         if missing:
-            with durable(self._memory) as stream:
+            with atomic_file(self._memory) as stream:
                 stream.write(json.dumps(self._known, indent=1).encode())
         return {path: self._known[key] for path, key in keys.items()}
 

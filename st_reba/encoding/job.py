@@ -16,7 +16,7 @@ import numpy as np
 
 from ..data.sources import ALL, files_here, files_of
 from ..data.streams import Index, Texts, open_texts
-from ..files import check_file, durable
+from ..files import atomic_file
 from ..optional import require_pyarrow
 from ..version import __version__
 from .digests import Digests, Stamp
@@ -172,7 +172,7 @@ def encode_file(
         smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
         index, schema = _checked(source, chunk_size or _CHUNK_SIZE, smallest, workspace, on_progress)
         if given is not None:
-            with durable(workspace.ranges) as stream:
+            with atomic_file(workspace.ranges) as stream:
                 np.save(stream, given)
         elif precision in SCALED and min(index.rows, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
@@ -250,10 +250,10 @@ def _checked(
         if source.keep:
             schema = source.schema()
             check_schema(schema)
-            with durable(workspace.schema) as stream:
+            with atomic_file(workspace.schema) as stream:
                 stream.write(schema.serialize())
         # Last: where it is, the whole check has been passed.
-        with durable(workspace.index) as stream:
+        with atomic_file(workspace.index) as stream:
             index.save(stream)
     if not source.keep:
         return Index.load(workspace.index), None
@@ -265,7 +265,7 @@ def _write_ranges(workspace: Workspace, target: Target) -> None:
     content = workspace.ranges.read_bytes()
     # An interrupted run may have come as far as this.
     if not (target.path.is_file() and target.path.read_bytes() == content):
-        with durable(workspace.whole_ranges) as stream:
+        with atomic_file(workspace.whole_ranges) as stream:
             stream.write(content)
         target.take(workspace.whole_ranges)
 
@@ -321,7 +321,10 @@ def _load_ranges(path: Path) -> np.ndarray:
     wanted = (
         "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's vectors.ranges.npy"
     )
-    check_file(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: give a file.")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file. Check the name.")
     try:
         ranges = np.load(path)
     except (ValueError, EOFError, OSError) as error:

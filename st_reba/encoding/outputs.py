@@ -8,11 +8,11 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
-from ..files import durable
+from ..files import atomic_file
 from ..optional import require_pyarrow
 
 #: Called with how many vectors have been written.
@@ -42,7 +42,7 @@ class Output(ABC):
         return f"part-{number:08d}{self.suffix}"
 
     @abstractmethod
-    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
         """Write ``vectors (rows, values)`` and an Arrow table of kept columns, or None."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class NpyOutput(Output):
 
     kind = suffix = ".npy"
 
-    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
         np.save(stream, vectors)
 
     def rows(self, parts: Sequence[Path]) -> int:
@@ -90,7 +90,7 @@ class NpyOutput(Output):
             "fortran_order": False,
             "shape": (rows, *first.shape[1:]),
         }
-        with durable(whole) as stream:
+        with atomic_file(whole) as stream:
             np.lib.format.write_array_header_1_0(stream, header)
             done = 0
             for path in parts:
@@ -108,7 +108,7 @@ class ParquetOutput(Output):
 
     kind = suffix = ".parquet"
 
-    def write_part(self, stream: BinaryIO, vectors: np.ndarray, kept: Any) -> None:
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
         arrow, parquet = require_pyarrow("Parquet")
         column = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
         table = arrow.table({EMBEDDING: column}) if kept is None else kept.append_column(EMBEDDING, column)
@@ -124,7 +124,7 @@ class ParquetOutput(Output):
         _, parquet = require_pyarrow("Parquet")
         schema = parquet.read_schema(parts[0])
         layout = _layout(schema)
-        with durable(whole) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+        with atomic_file(whole) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
             done = 0
             for path in parts:
                 table = parquet.read_table(path, partitioning=None)

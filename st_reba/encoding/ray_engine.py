@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..optional import require_ray
+from ..optional import require
 from .work import ChunkWorker, OnTexts, Plan
 
 #: Chunks travel in this many groups a worker, so that one that is slow or dies holds little up.
@@ -40,7 +40,8 @@ class RayEngine:
             raise ValueError(f"workers={workers}: give a whole number from 1.")
         if device not in (None, "cpu", "cuda"):
             raise ValueError(f'device "{device}": on a Ray cluster give "cpu" or "cuda"; Ray picks which.')
-        self._ray = require_ray()
+        require("ray.data", "ray", "The ray engine")
+        self._ray = require("ray", "ray", "The ray engine")
         if not self._ray.is_initialized():
             self._ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
         self.workers = workers

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from ..files import move_new, replace
+from ..files import flush_directory
 
 
 class Target:
@@ -42,7 +42,7 @@ class Target:
             return
         for place in _names(self.path):
             try:
-                move_new(finished, place)
+                _move_new(finished, place)
             except OSError:
                 if not os.path.lexists(place):
                     raise
@@ -83,13 +83,35 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
+def _move_new(source: Path, target: Path) -> None:
+    """Move to where nothing lies: a file or a directory that does is left as it is, and is an error."""
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} exists.")
+    if source.is_dir():
+        # A directory replaces no file, and no directory that holds something.
+        os.rename(source, target)
+    else:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # A file system without links.
+            os.rename(source, target)
+        else:
+            source.unlink()
+    flush_directory(target.parent)
+
+
 def _replace(finished: Path, target: Path, aside: Path) -> None:
     if not finished.is_dir():
-        replace(finished, target)
+        os.replace(finished, target)
+        flush_directory(target.parent)
         return
     # No system replaces a directory that holds something in one step.
-    replace(target, aside)
-    replace(finished, target)
+    os.replace(target, aside)
+    flush_directory(target.parent)
+    os.replace(finished, target)
+    flush_directory(target.parent)
     if aside.is_symlink():
         aside.unlink()
     else:

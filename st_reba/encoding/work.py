@@ -16,7 +16,7 @@ from sentence_transformers.util import quantize_embeddings
 
 from ..data.sources import File
 from ..data.streams import Chunk, Index, Rows, Texts, open_texts
-from ..files import durable
+from ..files import atomic_file
 from ..optional import require_pyarrow
 from .digests import Stamp
 from .encoder import SCALED, Encoder, Pieces, Precision, telling_batches
@@ -134,7 +134,7 @@ class ChunkWorker:
                 break
         if np.ndim(low) == 0:
             raise ValueError("The texts that the ranges are taken from have no chunks: give --ranges.")
-        with durable(self.plan.workspace.ranges) as stream:
+        with atomic_file(self.plan.workspace.ranges) as stream:
             np.save(stream, np.stack([low, high]).astype(np.float32))
 
     def encode(self, number: int, following: int | None = None) -> list[int]:
@@ -208,7 +208,7 @@ class ChunkWorker:
         """In the writer's thread."""
         if self.plan.encoder.chunk_tokens is not None:
             kept = _of_pieces(kept, pieces, self.index[number].row)
-        with durable(self._part(number)) as stream:
+        with atomic_file(self._part(number)) as stream:
             self.plan.output.write_part(stream, self._quantized(pieces.vectors), kept)
 
     def _part(self, number: int) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..files import durable, remove_scratch
+from ..files import atomic_file, remove_scratch
 from .outputs import part_number
 
 Settings = dict[str, str | int | bool | None]
@@ -130,7 +130,7 @@ class Workspace:
             shutil.rmtree(self.parts, ignore_errors=True)
             for path in (self.index, self.schema, self.ranges, self.whole, self.whole_ranges):
                 path.unlink(missing_ok=True)
-            with durable(self._manifest) as stream:
+            with atomic_file(self._manifest) as stream:
                 stream.write(json.dumps(settings, indent=1).encode())
         self.parts.mkdir(exist_ok=True)
         remove_scratch(self.parts)
@@ -155,7 +155,7 @@ class Workspace:
     def finish(self, settings: Settings, whole: Path, made: Finished) -> None:
         """Note what ``whole`` is, which comes to its place next: should that be the last step, it is known there."""
         noted = {"settings": settings, "is": _looks(whole), "made": asdict(made)}
-        with durable(self._finished) as stream:
+        with atomic_file(self._finished) as stream:
             stream.write(json.dumps(noted).encode())
 
     def finished(self, settings: Settings, out: Path) -> Finished | None:

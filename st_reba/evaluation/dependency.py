@@ -16,7 +16,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..files import durable_text
+from ..files import atomic_file
 from ..reading.layers import LayerReader
 from .drawing import BLUE, ORANGE, layer_axes
 
@@ -162,7 +162,7 @@ class DependencyEvaluator(BaseEvaluator):
         """
         summary = self._summary()
         names = ["last"] if self.layers == "last" else range(len(summary))
-        with durable_text(Path(path)) as file:
+        with atomic_file(Path(path), "w") as file:
             writer = csv.writer(file)
             writer.writerow(["layer", "sentences", "mean", *_QUARTILES])
             for name, values in zip(names, summary, strict=True):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..optional import require_matplotlib
+from ..optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +130,7 @@ def layer_axes(layers: int, y_label: str, title: str) -> tuple[Figure, Axes]:
     Raises:
         ImportError: If matplotlib is missing.
     """
-    require_matplotlib()
+    require("matplotlib.figure", "report", "Drawing")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

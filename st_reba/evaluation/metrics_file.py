@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..files import durable_text
+from ..files import atomic_file
 
 
 def append_metrics(
@@ -20,7 +20,7 @@ def append_metrics(
     path = Path(directory) / ("_".join(filter(None, [task, name, "results"])) + ".csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_bytes().decode() if path.exists() else ""
-    with durable_text(path) as file:
+    with atomic_file(path, "w") as file:
         writer = csv.writer(file)
         if before:
             file.write(before)

@@ -12,7 +12,7 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
-from ..files import durable_text
+from ..files import atomic_file
 from ..reading.layers import LayerReader
 from .drawing import BLUE, GREY, ORANGE, layer_axes
 from .store import Embed, EmbeddingStore, stand_in
@@ -123,7 +123,7 @@ class TurningPointEvaluator(BaseEvaluator):
     def write_csv(self, path: str | Path) -> None:
         """Write the last evaluation as a table, one line a layer: its index, and the metric under its name."""
         _ = self.turning_point
-        with durable_text(Path(path)) as file:
+        with atomic_file(Path(path), "w") as file:
             writer = csv.writer(file)
             writer.writerow(["layer", self.metric])
             writer.writerows(enumerate(self.scores))

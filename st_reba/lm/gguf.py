@@ -23,8 +23,8 @@ from huggingface_hub import cached_assets_path, hf_hub_download, snapshot_downlo
 from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import whole_directory
-from ..optional import require_gguf
+from ..files import atomic_directory
+from ..optional import require
 from .limits import MAX_EXPERTS, MAX_LAYERS
 from .sizes import SizeError, check_size
 
@@ -117,7 +117,8 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-    require_gguf()
+    for name in ("gguf", "accelerate"):
+        require(name, "gguf", "A GGUF file")
     if not begins_as_gguf(file):
         raise ValueError(
             f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
@@ -241,7 +242,7 @@ def _convert(file: Path, place: Path, kept: str) -> Path:
             bar.update()
         step("writing")
         _check_room(model, file, place)
-        with whole_directory(_entry(place, kept)) as scratch:
+        with atomic_directory(_entry(place, kept)) as scratch:
             out = scratch / file.stem
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, overload
 
@@ -24,6 +24,9 @@ from ..text.tokens import Span
 _TOGETHER = 2**16
 # A part of a text may have a few more tokens on its own than within the text.
 _SLACK = 8
+
+# The numbers of a text, and of a chunk in it.
+_Chunk = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def encode_chunks(
             known.append([_checked(span, text, number) for span in spans[number]])
         windows += _windows(reader, text, number, own, known[-1], prompt)
     dimension = truncate_dim or model.truncate_dim
-    found: dict[tuple[int, int], np.ndarray] = {}
+    found: dict[_Chunk, np.ndarray] = {}
     # Longest first, as in encode.
     windows.sort(key=lambda window: window.part[0] - window.part[1])
     model.eval()
@@ -151,19 +154,17 @@ def encode_chunks(
     with torch.inference_mode(), tqdm(total=len(windows), desc="Windows", disable=not show_progress_bar) as progress:
         for start in range(0, len(windows), batch_size):
             batch = windows[start : start + batch_size]
-            keys = [(window.text, number) for window in batch for number, _ in window.chunks]
-            readings = _read(reader, [several[window.text] for window in batch], batch, prompt)
-            vectors = _pooled(model, reader, readings, dimension, normalize_embeddings)
-            found.update(zip(keys, vectors, strict=True))
+            chunks = _read(reader, several, batch, prompt)
+            found.update(_pooled(model, reader, chunks, dimension, normalize_embeddings))
             progress.update(len(batch))
             on_windows(start + len(batch), len(windows))
-    chunks = [
+    result = [
         DocumentChunks(of_text, np.stack([found[number, chunk] for chunk in range(len(of_text))]))
         if of_text
         else DocumentChunks([], np.zeros((0, _width(model, dimension)), np.float32))
         for number, of_text in enumerate(known)
     ]
-    return chunks[0] if isinstance(texts, str) else chunks
+    return result[0] if isinstance(texts, str) else result
 
 
 def check_chunk_tokens(chunk_tokens: int, overlap: int) -> None:
@@ -299,17 +300,17 @@ def _windows(
 
 def _read(
     reader: CausalModule, texts: Sequence[str], windows: Sequence[_Window], prompt: str | None
-) -> list[tuple[Tensor, Tensor]]:
+) -> dict[_Chunk, tuple[Tensor, Tensor]]:
     """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
-    parts = [text[slice(*window.part)] for text, window in zip(texts, windows, strict=True)]
+    parts = [texts[window.text][slice(*window.part)] for window in windows]
     features = reader.preprocess(parts, prompt=prompt)
     leading = reader.leading_handed_on(Layout.of(features)).tolist()
     handed = reader(features)
     counts = handed["attention_mask"].sum(dim=1).tolist()
-    found = []
-    for row, (text, part, window) in enumerate(zip(texts, parts, windows, strict=True)):
-        offsets = reader.token_offsets(part, prompt)
-        for _, (begin, end) in window.chunks:
+    found = {}
+    for row, (part, window) in enumerate(zip(parts, windows, strict=True)):
+        text, offsets = texts[window.text], reader.token_offsets(part, prompt)
+        for number, (begin, end) in window.chunks:
             first, last = begin - window.part[0], end - window.part[0]
             own = [index for index, (start, stop) in enumerate(offsets) if start < last and stop > first]
             if not own:
@@ -323,22 +324,22 @@ def _read(
                 start = 0
             if own[-1] == len(offsets) - 1 and window.part[1] == len(text):
                 stop = counts[row]
-            found.append((handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]))
+            own_states, own_ids = handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]
+            found[window.text, number] = own_states, own_ids
     return found
 
 
 def _pooled(
     model: SentenceTransformer,
     reader: CausalModule,
-    chunks: Sequence[tuple[Tensor, Tensor]],
+    chunks: Mapping[_Chunk, tuple[Tensor, Tensor]],
     dimension: int | None,
     normalize_embeddings: bool,
-) -> Iterator[np.ndarray]:
-    """What the rest of the model makes of each chunk, in their order."""
-    vectors: dict[int, np.ndarray] = {}
-    for together in _groups([len(ids) for _, ids in chunks]):
-        states, ids = (pad_sequence([chunks[index][which] for index in together], batch_first=True) for which in (0, 1))
-        counts = torch.tensor([len(chunks[index][1]) for index in together], device=states.device)
+) -> Iterator[tuple[_Chunk, np.ndarray]]:
+    """What the rest of the model makes of each chunk."""
+    for together in _groups({chunk: len(ids) for chunk, (_, ids) in chunks.items()}):
+        states, ids = (pad_sequence([chunks[chunk][which] for chunk in together], batch_first=True) for which in (0, 1))
+        counts = torch.tensor([len(chunks[chunk][1]) for chunk in together], device=states.device)
         mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
         reading = reader.read_chunk(TokenVectors(states, mask, ids))
         features: dict[str, Any] = {
@@ -355,18 +356,17 @@ def _pooled(
         embeddings = embeddings[:, :dimension]
         if normalize_embeddings:
             embeddings = normalize(embeddings, dim=1)
-        vectors.update(zip(together, embeddings.float().cpu().numpy(), strict=True))
-    return iter(vectors[index] for index in range(len(chunks)))
+        yield from zip(together, embeddings.float().cpu().numpy(), strict=True)
 
 
-def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of chunks that are pooled together, those of like length."""
-    group: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        if group and (len(group) + 1) * lengths[index] > _TOGETHER:
+def _groups(lengths: Mapping[_Chunk, int]) -> Iterator[list[_Chunk]]:
+    """The chunks that are pooled together, those of like length."""
+    group: list[_Chunk] = []
+    for chunk in sorted(lengths, key=lambda chunk: lengths[chunk]):
+        if group and (len(group) + 1) * lengths[chunk] > _TOGETHER:
             yield group
             group = []
-        group.append(index)
+        group.append(chunk)
     if group:
         yield group
 

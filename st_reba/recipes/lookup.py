@@ -139,7 +139,7 @@ def find(name: str) -> Recipe:
         found = Recipe(row, "", (), parts.get(part, row.around), int(layer) if layer else None)
     elif (shown := _shown_as(name)) is not None:
         found = shown
-    elif name == TF_IDF or (name.startswith(of_control := f"{RANDOM}, ") and _shown_as(name.removeprefix(of_control))):
+    elif name == TF_IDF or _shown_as(name.removeprefix(f"{RANDOM}, ")) is not None:
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     else:
         keys = [row.key for row in [*every_row(), rows.BAG]]

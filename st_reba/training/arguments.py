@@ -12,7 +12,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
-from ..optional import require_accelerate
+from ..optional import require
 from .values import converted, described, fits, hints_of, in_range, nearest
 
 #: What every run does unless it is asked for something else.
@@ -158,7 +158,7 @@ def made(arguments: Mapping[str, Any], output: Path, *, progress: bool) -> Sente
         ValueError: If sentence-transformers refuses them: two do not go together, or not with this machine.
         ImportError: If accelerate is not installed.
     """
-    require_accelerate()
+    require("accelerate", "train", "Training")
     # What is pushed in the end is the finished model; the trainer would begin with empty checkpoints.
     only_in_the_end = arguments.get("push_to_hub") and arguments.get("hub_strategy") == "end"
     given = {**arguments, **({"push_to_hub": False} if only_in_the_end else {})}

@@ -21,7 +21,7 @@ from ..lm import backbone, gguf
 from ..lm.fingerprint import weights_digest
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
-from ..optional import require_peft
+from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
 from .fitting import asked, begin, fit, publish, save
 from .losses import ContrastiveAngleLoss
@@ -237,7 +237,7 @@ def add_lora(model: SentenceTransformer, settings: LoRA) -> None:
         ValueError: If there are no such layers, or peft has no default for the architecture.
         ImportError: If peft is not installed.
     """
-    peft = require_peft()
+    peft = require("peft", "train", "A LoRA adapter")
     targets = settings.target_modules
     config = peft.LoraConfig(
         r=settings.rank,
@@ -260,7 +260,7 @@ def add_lora(model: SentenceTransformer, settings: LoRA) -> None:
 
 def merge_adapter(model: SentenceTransformer) -> None:
     """Add what an adapter learnt to the weights of the backbone, in place, and remove the adapter."""
-    require_peft()
+    require("peft", "train", "A LoRA adapter")
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted: Any = model[0].model

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..files import durable, remove_scratch
+from ..files import atomic_file, remove_scratch
 from .arguments import is_known, unchanged
 from .digests import data_digest
 
@@ -82,7 +82,7 @@ class CompleteCheckpoints(TrainerCallback):
             if not name.startswith("model.") or name.endswith("_extra_state")
         }
         directory = Path(str(args.output_dir))
-        with durable(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
+        with atomic_file(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
             torch.save(own, stream)
         best = state.best_model_checkpoint
         remove_older(directory, self._limit, None if best is None else Path(best))
@@ -108,7 +108,7 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
         remove_scratch(directory)
     if last_checkpoint(directory) is None:
         if writes:
-            with durable(directory / _RUN) as stream:
+            with atomic_file(directory / _RUN) as stream:
                 stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
         return
     then = _noted(directory)

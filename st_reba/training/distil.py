@@ -21,10 +21,10 @@ from transformers import set_seed
 from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
-from ..files import durable
+from ..files import atomic_file
 from ..lm.fingerprint import weights_digest
 from ..modules import CausalModule, CausalTransformer
-from ..optional import require_datasets
+from ..optional import require
 from ..recipes import Recipe, find
 from ..recipes.parts import POOLINGS
 from .bellm import add_lora, merge_adapter
@@ -238,7 +238,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     }
     if pairs is not None:
         reached["pairs"] = _share(student, pairs, of)
-    with durable(output / REPORT) as stream:
+    with atomic_file(output / REPORT) as stream:
         stream.write((json.dumps(reached, indent=2) + "\n").encode())
     save(student, output)
     publish(settings, output)
@@ -342,7 +342,7 @@ def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
 
 
 def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
-    datasets = require_datasets()
+    datasets = require("datasets", "train", "Training data")
     if settings.loss == "mse":
         return datasets.Dataset.from_dict({"sentence": texts, "label": list(wanted.numpy())})
     partners = _partners(wanted, settings.random_seed)

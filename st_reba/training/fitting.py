@@ -15,7 +15,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import nn
 from transformers import TrainerCallback
 
-from ..files import check_free, whole_directory
+from ..files import atomic_directory, check_free
 from ..hub.checks import check_repo_id
 from ..hub.push import push
 from . import arguments as of_st
@@ -196,7 +196,7 @@ def fit(
 
 def finish(output: str | Path, name: str = MODEL) -> AbstractContextManager[Path]:
     """A directory to save a finished model in, which becomes ``output/name`` when all of it is written, or vanishes."""
-    return whole_directory(Path(output) / name, "output")
+    return atomic_directory(Path(output) / name, "output")
 
 
 def save(model: SentenceTransformer, output: str | Path, name: str = MODEL) -> None:

@@ -18,7 +18,7 @@ from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..lm.fingerprint import weights_digest
 from ..modules import LayerStates, LayerwiseAutoencoder
-from ..optional import require_datasets
+from ..optional import require
 from .arguments import without_evaluation
 from .digests import data_digest
 from .fitting import asked, begin, fit, publish, save
@@ -180,7 +180,9 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     elif settings.stage == "whitened":
         sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
         autoencoder.whiten(cache.states(sample))
-        identity["sentences"] = data_digest(require_datasets().Dataset.from_dict({"sentence": sample}))
+        identity["sentences"] = data_digest(
+            require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sample})
+        )
     trained = ModelOnStates.of(autoencoder, cache)
     fit(
         trained,
@@ -218,7 +220,7 @@ def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
                 "lowest_score and highest_score."
             )
     scaled = [(score - low) / (high - low) for score in pairs["score"]]
-    return require_datasets().Dataset.from_dict({**pairs[:], "score": scaled})
+    return require("datasets", "train", "Training data").Dataset.from_dict({**pairs[:], "score": scaled})
 
 
 def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
@@ -262,7 +264,7 @@ def _pretrain(
 ) -> None:
     fit(
         trained,
-        require_datasets().Dataset.from_dict({"sentence": sentences}),
+        require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sentences}),
         ReconstructionLoss(trained),
         output=output,
         arguments={

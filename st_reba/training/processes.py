@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..optional import require_accelerate
+from ..optional import require
 
 
 def is_main() -> bool:
     """Whether this is the one process that writes and tells; a process alone is."""
-    return bool(require_accelerate().PartialState().is_main_process)
+    return bool(require("accelerate", "train", "Training").PartialState().is_main_process)
 
 
 def wait() -> None:
     """Until all of them are here."""
-    require_accelerate().PartialState().wait_for_everyone()
+    require("accelerate", "train", "Training").PartialState().wait_for_everyone()

@@ -8,7 +8,7 @@ from typing import Any
 from ..data.columns import CONDITIONAL, PAIRS, SENTENCES, TRIPLETS, Schema
 from ..data.reading import read_table
 from ..data.sources import TO_TRAIN, located
-from ..optional import require_datasets
+from ..optional import require
 
 
 def read_triplets(source: str | Path) -> Any:
@@ -55,7 +55,7 @@ def read_sentences(source: str | Path) -> Any:
 
 
 def _read(source: str | Path, schema: Schema) -> Any:
-    datasets = require_datasets()
+    datasets = require("datasets", "train", "Training data")
     with located(source, TO_TRAIN) as files:
         table = read_table(str(source), files, [schema])
     return datasets.Dataset.from_dict(table.values)

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..files import durable, remove_scratch
+from ..files import atomic_file, remove_scratch
 from ..lm.backbone import device
 from ..lm.fingerprint import fingerprint
 from ..modules.layer_states import LayerStates
@@ -133,7 +133,7 @@ class StatesCache:
             "scales": scales,
         }
         path = self.directory / f"{uuid.uuid4().hex}.safetensors"
-        with durable(path) as stream:
+        with atomic_file(path) as stream:
             stream.write(save(tensors))
         self._open(path)
 

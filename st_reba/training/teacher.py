@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from ..files import durable, remove_scratch
+from ..files import atomic_file, remove_scratch
 from ..modules.moments import principal_directions
 
 #: Texts that are kept as one file.
@@ -55,7 +55,7 @@ def kept_vectors(
         if not path.is_file():
             teacher = make() if teacher is None else teacher
             vectors = teacher.encode(chunk, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
-            with durable(path) as stream:
+            with atomic_file(path) as stream:
                 stream.write(save({"vectors": vectors.float().cpu().contiguous()}))
         found.append(load_file(path)["vectors"])
         on_texts(len(chunk))

@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from st_reba.data.demo import texts_to_fit
-from st_reba.files import whole_directory
+from st_reba.files import atomic_directory
 from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.multi_vector import multi_vector_encoder
@@ -104,7 +104,7 @@ def run(
     if prompt_language is None and template is None and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     chosen = replace(chosen, fit_texts=texts)
-    with whole_directory(out) as scratch:
+    with atomic_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
         prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(arguments)
         module = load(chosen.row.module, model, max_seq_length, precision, **arguments)
@@ -141,7 +141,7 @@ def _pooled(
 
 def _write(out: Path, make: Callable[[], SparseEncoder | CrossEncoder]) -> None:
     """Write a model of another family than SentenceTransformer."""
-    with whole_directory(out) as scratch:
+    with atomic_directory(out) as scratch:
         built = make()
         built.save_pretrained(str(scratch))
     family = type(built).__name__

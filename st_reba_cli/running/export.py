@@ -7,7 +7,7 @@ from pathlib import Path
 from st_reba.data.demo import texts_to_fit
 from st_reba.encoding import Encoder
 from st_reba.export import save_plain, static_model
-from st_reba.files import whole_directory
+from st_reba.files import atomic_directory
 from st_reba.modules import CausalTransformer
 
 from ..common import Dtype
@@ -49,7 +49,7 @@ def _static(
     console.print(
         f"Fitting weights and whitening on {len(texts)} texts{hint if fit_texts is None else ''}.", soft_wrap=True
     )
-    with whole_directory(out, "--static") as scratch:
+    with atomic_directory(out, "--static") as scratch:
         module = load_fastest(CausalTransformer, model, None, dtype, device, texts)
         with Shown() as progress:
             task = progress.add_task("Reading the vocabulary", total=None, unit="tokens")
@@ -72,7 +72,7 @@ def _plain(model: str, out: Path, pieces: bool, device: str | None) -> None:
     with usable(model, device):
         # In the precision of its weights, which is what is written.
         loaded = Encoder(model).pinned().load(device or "cpu")
-    with whole_directory(out, "--plain") as scratch:
+    with atomic_directory(out, "--plain") as scratch:
         save_plain(loaded, scratch, pieces=pieces)
     console.print(
         f"Wrote {out}, which gives the same vectors. Serve it with any engine that has "

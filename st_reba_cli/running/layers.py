@@ -15,9 +15,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from st_reba.data.tables import Labelled
 from st_reba.evaluation import DependencyEvaluator, TurningPointEvaluator
 from st_reba.evaluation.tasks import task_of
-from st_reba.files import whole_directory
+from st_reba.files import atomic_directory
 from st_reba.modules import CausalTransformer, EchoModule
-from st_reba.optional import require_matplotlib
+from st_reba.optional import require
 from st_reba.text.templates import Template
 
 from ..common import Dtype, PoolingMode, marked
@@ -44,7 +44,7 @@ def run(
     device: str | None,
 ) -> None:
     """Read every layer, write tables and plots, and show the table."""
-    require_matplotlib()
+    require("matplotlib.figure", "report", "Drawing")
     check_devices(device)
     labelled = read(given)
     if not isinstance(labelled, Labelled):
@@ -53,7 +53,7 @@ def run(
     template = "{text}" if template is None else template
     repeats = Template.parse(template).copies > 1
     mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
-    with whole_directory(out) as scratch:
+    with atomic_directory(out) as scratch:
         reader = EchoModule if repeats else CausalTransformer
         texts = labelled.texts()
         module = load_fastest(reader, model, max_seq_length, dtype, device, texts, template=template, **_EVERYTHING)

@@ -11,7 +11,7 @@ from rich.text import Text
 from sentence_transformers.util import get_device_name
 
 from st_reba.encoding import Encoder
-from st_reba.optional import require_serving
+from st_reba.optional import require
 
 from ..common import Dtype
 from ..printing import console, notes
@@ -43,7 +43,8 @@ def run(
     device: str | None,
 ) -> None:
     """Load what is to be served, answer requests until a signal, and finish those that are there."""
-    require_serving()
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        require(name, "serve", "Serving")
     from st_reba.serving.app import Server
     from st_reba.serving.limits import Limits
     from st_reba.serving.models import Embedder, check_kind, load_reranker

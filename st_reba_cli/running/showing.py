@@ -24,7 +24,7 @@ from st_reba.compare.run import Recipes
 from st_reba.compare.save import save_best
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.modules import CausalModule
-from st_reba.optional import require_report
+from st_reba.optional import require
 from st_reba.recipes import Recipe, find
 
 from ..common import STAND_IN, marked
@@ -40,7 +40,8 @@ def has_page(out: Path | None) -> bool:
     if out is None:
         return False
     try:
-        require_report()
+        require("matplotlib.figure", "report", "Drawing")
+        require("jinja2", "report", "A report")
     except ImportError as error:
         notes.print(f"--out will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
         return False

@@ -10,7 +10,7 @@ from huggingface_hub import cached_assets_path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from st_reba.files import whole_directory
+from st_reba.files import atomic_directory
 
 #: Changes with what is made, so that an older one is not found any more.
 _FORMAT = 1
@@ -32,7 +32,7 @@ def stand_in() -> Path:
     # Another process, or thread, may be at it.
     with FileLock(place / "lock"):
         if not made.is_dir():
-            with whole_directory(made, "The cache") as scratch:
+            with atomic_directory(made, "The cache") as scratch:
                 _make(scratch)
     return made
 

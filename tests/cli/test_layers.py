@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,7 @@ def test_a_plot_that_fails_leaves_nothing(layers, tmp_path, monkeypatch):
 
 
 def test_without_matplotlib_it_says_so_at_once(layers, tmp_path, monkeypatch):
-    def missing():
-        raise ImportError("Drawing needs matplotlib")
-
-    monkeypatch.setattr("st_reba_cli.running.layers.require_matplotlib", missing)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "Drawing needs matplotlib" in layers("--out", tmp_path / "out", expect=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
 

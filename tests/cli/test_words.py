@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
-import pkgutil
-import re
-import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
@@ -20,7 +15,6 @@ import st_reba
 import st_reba_cli as cli
 from st_reba import CausalTransformer
 from st_reba.recipes import default_recipes
-from st_reba_cli.common import clear_errors
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -115,24 +109,13 @@ class TestEveryCommand:
         assert "[red]x[/blue]" in run("build", "--out", "x", "--model", "x", "--method", "[red]x[/blue]", expect=1)
 
 
-def _hints():
-    """Every ``require_...`` of the package: what says that something is not installed."""
-    found = {}
-    for module in pkgutil.walk_packages(st_reba.__path__, "st_reba."):
-        # The one module that cannot be imported without what it needs, and is imported where that is caught.
-        if module.name == "st_reba.lm.attention.triton_kernel":
-            continue
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if name.startswith("require_") and getattr(value, "__module__", None) == module.name:
-                found[f"{module.name}.{name}"] = value
-    return found
-
-
-HINTS = _hints()
-_OPTIONAL = (
-    "matplotlib", "jinja2", "gguf", "mteb", "pyarrow", "ray", "peft", "datasets", "accelerate", "fastapi", "uvicorn",
-    "prometheus_client",
-)  # fmt: skip
+def _asked():
+    """Every extra that ``require`` names, and the package that it is to bring where it is written beside it."""
+    for path in [*Path(st_reba.__file__).parent.rglob("*.py"), *Path(cli.__file__).parent.rglob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "require":
+                name, extra, *_ = (getattr(argument, "value", None) for argument in call.args)
+                yield str(extra), str(name or "").partition(".")[0]
 
 
 #: What says that something is not installed: one place, what hands on the sentence of a file system of fsspec's, and
@@ -149,25 +132,12 @@ def test_every_refusal_for_a_missing_package_is_among_them():
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             if "raise ImportError" in ast.unparse(function):
                 assert (path.name, function.name) in REFUSING, f"{path}: {function.name}"
-    assert {"require_report", "require_pyarrow", "require_ray", "require_mteb", "require_gguf", "require_peft"} <= {
-        name.rpartition(".")[2] for name in HINTS
-    }
 
 
-@pytest.mark.parametrize("hint", HINTS)
-def test_an_install_hint_names_the_extra(hint, monkeypatch, capsys, tmp_path):
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _OPTIONAL:
-            monkeypatch.setitem(sys.modules, name, None)
-    for name in _OPTIONAL:
-        monkeypatch.setitem(sys.modules, name, None)
-    needed = [
-        tmp_path / "out" for each in inspect.signature(HINTS[hint]).parameters.values() if each.default is each.empty
-    ]
-    with pytest.raises(typer.Exit), clear_errors():
-        HINTS[hint](*needed)
-    said = capsys.readouterr().err
-    (extra,) = re.findall(r"""pip install ['"]st[-_]reba\[(\w+)\]['"]""", said)
+def test_an_install_hint_names_the_extra():
     text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
-    extras = text.partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
-    assert re.search(rf"^{extra} = ", extras, flags=re.MULTILINE)
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    asked = set(_asked())
+    assert {"report", "ray", "mteb", "gguf", "train", "serve", "data"} <= {extra for extra, _ in asked}
+    for extra, package in asked:
+        assert package in " ".join(extras[extra])

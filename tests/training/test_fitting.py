@@ -110,20 +110,20 @@ def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
 def test_a_kill_between_two_checkpoints_loses_neither(model, tmp_path, monkeypatch):
     """With room for one, the old one goes when the new one is whole, and not before."""
     settings = {**RUN, "arguments": {"save_total_limit": 1}}
-    durable, marked = checkpoints.durable, []
+    atomic_file, marked = checkpoints.atomic_file, []
 
     def die_at_the_second(path):
         if path.name == "loss_state.pt":
             marked.append(path)
         if len(marked) == 2:
             raise KeyboardInterrupt
-        return durable(path)
+        return atomic_file(path)
 
-    monkeypatch.setattr(checkpoints, "durable", die_at_the_second)
+    monkeypatch.setattr(checkpoints, "atomic_file", die_at_the_second)
     begun = Noisy(model())
     with pytest.raises(KeyboardInterrupt):
         fit(begun.model, ROWS, begun, output=tmp_path, **settings)
-    monkeypatch.setattr(checkpoints, "durable", durable)
+    monkeypatch.setattr(checkpoints, "atomic_file", atomic_file)
     assert checkpoints.last_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-2"
     again = Noisy(model())
     assert fit(again.model, ROWS, again, output=tmp_path, **settings).resumed_at == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ...files import durable
+from ...files import atomic_file
 
 if TYPE_CHECKING:
     from mteb import AbsTask, TaskResult
@@ -48,7 +48,7 @@ class Sample:
 def write_samples(samples: list[Sample], path: Path) -> None:
     """Write as JSON; the file takes its place when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with durable(path) as stream:
+    with atomic_file(path) as stream:
         stream.write(json.dumps(list(map(asdict, samples)), default=np.ndarray.tolist).encode())
 
 

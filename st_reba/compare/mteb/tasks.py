@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...optional import require_mteb
+from ...optional import require
 from ...text.templates import PromptLanguage
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def resolve_tasks(names: Sequence[str | AbsTask]) -> list[AbsTask]:
         ImportError: If mteb is missing.
         ValueError: If there is no such task, or one that is not about texts alone; the message names what comes close.
     """
-    require_mteb()
+    require("mteb", "mteb", "A task of the Massive Text Embedding Benchmark")
     if not names:
         raise ValueError('No mteb task was given: name at least one, such as "STSB", or "C-MTEB" for its 31 tasks.')
     found: dict[str, AbsTask] = {}

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
-from ...optional import require_matplotlib
+from ...optional import require
 from ...recipes.recipe import TF_IDF
 from ..results import Comparison, Measure, Result, best_of, has_number, pareto_front, rank
 
@@ -144,7 +144,7 @@ def lengths_figure(lengths: Sequence[int], width: float = 440) -> Figure:
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    require_matplotlib()
+    require("matplotlib.figure", "report", "Drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

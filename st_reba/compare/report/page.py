@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
-from ...files import whole_directory
-from ...optional import require_report
+from ...files import atomic_directory
+from ...optional import require
 from ..results import TIED, Comparison, Measure, Result, best_of, has_number, measured, rank
 from .charts import cost_figure, lengths_figure, scores_figure
 
@@ -95,10 +95,11 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
         ValueError: If something lies in the directory already, or there is no task.
         OSError: If it cannot be written.
     """
-    require_report()
+    require("matplotlib.figure", "report", "Drawing")
+    require("jinja2", "report", "A report")
     if not comparison.tasks:
         raise ValueError("A comparison without tasks has nothing to show: give it at least one task.")
-    with whole_directory(directory, called) as scratch:
+    with atomic_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
         comparison.save(scratch / "comparison.json")
         with drawing_style():
@@ -127,7 +128,7 @@ def write_results(comparison: Comparison, directory: Path, called: str = "direct
         ValueError: If something lies in the directory already.
         OSError: If it cannot be written.
     """
-    with whole_directory(directory, called) as scratch:
+    with atomic_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
         comparison.save(scratch / "comparison.json")
     return directory / "results.csv"

@@ -16,7 +16,6 @@ from st_reba.compare.report.page import write_csv, write_report, write_results
 from st_reba.compare.results import Comparison, Measure, Result, measured
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import DARK
-from st_reba.optional import require_report
 
 from . import samples
 
@@ -406,8 +405,6 @@ def test_a_comparison_that_decides_nothing_is_shown_all_the_same(results, tmp_pa
 )
 def test_what_is_not_installed_is_said_at_once(missing, message, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=message):
-        require_report()
     with pytest.raises(ImportError, match=message):
         write_report(tiny(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
