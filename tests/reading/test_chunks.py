@@ -278,7 +278,7 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
         (lambda backbone: KVReroutingModule(backbone), "KVReroutingModule is read to the end of its prompt"),
         (
             lambda backbone: MetaEOLModule(backbone, templates=["So {text}:"]),
-            "MetaEOLModule hands on one vector a prom",
+            "MetaEOLModule hands on one vector a pro",
         ),
         (lambda backbone: RefinedThoughtModule(backbone), "RefinedThoughtModule gives a text as a whole its vector"),
         (lambda backbone: ValueAggregationModule(backbone), "ValueAggregationModule gives a text as a whole"),
