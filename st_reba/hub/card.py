@@ -109,14 +109,15 @@ class _OurCardData(BaseModelCardData):
         if self.model is None or module is None:
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
+        added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
         # As they are saved: what is at its default and not written is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),
             "method": module.method,
-            "equation": getattr(module, "own_equation", module.equation),
-            "cost": getattr(module, "whole_cost", module.cost),
+            "equation": module.equation,
+            "cost": " ".join(filter(None, [module.cost, *added])),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             "module_class": type(module).__name__,
@@ -136,7 +137,7 @@ class _OurCardData(BaseModelCardData):
             "trained": self._was_trained,
             "multi_vector": isinstance(self, MultiVectorEncoderModelCardData),
             # Both towers hand on the tokens of a text; a language model's module may read something else.
-            "words": getattr(module, "rows", "all") == "all" and getattr(module, "unfit_for_chunks", None) is None,
+            "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 
