@@ -345,8 +345,7 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """A configuration, or an object within one, which stands at ``path``, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_PARTS):
-        said = checked(saved_files.LanguageModelFile, config, f"{file}, {path}," if path else file)
-        saved_files.check_named_files([*said.configuration_files, *filter(None, [said.transformers_weights])], file)
+        saved_files.check_language_model(config, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
@@ -392,8 +391,7 @@ def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | Non
     """
     found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
     if found is not None:
-        said = checked(saved_files.TokenizerFile, read_object(found), found)
-        saved_files.check_named_files(said.fast_tokenizer_files, found)
+        checked(saved_files.TokenizerFile, read_object(found), found)
 
 
 def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
