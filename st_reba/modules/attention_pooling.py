@@ -39,7 +39,7 @@ class AttentionPoolingModule(CausalTransformer):
 
     def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
-        _, self._last_layer = watched_last_layer(self.model, "ReBAModule")
+        self._last_layer = watched_last_layer(self.model, "ReBAModule")
 
     def _read(self, layout: Layout, **kwargs: Any) -> Reading:
         selected = self._select(layout, 0, 0)

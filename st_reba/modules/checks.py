@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..hub.saved_files import is_inside
 from ..lm import backbone
-from ..lm.attention import routes
+from ..lm.attention.setup import require_interface
 from ..settings import Setting, choice, flag, whole
 from ..text.templates import PoolOver, Rows
 
@@ -89,8 +89,8 @@ def resolve_layers(
     return chosen
 
 
-def watched_last_layer(model: PreTrainedModel, instead: str) -> tuple[routes.AttentionRoute, int]:
-    """How the attention of a model's last layer is watched, and which layer that is.
+def watched_last_layer(model: PreTrainedModel, instead: str) -> int:
+    """The last layer's index, where its attention can be watched.
 
     Args:
         model: The model, which is set up for it.
@@ -99,14 +99,10 @@ def watched_last_layer(model: PreTrainedModel, instead: str) -> tuple[routes.Att
     Raises:
         ValueError: If it cannot be watched.
     """
-    route, last = routes.attention_route(model), backbone.depth(model) - 1
-    if not route.through_function or last not in route.layers:
-        raise ValueError(
-            f"The attention of {type(model).__name__}'s last layer cannot be watched, because it does not call "
-            f"transformers' attention interface. Use {instead}, or an architecture that does, such as Llama, Qwen or "
-            "GPT-2."
-        )
-    return route, last
+    last = backbone.depth(model) - 1
+    refusal = f"The attention of {type(model).__name__}'s last layer cannot be watched"
+    require_interface(model, [last], refusal, f"Use {instead}")
+    return last
 
 
 def check_inside(subfolder: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..hub import compat
 from ..lm import anatomy, backbone, gguf
-from ..lm.attention import routes
+from ..lm.attention import setup
 from ..lm.attention.observers import Observer
 from ..lm.run import Halt, PassChange, run
 from ..lm.view import view
@@ -125,9 +125,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
         if not final_norm:
             # Refused here where it is not found.
             anatomy.final_norm(self.model)
-        # Set where a module watches attention: see run.
-        self._route: routes.AttentionRoute | None = None
-        routes.prepare(self.model)
+        setup.prepare(self.model)
         others = [change.on(self.model, self._whole_depth) for change in wanted if not isinstance(change, EarlyExit)]
         #: What is changed while it reads, what the class' own settings say included.
         self.changes: tuple[Change, ...] = (*([] if leaving is None else [leaving]), *others)
@@ -241,7 +239,7 @@ class LanguageModel(SafeTransformer, metaclass=Checked):
             layout,
             changes=[*made, *change],
             observe=observe,
-            hands_out_maps=self._route is not None and not self._route.through_function,
+            hands_out_maps=not anatomy.anatomy_of(self.model).calls_our_attention,
             inputs=inputs,
             reader=self._reader,
             **kwargs,

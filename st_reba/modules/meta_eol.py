@@ -10,8 +10,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ..lm import backbone
-from ..lm.attention import routes
 from ..lm.attention.changes import BehindPrefix
+from ..lm.attention.setup import make_cacheable
 from ..lm.prefixes import Prefixes
 from ..lm.run import PassChange
 from ..settings import Setting, choice
@@ -82,7 +82,7 @@ class MetaEOLModule(CausalModule):
         self._parsed = [self._laid_out(template) for template in parsed]
         self._set_rows("last")
         # Where tokens see what follows, what stands before a text changes with it.
-        self._shares_prefixes = self.reuses_states and routes.make_cacheable(self.model)
+        self._shares_prefixes = self.reuses_states and make_cacheable(self.model)
 
     @property
     def cost(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..lm import backbone
-from ..lm.attention import routes
+from ..lm.attention import setup
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import weighted_sum
@@ -133,10 +133,10 @@ class ReBAModule(CausalModule):
         self._set_rows(rows)
         self.chunk_length = chunk_length
         self.normalize_weights = normalize_weights
-        self._route = routes.attention_route(self.model)
-        self._through_function = self._route.through_function
-        self._watched = resolve_layers(self.layers, self.model, self._route.layers)
-        if not self._through_function:
+        anatomy = setup.watch_attention(self.model)
+        self._watched = resolve_layers(self.layers, self.model, anatomy.attention_layers)
+        self._stores_maps = not anatomy.calls_our_attention
+        if self._stores_maps:
             warnings.warn(
                 f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
@@ -243,8 +243,8 @@ class ReBAModule(CausalModule):
             queries: From how many tokens each of them is looked back from.
         """
         size = super()._part_size(layout)
-        if not self._through_function:
-            return min(size, routes.micro_batch(self.model, layout.input_ids.shape[1]))
+        if self._stores_maps:
+            return min(size, setup.micro_batch(self.model, layout.input_ids.shape[1]))
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))

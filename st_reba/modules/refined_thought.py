@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from ..lm import backbone
-from ..lm.attention import routes
 from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
+from ..lm.attention.setup import make_cacheable
 from ..lm.precision import for_summing, weighted_sum
 from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
@@ -139,11 +139,11 @@ class RefinedThoughtModule(CausalModule):
         return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
 
     def _prepare_passes(self) -> None:
-        self._route, self._last_layer = watched_last_layer(self.model, "iterations=1")
+        self._last_layer = watched_last_layer(self.model, "iterations=1")
         if not self.reuses_states:
             # Then the text's own states change with what follows them.
             return
-        self._reuses_cache = routes.make_cacheable(self.model)
+        self._reuses_cache = make_cacheable(self.model)
         if not self._reuses_cache:
             warnings.warn(
                 f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole text. "

@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 import st_reba
 from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
-from st_reba.hub.checks import check_saved_model
+from st_reba.hub.push import check_saved_model
 from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import multi_vector_encoder
 
