@@ -154,8 +154,8 @@ class CausalModule(SafeTransformer):
     citation: ClassVar[str] = ""
 
     #: What is saved of a module, besides what ST saves of it.
-    config_keys: list[str] = [
-        *Transformer.config_keys,
+    config_keys = [
+        *SafeTransformer.config_keys,
         POOL_OVER.name,
         BIDIRECTIONAL_LAYERS.name,
         "output_layer",
@@ -249,6 +249,11 @@ class CausalModule(SafeTransformer):
         self._companions = {
             change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
         }
+        # With slots for what is prepended, and those of the changes' companions behind the method's own.
+        self._laid_out = [*map(self._changed, self.layouts()), *self._companions.values()]
+        # Who reads, for a refusal.
+        said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
+        self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
         # Refused here, and not at the first text, where template and changes leave no room for one.
         self._room()
 
@@ -400,11 +405,11 @@ class CausalModule(SafeTransformer):
 
     def layouts(self) -> list[Template]:
         """One template for each layout that the method reads a text in."""
-        return [self._changed(self._template)]
+        return [self._template]
 
     def frames(self, prompt: str | None = None) -> list[Frame]:
         """What stands around a text in each of these layouts, and then in those of the changes' companions."""
-        return frames([*self.layouts(), *self._companions.values()], self._tokenizer, prompt or "")
+        return frames(self._laid_out, self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -420,11 +425,7 @@ class CausalModule(SafeTransformer):
         return None if available is None else room(around, available)
 
     def preprocess(
-        self,
-        inputs: Sequence[Any],
-        prompt: str | None = None,
-        processing_kwargs: Any = None,
-        **kwargs: Any,
+        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Lay texts out.
 
@@ -481,7 +482,7 @@ class CausalModule(SafeTransformer):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
-            [*self.layouts(), *self._companions.values()],
+            self._laid_out,
             self._tokenizer,
             texts,
             prompt=prompt,
@@ -605,29 +606,17 @@ class CausalModule(SafeTransformer):
             **kwargs,
         )
 
-    @property
-    def _reader(self) -> str:
-        """The class, and what is changed, for a refusal."""
-        changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
-        return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
-
-    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
-        """What changes see of the texts in layouts of their own, for each row of the layout."""
-        found = {}
-        for change in self.changes:
-            if change.companion is not None:
-                companion = layout.companions[change.key]
-                size = 1 if self.deterministic else CausalModule._part_size(self, companion)
-                parts = [companion.part(part) for part in in_parts(len(companion.input_ids), size)]
-                seen = torch.cat([self._seen_by(change, part, **kwargs) for part in parts])
-                found[change.key] = seen.repeat_interleave(self.rows_per_text, dim=0)
-        return found
-
-    def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
-        observer = change.observer(self.model, companion)
-        with contextlib.suppress(Halt):
-            self.run(companion, change=[observer.as_change()], is_companion=True, **kwargs)
-        return observer.states()[0]
+    def _seen(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
+        """What a change sees of the texts in a layout of their own, for each row of the method's."""
+        companion, found = layout.companions[change.key], []
+        size = 1 if self.deterministic else CausalModule._part_size(self, companion)
+        for rows in in_parts(len(companion.input_ids), size):
+            part = companion.part(rows)
+            observer = change.observer(self.model, part)
+            with contextlib.suppress(Halt):
+                self.run(part, change=[observer.as_change()], is_companion=True, **kwargs)
+            found += observer.states()
+        return torch.cat(found).repeat_interleave(self.rows_per_text, dim=0)
 
     def layer(self, index: int) -> nn.Module:
         """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
@@ -700,8 +689,8 @@ class CausalModule(SafeTransformer):
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with what is read of a batch in place of its layout."""
         with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
-            seen = replace(layout, seen=self._seen(layout, **kwargs))
-            states, mask, ids, extra = self._read_parts(seen, **kwargs)
+            seen = {own.key: self._seen(own, layout, **kwargs) for own in self.changes if own.companion is not None}
+            states, mask, ids, extra = self._read_parts(replace(layout, seen=seen), **kwargs)
         states, mask = without_empty(states, mask, layout.text_lengths == 0)
         rest = {name: value for name, value in features.items() if name not in layout.features()}
         if self.deterministic:
