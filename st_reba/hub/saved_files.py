@@ -308,37 +308,11 @@ class ShardIndex(_File):
 
 
 class LanguageModelFile(_File):
-    """A backbone's ``config.json``: what is in nearly all, under the names that architectures have for it."""
+    """A backbone's ``config.json``: what is read of it before transformers makes a configuration of it."""
 
-    model_type: str | None = None
     architectures: list[str] | None = None
-    hidden_size: _Size = None
-    n_embd: _Size = None
-    d_model: _Size = None
-    intermediate_size: _Size = None
-    n_inner: _Size = None
-    ffn_dim: _Size = None
-    head_dim: _Size = None
-    num_attention_heads: _Size = None
-    n_head: _Size = None
-    n_heads: _Size = None
-    num_heads: _Size = None
-    num_key_value_heads: _Size = None
-    vocab_size: _Size = None
-    max_position_embeddings: _Size = None
-    n_positions: _Size = None
-    max_seq_len: _Size = None
-    num_hidden_layers: _Size = None
-    n_layer: _Size = None
-    n_layers: _Size = None
-    num_layers: _Size = None
-    rope_theta: _Number = None
-    rms_norm_eps: _Number = None
-    layer_norm_eps: _Number = None
     attention_types: Annotated[Any, AfterValidator(_attention_types)] = None
-    rope_parameters: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
-    quantization_config: dict[str, Any] | None = None
     transformers_weights: str | None = None
     configuration_files: list[str] = []
 
@@ -357,7 +331,6 @@ class AdapterFile(_File):
 class TokenizerFile(_File):
     """``tokenizer_config.json``."""
 
-    tokenizer_class: str | None = None
     model_max_length: _Number = None
     fast_tokenizer_files: list[str] = []
     added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
