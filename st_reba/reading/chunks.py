@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ..modules import CausalModule
-from ..modules.readout import ONE_BY_ONE, Reading
+from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
 
@@ -223,7 +223,7 @@ def _reader(model: SentenceTransformer) -> CausalModule:
         raise ValueError(
             f"The model's first module is {type(module).__name__}: chunks are read by one of st_reba's modules."
         )
-    if reason := module.unfit_for_chunks:
+    if reason := module.no_chunks:
         raise ValueError(f"{type(module).__name__} {reason}")
     return module.handing_on_all()
 
@@ -341,7 +341,7 @@ def _pooled(
         states, ids = (pad_sequence([chunks[chunk][which] for chunk in together], batch_first=True) for which in (0, 1))
         counts = torch.tensor([len(chunks[chunk][1]) for chunk in together], device=states.device)
         mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-        reading = reader.read_chunk(Reading(states, mask, ids))
+        reading = reader.read_chunk(TokenVectors(states, mask, ids))
         features: dict[str, Any] = {
             "token_embeddings": reading.states,
             "attention_mask": reading.mask.long(),

@@ -93,8 +93,19 @@ class Layout:
 
     @cached_property
     def text_start(self) -> int:
-        """Position of the first text token, the same in every row where all have one prompt."""
-        return int((self.copy_index >= 0).any(dim=0).int().argmax())
+        """Position of the first text token, the same in every row that has a text.
+
+        Raises:
+            ValueError: If texts begin at different places.
+        """
+        starts = self.text_starts[self.text_lengths > 0].unique().tolist()
+        if len(starts) > 1:
+            raise ValueError(
+                "The texts of a batch stand behind prompts of different lengths, and the same stretch of all of them "
+                "is to be read. Encode the texts of one prompt at a time, with encode(prompt=...), or use "
+                "CausalTransformer."
+            )
+        return int(starts[0]) if starts else 0
 
     @cached_property
     def longest_text(self) -> int:

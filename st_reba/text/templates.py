@@ -65,7 +65,7 @@ class Preset:
         pool_over: Which tokens are handed on.
         rows: All of them, or the last alone.
         normalize_text: Whether texts are changed as the prompts of the PromptEOL family expect it.
-        output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`.
+        output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`; or a share of the layers.
         final_norm: Whether through the model's final norm.
         contrast: How :class:`st_reba.modules.ContrastivePromptingModule` steers it.
         prompts: What its authors put before a ``"query"`` and before a ``"document"``.
@@ -75,7 +75,7 @@ class Preset:
     pool_over: PoolOver | None = None
     rows: Rows | None = None
     normalize_text: bool | None = None
-    output_layer: int | None = None
+    output_layer: float | None = None
     final_norm: bool | None = None
     contrast: Contrast | None = None
     prompts: tuple[tuple[str, str], ...] = ()
