@@ -87,6 +87,6 @@ def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
     return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)
 
 
-def shown(module: object, names: Iterable[str]) -> str:
+def described(module: object, names: Iterable[str]) -> str:
     """What a module has of these settings, as its ``extra_repr``: ``repetitions=2, rows='all'``."""
     return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)

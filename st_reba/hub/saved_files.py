@@ -251,8 +251,19 @@ def _token_id(text: str) -> str:
     return text
 
 
+def _modalities(value: dict[str, Any]) -> dict[str, Any]:
+    """ST calls the method of the backbone that the file names."""
+    text = value.get("text")
+    if not isinstance(text, dict) or text.get("method") != "forward" or type(text.get("method_output_name")) is not str:
+        raise PydanticCustomError(
+            "modalities", "it must have text read by the method forward, with a method_output_name"
+        )
+    return value
+
+
 _Size = Annotated[Any, AfterValidator(_size)]
 _Number = Annotated[Any, AfterValidator(_number)]
+_Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 
 
 class ModuleEntry(_File):
@@ -338,23 +349,34 @@ class AdapterFile(_File):
     base_model_name_or_path: str | None = None
     r: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None = None
     rank_pattern: dict[str, Annotated[int, Field(ge=0, le=MAX_SIZE)]] = {}
-    layer_replication: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
-    megatron_config: Any = None
+    layer_replication: list[Annotated[list[_Layer], Field(min_length=2, max_length=2)]] | None = None
+    # It would name a module to import.
+    megatron_config: None = None
 
 
 class TokenizerFile(_File):
     """``tokenizer_config.json``."""
 
     tokenizer_class: str | None = None
+    model_max_length: _Number = None
     fast_tokenizer_files: list[str] = []
     added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
 
 
 class TransformerFile(_File):
-    """``sentence_bert_config.json``, besides what transformers is given and what a module's own class checks."""
+    """``sentence_bert_config.json``, besides what a module's own class checks."""
 
     module_output_name: str = "token_embeddings"
+    modality_config: Annotated[dict[str, Any], AfterValidator(_modalities)] = {}
+    transformer_task: str = "feature-extraction"
     processing_kwargs: dict[str, Any] = {}
+    model_kwargs: dict[str, Any] = {}
+    processor_kwargs: dict[str, Any] = {}
+    config_kwargs: dict[str, Any] = {}
+    # The names that ST gave them before, and still reads.
+    model_args: dict[str, Any] = {}
+    tokenizer_args: dict[str, Any] = {}
+    config_args: dict[str, Any] = {}
 
 
 # A whole model

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,10 @@ def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[st
     if options.get("gguf_file") is None and not is_gguf(name):
         return name, arguments
     directory = converted(_located(name, options), options.get("dtype", options.get("torch_dtype")))
-    left = {key: _without_spent(value) if isinstance(value, dict) else value for key, value in arguments.items()}
+    left = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, dict):
+            left[key] = {option: given for option, given in value.items() if option not in _SPENT}
     return str(directory), left
 
 
@@ -124,15 +128,19 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
             f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
             "has left a pointer there: fetch the file itself with `git lfs pull`."
         )
-    kept = str(dtype).removeprefix("torch.")
-    kept = kept if kept in _HALF else "float32"
+    asked = str(dtype).removeprefix("torch.")
+    # From float32, transformers rounds as it would from the file: what is kept so serves half precision, too.
+    precisions = (asked, "float32") if asked in _HALF else ("float32",)
     place = cached_assets_path("st_reba", "gguf", _sha256(file))
-    found = _found(place, kept)
-    if found is None:
+    read_by = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
+    entries = [place / f"{precision}-{read_by}" for precision in precisions]
+    if not any(entry.is_dir() for entry in entries):
         # Another process, or thread, may be at it.
         with FileLock(place / "lock"):
-            found = _found(place, kept) or _convert(file, place, kept)
-    return found
+            if not any(entry.is_dir() for entry in entries):
+                _convert(file, entries[0], getattr(torch, precisions[0]))
+    # In the entry is one directory, of the file's name, which a model card shows.
+    return next(directory for entry in entries for directory in entry.glob("*"))
 
 
 # Where the file is
@@ -141,23 +149,21 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
 def _located(name: str, options: dict[str, Any]) -> Path:
     """The file on this machine, from the Hub if need be."""
     hub = {key: options[key] for key in _HUB_OPTIONS if key in options}
-    asked = options.get("gguf_file")
-    if asked is not None:
+    file = Path(name)
+    if (asked := options.get("gguf_file")) is not None:
         path = "/".join(filter(None, (options.get("subfolder"), asked)))
-        return _there(Path(name) / path) if Path(name).is_dir() else _from_hub(name, path, hub)
-    if tagged := HUB_TAG.fullmatch(name):
+        if not file.is_dir():
+            return _from_hub(name, path, hub)
+        file = file / path
+    elif tagged := HUB_TAG.fullmatch(name):
         return _tagged(tagged[1], tagged[2], hub)
-    if not Path(name).is_file() and (on_hub := HUB_FILE.fullmatch(name)):
+    elif not file.is_file() and (on_hub := HUB_FILE.fullmatch(name)):
         return _from_hub(on_hub[1], on_hub[2], hub)
-    return _there(Path(name))
-
-
-def _there(path: Path) -> Path:
-    if not path.is_file():
+    if not file.is_file():
         raise FileNotFoundError(
-            f"{path}: there is no such file. Check the path; a file on the Hub is named org/repo/model{SUFFIX}."
+            f"{file}: there is no such file. Check the path; a file on the Hub is named org/repo/model{SUFFIX}."
         )
-    return path
+    return file
 
 
 def _from_hub(repo_id: str, path: str, hub: dict[str, Any]) -> Path:
@@ -184,71 +190,44 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
     return found[0]
 
 
-def _without_spent(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key not in _SPENT}
-
-
 # The conversion
 
 
 def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
-    size = file.stat().st_size
-    # A bar for the files that take more than a moment.
-    with (
-        tqdm(total=size, desc=f"Reading {file.name}", unit="B", unit_scale=True, delay=1, leave=False) as bar,
-        file.open("rb") as stream,
-    ):
-        while chunk := stream.read(_CHUNK):
+    chunks = -(-file.stat().st_size // _CHUNK)
+    with file.open("rb") as stream:
+        read = iter(partial(stream.read, _CHUNK), b"")
+        # A bar for the files that take more than a moment.
+        for chunk in tqdm(read, desc=f"Reading {file.name}", total=chunks, unit=" MiB", delay=1, leave=False):
             digest.update(chunk)
-            bar.update(len(chunk))
     return digest.hexdigest()
 
 
-def _entry(place: Path, kept: str) -> Path:
-    return place / f"{kept}-transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
-
-
-def _found(place: Path, kept: str) -> Path | None:
-    """A directory to load from in a precision, if there is one.
-
-    It is of that precision, or of float32, from which transformers rounds as it would from the file.
-    """
-    for name in dict.fromkeys((kept, "float32")):
-        # In the entry is one directory, of the file's name, which a model card shows.
-        if found := next(_entry(place, name).glob("*"), None):
-            return found
-    return None
-
-
-def _convert(file: Path, place: Path, kept: str) -> Path:
+def _convert(file: Path, entry: Path, dtype: torch.dtype) -> None:
     """Convert a file, whoever holds the lock of its place; all of the directory appears at once."""
-    for left in place.glob(".*"):
+    for left in entry.parent.glob(".*"):
         # Of a conversion that was killed.
         shutil.rmtree(left)
-    steps = "{desc} ({n_fmt}/{total_fmt}, {elapsed})"
-    with tqdm(total=3, desc=f"Converting {file.name}", bar_format=steps) as bar:
+    with tqdm(total=3, bar_format="{desc} ({n_fmt}/{total_fmt}, {elapsed})") as bar:
 
         def step(what: str) -> None:
             bar.set_description_str(f"Converting {file.name}, once: {what}")
+            bar.update()
 
         with _alone(file) as source, _explained(file):
             stored = _stored(source, file)
             step("tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-            bar.update()
             step("weights")
-            model = _read(source, getattr(torch, kept), stored, file)
-            bar.update()
+            model = _read(source, dtype, stored, file)
         step("writing")
-        _check_room(model, file, place)
-        with atomic_directory(_entry(place, kept)) as scratch:
+        _check_room(model, file, entry.parent)
+        with atomic_directory(entry) as scratch:
             out = scratch / file.stem
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
             _check_tokenizer(tokenizer, out, file)
-        bar.update()
-    return _entry(place, kept) / file.stem
 
 
 @contextmanager
@@ -273,23 +252,18 @@ def _stored(source: Path, file: Path) -> int:
 
     reader = gguf.GGUFReader(str(source))
     tensors = len(reader.tensors)
-    for name, most in (("block_count", min(MAX_LAYERS, tensors)), ("expert_count", MAX_EXPERTS)):
-        for key in reader.fields:
-            asked = _number(reader, key) if key.endswith(f".{name}") else None
-            if asked is not None and asked > most:
-                raise SizeError(
-                    f"{file} asks for {asked} ({key}), and has {tensors} tensors: at most {most} can be. Fetch it anew."
-                )
+    most = {"block_count": min(MAX_LAYERS, tensors), "expert_count": MAX_EXPERTS}
+    for key, field in reader.fields.items():
+        allowed = most.get(key.rpartition(".")[2])
+        asked = None if allowed is None else field.contents()
+        if allowed is not None and isinstance(asked, int) and asked > allowed:
+            raise SizeError(
+                f"{file} asks for {asked} ({key}), and has {tensors} tensors: at most {allowed} can be. Fetch it anew."
+            )
     # Several may be said to lie in one place.
     if sum(int(tensor.n_bytes) for tensor in reader.tensors) > source.stat().st_size:
         raise SizeError(f"{file} describes more bytes of tensors than it has: it is damaged. Fetch it again.")
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
-
-
-def _number(reader: Any, key: str) -> int | None:
-    """A whole number in a file's header; None where it is something else."""
-    value = reader.fields[key].contents()
-    return value if isinstance(value, int) else None
 
 
 def _read(source: Path, dtype: torch.dtype, stored: int, file: Path) -> PreTrainedModel:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..text.layout import Layout
 from .attention.changes import FirstKey, LayerMask
 from .attention.observers import Census, Observer
-from .backbone import is_checkpointing
+from .attention.weights import StoredWeights
+from .backbone import device, is_checkpointing
 
 # Private in transformers: what runs a layer so that it can be run again.
 _RUNS_A_LAYER = "_gradient_checkpointing_func"
@@ -53,10 +55,6 @@ class PassChange:
     masking: LayerMask | None = None
     rerouting: FirstKey | None = None
     hooks: Mapping[nn.Module, Hook] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        """Whether anything is changed."""
-        return self.masking is not None or self.rerouting is not None or bool(self.hooks)
 
 
 #: Former name of :class:`PassChange`, for one release.
@@ -240,8 +238,8 @@ class StatesAt:
         """For each module, on its device, (B, D); or, where all are looked at, (B, N, D)."""
         return [self._seen[module] for module in self.modules]
 
-    def as_effect(self) -> PassChange:
-        """What sees to it: hooks that only look."""
+    def as_change(self) -> PassChange:
+        """What sees to it: hooks that only look, at what the changes before it leave."""
         return PassChange(hooks={module: Hook(**{self.side: partial(self._look, module)}) for module in self.modules})
 
     def _look(self, module: nn.Module, states: Tensor) -> Tensor:
@@ -282,54 +280,68 @@ def last_layer(states: Tensor) -> Tensor:
     return states if record is None else record.last(states)
 
 
+def recorded(last: Tensor) -> Tensor:
+    """(B, N, D), a model's last hidden states, with those of all layers beside them where these are recorded."""
+    record = current().record
+    return last if record is None else record.beside(last)
+
+
 def run(
     model: PreTrainedModel,
-    forward: Callable[[], Tensor],
+    layout: Layout,
     *,
-    show_maps: Callable[[Observer], Tensor] | None = None,
-    change: Sequence[PassChange] = (),
-    observe: Observer | StatesAt | None = None,
-    reader: str,
+    changes: Sequence[PassChange] = (),
+    observe: Observer | None = None,
+    hands_out_maps: bool = False,
+    inputs: Callable[[], Mapping[str, Any]] | None = None,
+    reader: str = "it",
+    **kwargs: Any,
 ) -> Tensor:
-    """Run a language model once.
+    """Run a language model once. No mask is needed where attention is causal, since rows are padded on the right.
 
     Args:
         model: The model, which ends at the layer that is wanted.
-        forward: Runs it: its last hidden states, (B, N, D).
-        show_maps: The same where the architecture hands out its attention maps itself: shows them to the observer.
-            None: its attention calls our function, which does.
-        change: What is changed in this pass; at most one effect replaces masks, and one re-routes.
-        observe: Who looks on. It sees what is changed as it is then.
+        layout: B texts.
+        changes: What is changed in this pass; at most one of them replaces masks, and one re-routes.
+        observe: Is shown attention as the changes leave it.
+        hands_out_maps: Whether the architecture hands out its attention maps itself, to be shown to the observer; else
+            its attention calls our function, which shows it.
+        inputs: Makes what the model is given, in the pass, in place of the layout's ``input_ids``.
         reader: Who asks, for the refusal.
+        **kwargs: For the model's forward.
 
     Returns:
-        (B, N, D), what ``forward`` gives, with the states of all layers side by side where they are recorded.
+        (B, N, D), last hidden states, with the states of all layers side by side where they are recorded.
 
     Raises:
         ValueError: If the model is being trained with gradient checkpointing, and states are changed, looked at or
             recorded, or attention is looked at.
-        Halt: If the observer has seen all it wants.
+        Halt: If a hook has seen all it wants.
     """
     asked = current()
+    for change in changes:
+        asked = asked.changed_by(change)
     if is_checkpointing(model):
         # What attention looks up, it looks up again in a layer's second run; a hook may have been meant for one time.
-        if any(effect.hooks for effect in change) or observe is not None or asked.record is not None:
-            recorded = " with output_hidden_states=True" if asked.record is not None else ""
+        if any(change.hooks for change in changes) or observe is not None or asked.record is not None:
+            all_layers = " with output_hidden_states=True" if asked.record is not None else ""
             raise ValueError(
                 "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no "
-                f"state is changed. Turn it off to train through {reader}{recorded}."
+                f"state is changed. Turn it off to train through {reader}{all_layers}."
             )
-        if change:
+        if asked.masking is not None or asked.rerouting is not None:
             _remember_passes(model)
-    for effect in change:
-        asked = asked.changed_by(effect)
-    if isinstance(observe, StatesAt):
-        asked, observe = asked.changed_by(observe.as_effect()), None
-    if observe is not None and show_maps is None:
-        asked = replace(asked, observer=observe)
-    with passing(asked):
-        last = forward() if observe is None or show_maps is None else show_maps(observe)
-        return last if asked.record is None else asked.record.beside(last)
+    shown = observe if hands_out_maps else None
+    # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
+    outputs = {"return_dict": True, "output_hidden_states": False} | ({"output_attentions": True} if shown else {})
+    with passing(asked if observe is None or shown else replace(asked, observer=observe)):
+        given = {"input_ids": layout.input_ids.to(device(model), non_blocking=True)} if inputs is None else inputs()
+        output = model(**{**given, **kwargs, **outputs})
+    if shown is not None:
+        for layer, weights in enumerate(output.attentions):
+            if weights is not None and shown.wants(layer):
+                shown.observe(StoredWeights(layer, weights))
+    return recorded(output.last_hidden_state)
 
 
 def _remember_passes(model: PreTrainedModel) -> None:

@@ -24,7 +24,7 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import routes
 from ..lm.attention.observers import Observer
-from ..lm.run import Halt, PassChange, StatesAt, recording, run
+from ..lm.run import Halt, PassChange, recording, run
 from ..lm.view import view
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
@@ -34,11 +34,11 @@ from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
 from ..text.tokens import Span, special_tokens, tokenized
-from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined, from_settings
-from .checkpoints import SafeTransformer, backbone_of, note_requirement
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
+from .checkpoints import SafeTransformer, backbone_of
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, picked, without_empty
 
-#: What tells :meth:`load_file_path` of ST where a model is, in the order of its arguments.
+# The arguments of ``load`` that say where the files of a model are.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
 _Value = TypeVar("_Value")
@@ -63,15 +63,11 @@ _OF_TRANSFORMER: tuple[Setting[Any], ...] = (
     optional(flag("unpad_inputs")),
     tokens("query_length"),
     tokens("document_length"),
-    Setting(
-        "backend",
-        lambda value: value == "torch",
-        'st_reba reads hidden states and attention; use backend="torch".',
-    ),
-    Setting(
+    choice("backend", "torch", says='st_reba reads hidden states and attention; use backend="torch".'),
+    choice(
         "transformer_task",
-        lambda value: value == "feature-extraction",
-        'st_reba embeds text; use "feature-extraction", or give the path of the model in place of what ends in a head.',
+        "feature-extraction",
+        says='st_reba embeds text; use "feature-extraction", as it reads no head.',
     ),
     Setting(
         "query_expansion",
@@ -592,19 +588,17 @@ class CausalModule(SafeTransformer):
         *,
         inputs: Callable[[], Mapping[str, Any]] | None = None,
         change: Sequence[PassChange] = (),
-        observe: Observer | StatesAt | None = None,
+        observe: Observer | None = None,
         is_companion: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
 
-        No mask is needed where attention is causal, since rows are padded on the right.
-
         Args:
             layout: B texts.
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
             change: What is changed besides the module's own ``changes``.
-            observe: Looks on: at attention, or at states.
+            observe: Looks on at attention.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
 
@@ -616,29 +610,19 @@ class CausalModule(SafeTransformer):
                 checkpointing.
         """
 
-        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
-
-        def forward() -> Tensor:
-            return self._forward({"input_ids": input_ids} if inputs is None else inputs(), **kwargs)
-
-        def show_maps(observer: Observer) -> Tensor:
-            return routes.run_and_show_maps(self.model, input_ids, observer, **kwargs)
-
+        # A word of ST's, for modules that are one for queries and another for documents: no backbone knows it.
+        kwargs.pop("task", None)
         made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
-        hands_out_maps = self._route is not None and not self._route.through_function
         return run(
             self.model,
-            forward,
-            show_maps=show_maps if hands_out_maps else None,
-            change=[effect for effect in (*made, *change) if effect],
+            layout,
+            changes=[*made, *change],
             observe=observe,
+            hands_out_maps=self._route is not None and not self._route.through_function,
+            inputs=inputs,
             reader=self._reader,
+            **kwargs,
         )
-
-    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
-        output = super().forward({**inputs, "modality": "text"}, **{**kwargs, "output_hidden_states": False})
-        return cast(Tensor, output[self.module_output_name])
 
     @property
     def _reader(self) -> str:
@@ -661,7 +645,7 @@ class CausalModule(SafeTransformer):
     def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
         observer = change.observer(self.model, companion)
         with contextlib.suppress(Halt):
-            self.run(companion, observe=observer, is_companion=True, **kwargs)
+            self.run(companion, change=[observer.as_change()], is_companion=True, **kwargs)
         return observer.states()[0]
 
     def layer(self, index: int) -> nn.Module:
@@ -849,7 +833,7 @@ class CausalModule(SafeTransformer):
                 has, a change is none that is registered, or weights are missing.
         """
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
+        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
         place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
         find = partial(cls.load_file_path, place, subfolder=subfolder, **where)
         module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
@@ -859,12 +843,6 @@ class CausalModule(SafeTransformer):
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The settings that were saved. What version 0.1 did not write is as it was then."""
         config = super().load_config(*args, **kwargs)
-        saved = config.get("changes", [])
-        if not isinstance(saved, list) or not all(isinstance(settings, dict) for settings in saved):
-            raise ValueError(f"changes is {saved!r} in the saved settings: it is a list of objects, each with a key.")
-        if saved:
-            # Here, because nothing is loaded yet.
-            config["changes"] = [from_settings(settings) for settings in saved]
         return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -886,7 +864,6 @@ class CausalModule(SafeTransformer):
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         for change in self.changes:
             change.save(Path(output_path))
-        note_requirement(Path(output_path))
 
 
 def _check_transformer(given: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
+from ..lm import backbone
+from ..lm.run import recorded
+from ..text.layout import Layout
 from .causal_module import CausalModule, PoolOver, Rows
 from .changes import AttendBothWays, Change, EarlyExit
 
@@ -68,8 +70,9 @@ class InputEmbeddings(CausalTransformer):
     def cost(self) -> str:
         return "One look-up per token: next to nothing beside the classical embedding."
 
-    def _forward(self, inputs: Mapping[str, Any], **kwargs: Any) -> Tensor:
-        return cast(Tensor, self.model.get_input_embeddings()(inputs["input_ids"]))
+    def run(self, layout: Layout, **kwargs: Any) -> Tensor:
+        input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
+        return recorded(self.model.get_input_embeddings()(input_ids))
 
     def _unfit(self, change: Change) -> str | None:
         # Version 0.1 let these stand, without effect.

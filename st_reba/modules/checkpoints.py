@@ -1,4 +1,9 @@
-"""Checkpoints: loaded without code and without random weights, held to their size, and written with what they need.
+"""Checkpoints of others: loaded without code, without random weights and within bounds; and what is noted in ours.
+
+A model's files are somebody else's text. ST hands what they say about loading to transformers as arguments, and among
+transformers' arguments are some that run code, read and write files elsewhere, or take the protection off pickled
+weights. So a file may ask for what saving could have written, and for nothing else. What a caller passes is the
+caller's own business and never looked at here.
 
 What is missing in a checkpoint, transformers draws at random, and logs it. An embedding made of that is worth
 nothing and is another one at each load, so such a checkpoint is refused.
@@ -7,61 +12,69 @@ nothing and is another one at each load, so such a checkpoint is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-)
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, utils
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
+from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..hub import card, compat
-from ..hub.saved_files import AdapterFile, ModulesFile, checked, checked_index, is_inside, read_json, read_object
+from ..hub import card, compat, saved_files
+from ..hub.saved_files import checked, quoted, read_object, shown
+from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS
 from ..lm.sizes import check_size, in_a_line
-from ..settings import shown, tokens
+from ..settings import described, tokens
 from ..version import REQUIREMENT
-from .saved_settings import (
-    adapted_model,
-    adapter_file,
-    check_is_object,
-    check_model,
-    check_tokenizer,
-    check_transformer_settings,
-    hub_arguments,
-    model_file,
-    of_base,
-)
 
-# How many weights a refusal names.
-_NAMED = 5
+#: Attention in plain PyTorch, or in a package that the user has installed. Any other name may be that of a kernel on
+#: the Hub, which is code. The last is what our own modules set.
+PLAIN_ATTENTION = re.compile("eager|sdpa|flex_attention|flash_attention_[234]|st_reba")
 
 #: Asked of ``from_pretrained`` to hear what is missing, and what has another shape before it gives up on that.
 REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
-#: Files of which a tokenizer has at least one.
-_TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
-# What tells ST's loaders where a model is, in the order of load_config's arguments, the file's name first.
-_WHERE = ("config_filename", "token", "cache_folder", "revision", "local_files_only")
-# Its arguments that are arguments of transformers, each under its name and its former one.
-_INPUTS = ("model_kwargs", "model_args"), ("config_kwargs", "config_args"), ("processor_kwargs", "tokenizer_args")
+
+def _is_plain(value: Any) -> bool:
+    names = value.values() if isinstance(value, dict) else [value]
+    return all(name is None or (isinstance(name, str) and PLAIN_ATTENTION.fullmatch(name)) for name in names)
+
+
+def _is_dtype(value: Any) -> bool:
+    return value == "auto" or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
+
+
+#: The arguments of transformers that a file of settings may give.
+_ARGUMENTS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "model_kwargs": {"attn_implementation": _is_plain, "dtype": _is_dtype, "torch_dtype": _is_dtype},
+    "processor_kwargs": {"model_max_length": lambda value: type(value) is int},
+    "config_kwargs": {},
+}
+# The names that ST gave them before, and still reads.
+_FORMER_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
+# What earlier versions of ST wrote beside the settings of today.
+_FORMER_SETTINGS = ("do_lower_case", "max_seq_length")
+# By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be.
+_MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
+# The parts of a config.json that are configurations of their own, by the ends of their names.
+_PARTS = ("_config", "encoder", "decoder")
+# The arguments of transformers that say where a model's files are.
+_WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 #: What an adapter puts between a layer's name and its weight's.
 _ADAPTED = ".base_layer."
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # A pickled checkpoint has no header: it holds no more numbers than half its bytes, and this many do no harm.
 _PICKLED_LEAST = 2**24
-
-
-# Loading
+# How many weights a refusal names.
+_NAMED = 5
 
 
 class SafeTransformer(compat.ReportingTransformer):
@@ -74,7 +87,7 @@ class SafeTransformer(compat.ReportingTransformer):
         **kwargs: As for ST's ``Transformer``.
 
     Raises:
-        ValueError: If the model's files ask for more than they may; see :mod:`st_reba.modules.saved_settings`.
+        ValueError: If the model's files ask for more than they may, or a length is none.
     """
 
     #: The weights that were not in the checkpoint, and what is there instead, if anything.
@@ -84,46 +97,41 @@ class SafeTransformer(compat.ReportingTransformer):
 
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
         tokens("max_seq_length").check(kwargs.get("max_seq_length"))
-        model_kwargs, config_kwargs, processor_kwargs = ({**_first(kwargs, names)} for names in _INPUTS)
-        check_checkpoint(model_name_or_path, model_kwargs, config_kwargs)
+        given = {kind: {**(kwargs.get(kind) or kwargs.get(former) or {})} for former, kind in _FORMER_NAMES.items()}
+        model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
+        tokens("the tokenizer's model_max_length").check(processor_kwargs.get("model_max_length"))
+        base = check_checkpoint(model_name_or_path, model_kwargs, given["config_kwargs"])
         check_tokenizer(model_name_or_path, processor_kwargs)
-        where = hub_arguments(model_kwargs)
-        base = adapted_model(model_name_or_path, where)
-        if base is not None and not self._has_tokenizer(model_name_or_path, where):
-            # A revision or a subfolder is the adapter's.
-            kwargs = {"tokenizer_name_or_path": base, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
+        files = Files(model_name_or_path, model_kwargs)
+        if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
+            # peft writes no tokenizer, the trainers of others do. A revision or a subfolder is the adapter's.
+            kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
             kwargs.pop("tokenizer_args", None)
-        with _tokenizer_explained(model_name_or_path, processor_kwargs), compat.tokenizer_apart():
-            try:
+        try:
+            with compat.tokenizer_apart():
                 # Batches are padded.
                 super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
-            except TypeError:
-                # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-                limit = getattr(vars(self).get("processor"), "model_max_length", None)
-                tokens("the tokenizer's model_max_length").check(limit)
-                raise
-        self.checkpoint = "/".join(filter(None, (model_name_or_path, where.get("subfolder"))))
-        is_adapter = hasattr(self.model, "peft_config")
+        except ValueError as error:
+            # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
+            if str(error).startswith("Unrecognized processing class"):
+                _explain_tokenizer(model_name_or_path, processor_kwargs)
+            raise
+        self.checkpoint = str(files)
         report = self.loading_report
-        if report is None and not is_adapter:
-            report = _names_alone(model_name_or_path, model_kwargs, where)
+        if report is None and not hasattr(self.model, "peft_config"):
+            report = _names_alone(model_name_or_path, model_kwargs)
         self.lacking = lacking(report) if report is not None else {}
         if base is not None and not self.lacking:
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
-            self.checkpoint = base
-            self.lacking = lacking(_names_alone(base, model_kwargs, of_base(where)))
-
-    def _has_tokenizer(self, model_name_or_path: str, where: Mapping[str, Any]) -> bool:
-        """Whether a tokenizer lies beside an adapter. peft writes none, the trainers of others do."""
-        asked = {"cache_folder" if key == "cache_dir" else key: value for key, value in where.items()}
-        return any(self.load_file_path(model_name_or_path, file, **asked) for file in _TOKENIZER)
+            self.checkpoint = base.name
+            self.lacking = lacking(_names_alone(base.name, of_base(model_kwargs)))
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST when the pipeline is complete: give it our model card."""
         card.adopt(model)
 
     def extra_repr(self) -> str:
-        return shown(self, [key for key in self.config_keys if key not in Transformer.config_keys])
+        return described(self, [key for key in self.config_keys if key not in Transformer.config_keys])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
@@ -162,108 +170,263 @@ class SafeTransformer(compat.ReportingTransformer):
 
         Raises:
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
-                has, a change is none that is registered, or weights are missing.
+                has, or weights are missing.
         """
         if not check_inside(subfolder):
             model_name_or_path = backbone_of(model_name_or_path)
         return super().load(model_name_or_path, subfolder, *args, **kwargs)
 
     @classmethod
-    def load_config(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def load_config(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **where: Any
+    ) -> dict[str, Any]:
         """The settings of a saved module.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies.
+            **where: As for ST's ``Transformer.load_config``. The file has the name that ST writes, and no former one.
 
         Raises:
             ValueError: If its file sets what no saved module would.
         """
-        file = "/".join(filter(None, (model_name_or_path, subfolder, cls.config_file_name)))
-        where = dict(zip(_WHERE, args, strict=False)) | {name: kwargs[name] for name in _WHERE if name in kwargs}
-        check_is_object(cls, model_name_or_path, {"subfolder": subfolder, **where})
-        try:
-            settings: dict[str, Any] = super().load_config(model_name_or_path, subfolder, *args, **kwargs)
-        except (AttributeError, TypeError) as error:
-            names = "model_kwargs, processor_kwargs, config_kwargs and modality_config"
-            raise ValueError(f"{file} is malformed ({error}): {names} are objects of names and values.") from error
-        check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
-        return settings
+        name = cls.config_file_name
+        found = cls.load_file_path(model_name_or_path, name, subfolder=subfolder, **where)
+        file = "/".join(filter(None, (model_name_or_path, subfolder, name)))
+        if found is not None:
+            check_transformer_settings(read_object(Path(found)), cls.config_keys, cls.__name__, file)
+        where["config_filename"] = name
+        return super().load_config(model_name_or_path, subfolder, **where)
 
     def get_config_dict(self) -> dict[str, Any]:
         # Padding is not a setting here, so it is not saved as one.
         return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
+        super().save(output_path, *args, **kwargs)
+        note_requirement(Path(output_path))
 
-@contextmanager
-def _tokenizer_explained(name_or_path: str, processor_kwargs: dict[str, Any]) -> Iterator[None]:
-    """Say what is wrong with a tokenizer, which transformers keeps to itself where it looks for any processor."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith("Unrecognized processing class"):
-            raise
+
+def check_inside(subfolder: str) -> str:
+    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
+    if not saved_files.is_inside(subfolder):
+        raise ValueError(
+            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
+            'without "..", or "" for the model\'s own directory.'
+        )
+    return subfolder
+
+
+@dataclass(frozen=True)
+class Files:
+    """A model's files.
+
+    Attributes:
+        name: A directory or a Hub id.
+        arguments: What is passed to ``from_pretrained``: some of it says where the files are.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The arguments that say where the files are."""
+        return {name: self.arguments[name] for name in _WHERE if self.arguments.get(name) is not None}
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.name, self.arguments.get("subfolder"))))
+
+    def find(self, name: str) -> Path | None:
+        """Where a file lies on this machine, fetched if need be; None if there is none, or nothing is had."""
         try:
-            AutoTokenizer.from_pretrained(name_or_path, **processor_kwargs)
-        except (ImportError, MemoryError, OSError):
-            raise error from None
-        except Exception as cause:
-            place = "/".join(filter(None, (name_or_path, processor_kwargs.get("subfolder"))))
-            raise ValueError(
-                f"{place}: its tokenizer cannot be read ({in_a_line(cause)}). Get tokenizer.json and "
-                "tokenizer_config.json anew, or save the model again."
-            ) from error
-        raise
+            found = cached_file(self.name, name, **self.where)
+        except OSError:
+            return None
+        return None if found is None else Path(found)
 
 
-def _first(kwargs: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    return next((kwargs[name] for name in names if kwargs.get(name)), {})
+def of_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the model that an adapter is for, which has a revision and a directory of its own."""
+    return {name: value for name, value in arguments.items() if name not in ("revision", "subfolder")}
 
 
-def _names_alone(name_or_path: str, model_kwargs: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
-    """The report on a checkpoint, which is not read where accelerate is there to spare it."""
-    given = {name: value for name, value in model_kwargs.items() if name in ("key_mapping", "variant")}
-    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
-    _, report = AutoModel.from_pretrained(name_or_path, **given, **where, **REPORTING, **nowhere)
-    return dict(report)
+# Settings
 
 
-def lacking(report: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the weights that were not in a checkpoint, and what is there instead, if anything.
+def check_settings(settings: Iterable[str], known: Collection[str], module: str, file: str) -> None:
+    """Refuse settings that no module of this class could have saved.
 
     Args:
-        report: What ``from_pretrained`` returns for ``output_loading_info=True``.
-    """
-    missing = dict.fromkeys(report["missing_keys"], "")
-    mismatched = {
-        name: f"{tuple(there)} there, {tuple(wanted)} by its configuration"
-        for name, there, wanted in report["mismatched_keys"]
-    }
-    return {**missing, **mismatched}
-
-
-def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str, needless: Iterable[str] = ()) -> None:
-    """Refuse a model for the weights that its checkpoint lacks, unless they are of layers that were left out.
+        settings: The names of a module's settings, as its file has them.
+        known: The names that there are.
+        module: Its class.
+        file: What the file is called, with its directory.
 
     Raises:
-        ValueError: If there are any, naming them.
+        ValueError: If there is one that is not known.
     """
-    own = {name.replace(_ADAPTED, ".") for name in model.state_dict()}
-    plain = {name.replace(_ADAPTED, "."): why for name, why in lacking.items()}
-    needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
-    if not needed:
+    for name in settings:
+        if name not in known:
+            raise ValueError(
+                f"{file} sets {quoted(name)}, which is no setting of {module}: a saved one has "
+                f"{', '.join(sorted(known)) or 'none'}. Remove it from the file, or save the model again."
+            )
+
+
+def check_transformer_settings(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
+    """As :func:`check_settings`, for a module with a backbone, whose file may name transformers' arguments, too.
+
+    Raises:
+        ValueError: If it gives an argument that is not allowed, or lets another method than ``forward`` read text.
+    """
+    kinds = {name: _FORMER_NAMES.get(name, name) for name in (*_ARGUMENTS, *_FORMER_NAMES)}
+    check_settings(settings, {*known, *_FORMER_SETTINGS, *kinds}, module, file)
+    checked(saved_files.TransformerFile, dict(settings), file)
+    for name, kind in kinds.items():
+        allowed = _ARGUMENTS[kind]
+        for argument, value in settings.get(name, {}).items():
+            if argument not in allowed or not allowed[argument](value):
+                names = f"{', '.join(sorted(allowed))}, within bounds" if allowed else "nothing"
+                raise ValueError(
+                    f"{file} sets {quoted(argument)} in {name} to {shown(value)}, which a file may not: there it may "
+                    f"set {names}. Remove it from the file; if you trust the model, pass {kind}="
+                    f"{{{argument!r}: ...}} yourself."
+                )
+
+
+# Configurations
+
+
+def check_model(
+    name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
+) -> Files | None:
+    """Refuse a model whose configuration asks for code, or for more than a model can be. No weight is read.
+
+    If the model is an adapter, the model that it is for is held to the same.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        model_kwargs: What the caller, or a checked file, passes to ``AutoModel.from_pretrained``.
+        config_kwargs: The same for ``AutoConfig.from_pretrained``: ``subfolder``, ``revision`` and so on are used.
+
+    Returns:
+        The model that an adapter is for, if it lies apart.
+
+    Raises:
+        ValueError: If it does.
+    """
+    files = Files(name_or_path, config_kwargs or {})
+    chosen = any("attn_implementation" in (given or {}) for given in (model_kwargs, config_kwargs))
+    _check_config(files, chosen)
+    found = find_adapter_config_file(name_or_path, **files.where)
+    if found is None:
+        return None
+    adapter = Path(found)
+    settings = checked(saved_files.AdapterFile, read_object(adapter), adapter)
+    _check_ranks(settings, adapter)
+    base = Files(str(settings.base_model_name_or_path), of_base(files.arguments))
+    _check_config(base, chosen)
+    return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base
+
+
+def _check_config(files: Files, attention_is_chosen: bool) -> None:
+    found = files.find(utils.CONFIG_NAME)
+    # Where there is none, loading fails with a message.
+    if found is None:
         return
-    shown = ", ".join(f"{name} ({plain[name]})" if plain[name] else name for name in needed[:_NAMED])
-    more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
-    count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
-    raise ValueError(
-        f"{place} lacks {count} that {type(model).__name__} needs: {shown}{more}. transformers would draw random "
-        "numbers for that, others at each load. Get the whole checkpoint, or save the model again."
-    )
+    file = f"{files}/{utils.CONFIG_NAME}"
+    _check_parts(read_object(found), file)
+    # It may choose another file by transformers' version.
+    config, _ = PreTrainedConfig.get_config_dict(files.name, **files.where)
+    _check_parts(config, file)
+    for path, key, value in _entries(config):
+        if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
+            raise ValueError(
+                f"{file} sets {path} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
+                'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
+            )
+        if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not _is_dtype(value):
+            raise ValueError(
+                f"{file} sets {path} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
+            )
+        most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
+        if most is not None and type(value) is int and value > most:
+            raise ValueError(f"{file} asks for {value} ({path}): st_reba loads models with at most {most}.")
 
 
-# Size
+def _check_parts(config: dict[str, Any], file: str) -> None:
+    """A configuration, and those that it is made of, as far as they have names that all configurations share."""
+    said = checked(saved_files.LanguageModelFile, config, file)
+    saved_files.check_named_files([*said.configuration_files, *filter(None, [said.transformers_weights])], file)
+    for key, part in config.items():
+        if isinstance(part, dict) and key.endswith(_PARTS):
+            _check_parts(part, f"{file}, {quoted(key)},")
+
+
+def _entries(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """All that a configuration says, its inner ones included: where, under which key, and what."""
+    for key, value in config.items():
+        yield f"{path}{quoted(key)}", key, value
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                yield from _entries(inner, f"{path}{quoted(key)}.")
+
+
+def _check_ranks(settings: saved_files.AdapterFile, adapter: Path) -> None:
+    """An adapter's ranks are dimensions of its weights."""
+    weights = adapter.with_name(_ADAPTER_WEIGHTS)
+    if not weights.is_file():
+        return
+    rank = max([settings.r or 0, *settings.rank_pattern.values()])
+    largest = max((size for shape in _shapes(weights) for size in shape), default=0)
+    if rank > largest:
+        raise ValueError(
+            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they "
+            "are of two adapters. Get both from one place."
+        )
+
+
+def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | None) -> None:
+    """Refuse a ``tokenizer_config.json`` that is malformed, or has files read from outside the model.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        processor_kwargs: What the caller, or a checked file, passes to the tokenizer's ``from_pretrained``.
+
+    Raises:
+        ValueError: If it is, or does.
+    """
+    found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
+    if found is not None:
+        said = checked(saved_files.TokenizerFile, read_object(found), found)
+        saved_files.check_named_files(said.fast_tokenizer_files, found)
+
+
+def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
+    """Say what is wrong with a tokenizer.
+
+    Raises:
+        ValueError: If anything is, but that a package, memory or a file is missing.
+    """
+    try:
+        AutoTokenizer.from_pretrained(name_or_path, **processor_kwargs)
+    except (ImportError, MemoryError, OSError):
+        return
+    except Exception as cause:
+        raise ValueError(
+            f"{Files(name_or_path, processor_kwargs)}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
+            "tokenizer.json and tokenizer_config.json anew, or save the model again."
+        ) from cause
+
+
+# Weights
 
 
 def check_checkpoint(
-    name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
-) -> None:
+    name_or_path: str, model_kwargs: Mapping[str, Any], config_kwargs: Mapping[str, Any]
+) -> Files | None:
     """Refuse a model whose configuration asks for what it may not, or does not go with its checkpoint.
 
     So does that of the model that an adapter is for. Shards that lie outside the model are refused, too. No weight is
@@ -274,32 +437,22 @@ def check_checkpoint(
         model_kwargs: What is passed to ``AutoModel.from_pretrained``.
         config_kwargs: What is passed to ``AutoConfig.from_pretrained``.
 
+    Returns:
+        The model that an adapter is for, if it lies apart.
+
     Raises:
         ValueError: As :func:`check_model`, or if the configuration describes a larger model, or none; or a file is
             malformed, or lies outside the model.
         OSError: If a shard is missing.
     """
-    check_model(name_or_path, model_kwargs, config_kwargs)
-    given, config_kwargs = model_kwargs or {}, dict(config_kwargs or {})
-    where = hub_arguments(config_kwargs)
-    adapter = adapter_file(name_or_path, where)
-    if adapter is not None:
-        _check_ranks(adapter)
-    if (base := adapted_model(name_or_path, where)) is not None:
-        name_or_path, where, config_kwargs = base, of_base(where), of_base(config_kwargs)
-    if config_kwargs.get("trust_remote_code") or given.get("trust_remote_code"):
+    base = check_model(name_or_path, model_kwargs, config_kwargs)
+    files = base or Files(name_or_path, config_kwargs)
+    if files.arguments.get("trust_remote_code") or model_kwargs.get("trust_remote_code"):
         # Its code may build anything.
-        return
-    file = "/".join(filter(None, (name_or_path, where.get("subfolder"), CONFIG_NAME)))
-    config = _config(name_or_path, config_kwargs, file)
-    files = _files(name_or_path, where, given, config)
-    if files:
-        check_size(config, sum(_numbers(path, config) for path in files), file)
-
-
-def _config(name_or_path: str, config_kwargs: dict[str, Any], file: str) -> PreTrainedConfig:
+        return base
+    file = f"{files}/{utils.CONFIG_NAME}"
     try:
-        return AutoConfig.from_pretrained(name_or_path, **config_kwargs)
+        config = AutoConfig.from_pretrained(files.name, **files.arguments)
     except (ImportError, MemoryError, OSError):
         raise
     # What its own class finds wrong with a configuration may be of any type.
@@ -307,35 +460,31 @@ def _config(name_or_path: str, config_kwargs: dict[str, Any], file: str) -> PreT
         if "trust_remote_code" in str(error):
             raise
         raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    weights = _weights(files, model_kwargs, config)
+    if weights:
+        check_size(config, sum(_numbers(path, config) for path in weights), file)
+    return base
 
 
-def _files(
-    name_or_path: str, where: Mapping[str, Any], model_kwargs: Mapping[str, Any], config: PreTrainedConfig
-) -> list[Path]:
+def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedConfig) -> list[Path]:
     """The files of a checkpoint, those first that transformers looks for first; none where loading will find none."""
-    names = [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME]
+    names = [utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME]
     if model_kwargs.get("use_safetensors") is False:
         names = names[2:]
     if variant := model_kwargs.get("variant"):
         names = [f"{stem}.{variant}.{suffix}" for stem, _, suffix in (name.rpartition(".") for name in names)]
     if asked := getattr(config, "transformers_weights", None):
         names = [asked]
-    for name in names:
-        found = model_file(name_or_path, name, where)
-        if found is None:
-            continue
-        if found.suffix != ".json":
-            return [found]
-        shards = sorted(set(checked_index(found).weight_map.values()))
-        return [_shard(name_or_path, shard, where, found) for shard in shards]
-    return []
-
-
-def _shard(name_or_path: str, shard: str, where: Mapping[str, Any], index: Path) -> Path:
-    found = model_file(name_or_path, shard, where)
-    if found is None:
-        raise FileNotFoundError(f"{index} names {shard!r}, which is not there: get the whole checkpoint.")
-    return found
+    found = next(filter(None, map(files.find, names)), None)
+    if found is None or found.suffix != ".json":
+        return [] if found is None else [found]
+    shards = []
+    for name in sorted(set(saved_files.checked_index(found).weight_map.values())):
+        shard = files.find(name)
+        if shard is None:
+            raise FileNotFoundError(f"{found} names {name!r}, which is not there: get the whole checkpoint.")
+        shards.append(shard)
+    return shards
 
 
 def _numbers(path: Path, config: PreTrainedConfig) -> int:
@@ -358,22 +507,47 @@ def _shapes(path: Path) -> list[list[int]]:
         ) from error
 
 
-def _check_ranks(adapter: Path) -> None:
-    """An adapter's ranks are dimensions of its weights."""
-    settings = checked(AdapterFile, read_object(adapter), adapter)
-    weights = adapter.with_name(_ADAPTER_WEIGHTS)
-    if not weights.is_file():
+def _names_alone(name_or_path: str, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on a checkpoint, which is not read where accelerate is there to spare it."""
+    given = {name: value for name, value in model_kwargs.items() if name in (*_WHERE, "key_mapping", "variant")}
+    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
+    _, report = AutoModel.from_pretrained(name_or_path, **given, **REPORTING, **nowhere)
+    return dict(report)
+
+
+def lacking(report: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the weights that were not in a checkpoint, and what is there instead, if anything.
+
+    Args:
+        report: What ``from_pretrained`` returns for ``output_loading_info=True``.
+    """
+    found = dict.fromkeys(report["missing_keys"], "")
+    for name, there, wanted in report["mismatched_keys"]:
+        found[name] = f"{tuple(there)} there, {tuple(wanted)} by its configuration"
+    return found
+
+
+def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str, needless: Iterable[str] = ()) -> None:
+    """Refuse a model for the weights that its checkpoint lacks, unless they are of layers that were left out.
+
+    Raises:
+        ValueError: If there are any, naming them.
+    """
+    own = {name.replace(_ADAPTED, ".") for name in model.state_dict()}
+    plain = {name.replace(_ADAPTED, "."): why for name, why in lacking.items()}
+    needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
+    if not needed:
         return
-    rank = max([settings.r or 0, *settings.rank_pattern.values()])
-    largest = max((size for shape in _shapes(weights) for size in shape), default=0)
-    if rank > largest:
-        raise ValueError(
-            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they "
-            "are of two adapters. Get both from one place."
-        )
+    shown = ", ".join(f"{name} ({plain[name]})" if plain[name] else name for name in needed[:_NAMED])
+    more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
+    count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
+    raise ValueError(
+        f"{place} lacks {count} that {type(model).__name__} needs: {shown}{more}. transformers would draw random "
+        "numbers for that, others at each load. Get the whole checkpoint, or save the model again."
+    )
 
 
-# On disk
+# Ours, on disk
 
 
 def note_requirement(directory: Path) -> None:
@@ -391,16 +565,6 @@ def note_requirement(directory: Path) -> None:
             return
 
 
-def check_inside(subfolder: str) -> str:
-    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
-    if not is_inside(subfolder):
-        raise ValueError(
-            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
-            'without "..", or "" for the model\'s own directory.'
-        )
-    return subfolder
-
-
 def backbone_of(name_or_path: str) -> str:
     """The language model of a saved model that has it in a directory of its own; anything else as it is.
 
@@ -411,8 +575,8 @@ def backbone_of(name_or_path: str) -> str:
         ValueError: If its ``modules.json`` is malformed, or leads out of the model.
     """
     root = Path(name_or_path)
-    if (root / "config.json").is_file() or not (root / "modules.json").is_file():
+    if (root / utils.CONFIG_NAME).is_file() or not (root / "modules.json").is_file():
         return name_or_path
-    modules = checked(ModulesFile, read_json(root / "modules.json"), root / "modules.json").root
+    modules = checked(saved_files.ModulesFile, saved_files.read_json(root / "modules.json"), root / "modules.json").root
     inner = root / modules[0].path
-    return str(inner) if (inner / "config.json").is_file() else name_or_path
+    return str(inner) if (inner / utils.CONFIG_NAME).is_file() else name_or_path

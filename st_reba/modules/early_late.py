@@ -125,7 +125,7 @@ class EarlyLateModule(CausalModule):
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         early = StatesAt([self.layer(self.early_layer - 1)], "after")
-        states = self.run(layout, observe=early, **kwargs)
+        states = self.run(layout, change=[early.as_change()], **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
         words, mask, ids, _ = picked(words.to(states), layout.input_ids, self.selected(layout))

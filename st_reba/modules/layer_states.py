@@ -90,7 +90,7 @@ class LayerStates(CausalTransformer):
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         selected = self.selected(layout)
         tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last_position(selected))
-        states = self.run(layout, observe=tokens, **kwargs)
+        states = self.run(layout, change=[tokens.as_change()], **kwargs)
         layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
         empty = (layout.text_lengths == 0).to(layers.device, non_blocking=True)
         layers = layers.masked_fill(empty[:, None, None], 0)

@@ -17,8 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.saved_files import checked_index
 from ..lm import gguf
-from .checkpoints import backbone_of
-from .saved_settings import check_model, hub_arguments
+from .checkpoints import Files, backbone_of, check_model
 from .stored import check_magnitudes
 
 #: Rows of the head (tokens of the vocabulary) in a block.
@@ -54,7 +53,7 @@ class Head(nn.Module):
         check_plain(backbone.config)
         self.file = file
         self.rows = rows
-        where = hub_arguments(model_kwargs)
+        where = Files("", model_kwargs or {}).where
         asked = {"cache_folder" if name == "cache_dir" else name: value for name, value in where.items()}
         path = backbone.config.name_or_path
         saved = Module.load_file_path(path, file, **asked) if path else None

@@ -11,8 +11,8 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from .checkpoints import check_inside, note_requirement
-from .saved_settings import check_is_object, check_settings
+from ..hub.saved_files import read_object
+from .checkpoints import check_inside, check_settings, note_requirement
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
 #: much more, squares overflow in float32, and an embedding is no number or a zero vector.
@@ -45,8 +45,8 @@ class StoredModule(Module):
         hub = ("token", "cache_folder", "revision", "local_files_only")
         where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in hub if name in kwargs}
         place = "/".join(filter(None, (model_name_or_path, subfolder)))
-        check_is_object(cls, model_name_or_path, where)
-        settings = cls.load_config(model_name_or_path, **where)
+        file = cls.load_file_path(model_name_or_path, cls.config_file_name, **where)
+        settings = {} if file is None else read_object(Path(file))
         check_settings(settings, cls.config_keys, cls.__name__, f"{place}/{cls.config_file_name}")
         if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
             check_torch_load_is_safe()

@@ -21,11 +21,10 @@ from .checkpoints import (
     SafeTransformer,
     backbone_of,
     check_checkpoint,
+    check_tokenizer,
     check_weights,
     lacking,
-    note_requirement,
 )
-from .saved_settings import check_tokenizer
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"
@@ -195,7 +194,6 @@ class TwinTower(SafeTransformer):
         """Save tower I and the tokenizer as an encoder is saved, tower II beside them, and the settings."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
-        note_requirement(Path(output_path))
 
 
 # What one tower is made of. BERT and RoBERTa name their parts alike, and have for years, but promise none of it:

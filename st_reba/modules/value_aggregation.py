@@ -103,7 +103,7 @@ class ValueAggregationModule(CausalModule):
         projections = [self.model.get_submodule(self._projections[layer]) for layer in sorted(self._aggregated)]
         outputs = StatesAt(projections, "after", position, halts=True)
         with contextlib.suppress(Halt):
-            self.run(layout, observe=outputs, **kwargs)
+            self.run(layout, change=[outputs.as_change()], **kwargs)
         device = backbone.device(self.model)
         states = torch.stack([states.to(device) for states in outputs.states()], dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None]).to(device, non_blocking=True)

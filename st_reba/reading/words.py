@@ -98,11 +98,13 @@ def find_words(
     """
     if len(sentences) != len(words):
         raise ValueError(f"{len(sentences)} sentences and {len(words)} words were given: give one word a sentence.")
-    spans = [_span(sentence, word) for sentence, word in zip(sentences, words, strict=True)]
     found = []
-    for sentence, word, (start, end) in zip(sentences, words, spans, strict=True):
+    for sentence, word in zip(sentences, words, strict=True):
+        start = sentence.find(word) if word else -1
+        if start < 0:
+            raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
         offsets = module.token_offsets(sentence, prompt)
-        indices = [index for index, (first, last) in enumerate(offsets) if first < end and last > start]
+        indices = [index for index, (first, last) in enumerate(offsets) if first < start + len(word) and last > start]
         if not indices:
             raise ValueError(f"{word!r} was truncated away: {sentence!r} is longer than max_seq_length.")
         found.append(WordTokens(indices, len(offsets)))
@@ -135,10 +137,3 @@ def pool_words(token_embeddings: Tensor | Sequence[Tensor], found: Sequence[Word
             )
         vectors.append(tokens[word.indices].float().mean(dim=0))
     return torch.stack(vectors)
-
-
-def _span(sentence: str, word: str) -> tuple[int, int]:
-    start = sentence.find(word) if word else -1
-    if start < 0:
-        raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
-    return start, start + len(word)

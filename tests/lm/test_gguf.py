@@ -80,9 +80,9 @@ def conversions(monkeypatch):
     asked = []
     convert = gguf._convert
 
-    def counted(file, place, kept):
-        asked.append(kept)
-        return convert(file, place, kept)
+    def counted(file, entry, dtype):
+        asked.append(str(dtype).removeprefix("torch."))
+        return convert(file, entry, dtype)
 
     monkeypatch.setattr(gguf, "_convert", counted)
     return asked

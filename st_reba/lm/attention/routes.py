@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..anatomy import anatomy_of, reuses_cache, set_attention
 from ..backbone import depth
 from .function import ATTENTION
-from .observers import Observer
-from .weights import StoredWeights
 
 #: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
 MAP_BUDGET = 2**28
@@ -129,26 +126,6 @@ def _can_be_changed(model: PreTrainedModel, layers: Collection[int]) -> bool:
     """Whether these layers call our attention function, so that they see what it masks and re-routes."""
     anatomy = anatomy_of(model)
     return anatomy.calls_our_attention and set(layers) <= set(anatomy.attention_layers)
-
-
-def run_and_show_maps(model: PreTrainedModel, input_ids: Tensor, observer: Observer, **kwargs: Any) -> Tensor:
-    """Run a backbone that hands out its maps, and show them to an observer.
-
-    Args:
-        model: A backbone whose route is not ``through_function``.
-        input_ids: (B, N), no more texts than :func:`micro_batch` says.
-        observer: Shown each layer's map that it wants.
-        **kwargs: For the backbone's forward.
-
-    Returns:
-        Last hidden states (B, N, D).
-    """
-    asked = {"output_attentions": True, "output_hidden_states": False, "return_dict": True}
-    output = model(**{**kwargs, "input_ids": input_ids, **asked})
-    for layer, weights in enumerate(output.attentions):
-        if weights is not None and observer.wants(layer):
-            observer.observe(StoredWeights(layer, weights))
-    return output.last_hidden_state
 
 
 def micro_batch(model: PreTrainedModel, length: int) -> int:
