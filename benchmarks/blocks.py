@@ -513,6 +513,14 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         columns=(Column("processor time, ms", show="cost"),),
         caption=("how", "date", "versions"),
     ),
+    "speed-releases": Table(
+        "cost",
+        where={"table": "releases"},
+        split=("model", "machine"),
+        rows=Each(("contender", "unit"), (("", "{contender}"), ("beside release", "{unit}"))),
+        columns=(Column("time", show="cost"),),
+        caption=("precision", "how", "date", "versions"),
+    ),
     "speed-corpus": Table(
         "cost",
         where={"table": "corpus"},

@@ -21,7 +21,7 @@ from records import RESULTS, Value, append, versions
 
 PACKAGE = "st-reba"
 #: What a user may ask for; the others are for those who change the package.
-EXTRAS = ("gguf", "report", "mteb", "data", "parquet", "train", "serve", "ray")
+EXTRAS = ("gguf", "report", "mteb", "data", "train", "serve", "ray")
 
 
 def needed(name: str, extras: frozenset[str], found: dict[str, set[str]]) -> None:

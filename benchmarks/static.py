@@ -106,7 +106,7 @@ def main() -> None:
     }  # fmt: skip
     known = Store().find("scores", where)
     if known is None:
-        raise records.RecordsError(f"scores.csv has no row of {recipe.key}: run benchmarks/real_models.py first.")
+        raise records.RecordsError(f"scores.csv has no row of {recipe.result}: run benchmarks/real_models.py first.")
     whole = recipe.model(module)
     keep(
         whole, "test", recipe=recipe.name, layer=None, dimensions=whole.get_embedding_dimension(),

@@ -4,80 +4,42 @@ Importing this package makes its modules known: ``SentenceTransformer("path-or-i
 """
 
 from .lm.attention import function
-from .modules import (
-    AllButTheTop,
-    AttentionPoolingModule,
-    BidirectionalLastLayer,
-    CausalTransformer,
-    Centering,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoLayersModule,
-    EchoModule,
-    EmbeddingFilter,
-    HierarchicalTokenPrependingModule,
-    IdfWeights,
-    InputEmbeddings,
-    KVReroutingModule,
-    LayerStates,
-    LayerwiseAutoencoder,
-    MetaEOLModule,
-    PartwiseWhitening,
-    PromptRepsModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    RerankModule,
-    Standardization,
-    TokenPrependingModule,
-    TokenProjection,
-    TwinTower,
-    ValueAggregationModule,
-    WhiteningTransform,
-)
-from .reading.chunks import DocumentChunks, encode_chunks
-from .reading.words import encode_words
-from .recipes import Row, register
-from .text.templates import META_TASKS, TEMPLATES, in_context
-from .version import __version__
+from .modules import AllButTheTop as AllButTheTop
+from .modules import AttentionPoolingModule as AttentionPoolingModule
+from .modules import BidirectionalLastLayer as BidirectionalLastLayer
+from .modules import CausalTransformer as CausalTransformer
+from .modules import Centering as Centering
+from .modules import ContrastivePromptingModule as ContrastivePromptingModule
+from .modules import EarlyLateModule as EarlyLateModule
+from .modules import EchoLayersModule as EchoLayersModule
+from .modules import EchoModule as EchoModule
+from .modules import EmbeddingFilter as EmbeddingFilter
+from .modules import HierarchicalTokenPrependingModule as HierarchicalTokenPrependingModule
+from .modules import IdfWeights as IdfWeights
+from .modules import InputEmbeddings as InputEmbeddings
+from .modules import KVReroutingModule as KVReroutingModule
+from .modules import LayerStates as LayerStates
+from .modules import LayerwiseAutoencoder as LayerwiseAutoencoder
+from .modules import MetaEOLModule as MetaEOLModule
+from .modules import PartwiseWhitening as PartwiseWhitening
+from .modules import PromptRepsModule as PromptRepsModule
+from .modules import ReBAModule as ReBAModule
+from .modules import RefinedThoughtModule as RefinedThoughtModule
+from .modules import RerankModule as RerankModule
+from .modules import Standardization as Standardization
+from .modules import TokenPrependingModule as TokenPrependingModule
+from .modules import TokenProjection as TokenProjection
+from .modules import TwinTower as TwinTower
+from .modules import ValueAggregationModule as ValueAggregationModule
+from .modules import WhiteningTransform as WhiteningTransform
+from .reading.chunks import DocumentChunks as DocumentChunks
+from .reading.chunks import encode_chunks as encode_chunks
+from .reading.words import encode_words as encode_words
+from .recipes import Row as Row
+from .recipes import register as register
+from .text.templates import META_TASKS as META_TASKS
+from .text.templates import TEMPLATES as TEMPLATES
+from .text.templates import in_context as in_context
+from .version import __version__ as __version__
 
 function.register()
-
-__all__ = [
-    "META_TASKS",
-    "TEMPLATES",
-    "AllButTheTop",
-    "AttentionPoolingModule",
-    "BidirectionalLastLayer",
-    "CausalTransformer",
-    "Centering",
-    "ContrastivePromptingModule",
-    "DocumentChunks",
-    "EarlyLateModule",
-    "EchoLayersModule",
-    "EchoModule",
-    "EmbeddingFilter",
-    "HierarchicalTokenPrependingModule",
-    "IdfWeights",
-    "InputEmbeddings",
-    "KVReroutingModule",
-    "LayerStates",
-    "LayerwiseAutoencoder",
-    "MetaEOLModule",
-    "PartwiseWhitening",
-    "PromptRepsModule",
-    "ReBAModule",
-    "RefinedThoughtModule",
-    "RerankModule",
-    "Row",
-    "Standardization",
-    "TokenPrependingModule",
-    "TokenProjection",
-    "TwinTower",
-    "ValueAggregationModule",
-    "WhiteningTransform",
-    "__version__",
-    "encode_chunks",
-    "encode_words",
-    "in_context",
-    "register",
-]

@@ -10,7 +10,7 @@ def require(name: str, extra: str, purpose: str) -> Any:
     """A module of an optional package.
 
     Args:
-        name: Such as ``"pyarrow.parquet"``.
+        name: Such as ``"matplotlib.figure"``.
         extra: The extra of this package that brings it.
         purpose: What needs it, as a sentence begins.
 
@@ -35,8 +35,3 @@ def require(name: str, extra: str, purpose: str) -> Any:
         f"{purpose} needs {package}, which is installed and cannot be imported ({type(cause).__name__}: {said}). "
         f"Install it anew: {install}, with --force-reinstall if that changes nothing."
     ) from cause
-
-
-def require_pyarrow(purpose: str) -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``."""
-    return require("pyarrow", "parquet", purpose), require("pyarrow.parquet", "parquet", purpose)

@@ -21,7 +21,8 @@ NAMES = Path(__file__).with_name("names.json")
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
 #: Files that a table of texts is read from.
 _TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zst")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/]*){0,2}")
+# No backslash: C:\data\pairs is a path of Windows.
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 #: ``org/repo:TAG``: a GGUF file of the Hub, as for llama.cpp's -hf.
 _GGUF_TAG = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
 #: What configurations call the number of layers.
@@ -63,9 +64,6 @@ def check_source(source: str | None) -> None:
         FileNotFoundError: If it is not there.
     """
     if source is None or "://" in source or Path(source).exists():
-        return
-    folder, separator, split = source.rpartition("::")
-    if separator and split.isidentifier() and Path(folder).is_dir():
         return
     if has_magic(source):
         if not glob(source):

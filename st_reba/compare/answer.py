@@ -17,7 +17,7 @@ from .results import Measure, Result, as_high, best_of, difference, has_number, 
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
-    replace(find("classical"), pooling=pooling).key: what
+    replace(find("classical"), pooling=pooling).result: what
     for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 

@@ -34,7 +34,7 @@ class ScoreColumn:
 
     Attributes:
         task: Which.
-        estimates: By the recipes' keys; a recipe that the task does not apply to is missing.
+        estimates: By the results' names; a recipe that the task does not apply to is missing.
         statistic: The same scores as functions of the items, for paired differences; None if nothing can be resampled.
     """
 
@@ -49,7 +49,7 @@ class Embedded:
 
     Attributes:
         recipes: What embedded them, controls among them.
-        stores: By the recipes' keys, where each one's embeddings are.
+        stores: By the results' names, where each one's embeddings are.
         words: By the recipes' names, the embedding of the word in each of the word-sense sentences.
     """
 
@@ -95,7 +95,7 @@ def task_columns(embedded: Embedded, task: Task, tf_idf: TfIdf | None) -> list[S
         task: What is scored.
         tf_idf: The control without any model; None: there is neither that nor what is beyond it.
     """
-    keys = [recipe.key for recipe in embedded.recipes]
+    keys = [recipe.result for recipe in embedded.recipes]
     evaluator = task.evaluator()
     with warnings.catch_warnings():
         # What is all alike has no correlation: the answer says so.
@@ -124,7 +124,7 @@ def word_sense_column(embedded: Embedded, evaluator: OddOneOutEvaluator) -> Scor
     for recipe in embedded.recipes:
         if recipe.words and recipe.name in embedded.words:
             vectors = embedded.words[recipe.name].reshape(len(evaluator.questions), 4, -1)
-            correct[recipe.key] = evaluator.correct(vectors)["euclidean_accuracy"]
+            correct[recipe.result] = evaluator.correct(vectors)["euclidean_accuracy"]
     note = (
         f"Odd one out: which of four sentences uses a word in another sense, {len(evaluator.questions)} questions, "
         "Euclidean distance; the same under every pooling."
@@ -137,9 +137,9 @@ def geometry_columns(embedded: Embedded, evaluator: EmbeddingGeometryEvaluator) 
     """What can be said without labels: alignment, uniformity, anisotropy. Proxies, all of them lower when better."""
     shares: dict[str, dict[str, ArrayLike]] = {}
     for recipe in embedded.recipes:
-        texts, positives = (embedded.look_up(recipe.key, texts) for texts in (evaluator.texts, evaluator.positives))
+        texts, positives = (embedded.look_up(recipe.result, texts) for texts in (evaluator.texts, evaluator.positives))
         for metric, share in evaluator.shares(texts.numpy(), positives.numpy()).items():
-            shares.setdefault(metric, {})[recipe.key] = share
+            shares.setdefault(metric, {})[recipe.result] = share
     return [
         _mean_column(
             Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
@@ -180,9 +180,9 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
     if len(columns) > 1:
         # A control whose data did not load for one of the tasks has no mean.
         values = {
-            recipe.key: [column.estimates[recipe.key].value for column in columns]
+            recipe.result: [column.estimates[recipe.result].value for column in columns]
             for recipe in recipes
-            if all(recipe.key in column.estimates for column in columns)
+            if all(recipe.result in column.estimates for column in columns)
         }
         note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
         columns.insert(
@@ -200,8 +200,8 @@ def mteb_columns(recipes: Sequence[Recipe], found: Sequence[TaskScores]) -> list
 
 
 def _controls(recipes: Sequence[Recipe]) -> list[str]:
-    """Keys of those that are there to be beaten."""
-    return [recipe.key for recipe in recipes if recipe.control]
+    """The results of those that are there to be beaten, by name."""
+    return [recipe.result for recipe in recipes if recipe.control]
 
 
 def _mean_column(task: Measure, scores: Mapping[str, ArrayLike], recipes: Sequence[Recipe]) -> ScoreColumn:

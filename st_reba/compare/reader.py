@@ -85,8 +85,8 @@ class RecipeReader:
         self.recipes = self._left(recipes)
 
     def _left(self, recipes: Sequence[Recipe]) -> list[Recipe]:
-        left_out = {recipe.key for recipe, _ in self.skipped}
-        return [recipe for recipe in recipes if recipe.key not in left_out]
+        left_out = {recipe.result for recipe, _ in self.skipped}
+        return [recipe for recipe in recipes if recipe.result not in left_out]
 
     def _swept(self, recipe: Recipe) -> bool:
         return self._sweep is not None and recipe.copies is not None
@@ -161,9 +161,9 @@ class RecipeReader:
         return self._kept.get([self._fingerprint, self.batch_size, how, *of], compute)
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
-        """Sentence embeddings by the recipes' keys, each (B, D), float32, on the CPU."""
+        """Sentence embeddings by the results' names, each (B, D), float32, on the CPU."""
         found = self._pooled(texts, self.recipes, prompt)
-        return {recipe.key: self._filter(recipe, found[_reading(recipe)]) for recipe in self.recipes}
+        return {recipe.result: self._filter(recipe, found[_reading(recipe)]) for recipe in self.recipes}
 
     def _pooled(
         self, texts: Sequence[str], recipes: Sequence[Recipe], prompt: str | None = None, what: str = "Embedding"
@@ -187,7 +187,7 @@ class RecipeReader:
         return found
 
     def _fitted(self, recipes: Sequence[Recipe]) -> dict[str, nn.Module]:
-        """What stands after the pooling, by the recipes' keys; recipes for which it cannot be made are left out."""
+        """What stands after the pooling, by the results' names; recipes for which it cannot be made are left out."""
         filtered = [(recipe, recipe.filter) for recipe in recipes if recipe.filter is not None]
         fitted = [recipe for recipe, part in filtered if part.fitted]
         moments: dict[tuple[_Reading, tuple[str, ...]], Moments | ValueError] = {}
@@ -201,12 +201,12 @@ class RecipeReader:
                 if not part.fitted:
                     # The same for all, and on a large model not cheap.
                     head = head or part.made(recipe.model(self.backbone, filtered=False), ())
-                    found[recipe.key] = head
+                    found[recipe.result] = head
                     continue
                 own = moments.get((_reading(recipe), recipe.fit_texts))
                 if not isinstance(own, Moments):
                     raise own or ValueError("No texts were given to fit it on.")
-                found[recipe.key] = part.from_moments(own, recipe.row.module.shares)
+                found[recipe.result] = part.from_moments(own, recipe.row.module.shares)
             except ValueError as error:
                 self.skipped.append((recipe, str(error)))
         return found
@@ -241,12 +241,12 @@ class RecipeReader:
         pooled = recipe.model(self.backbone, filtered=False)
         if recipe.filter is None:
             return pooled
-        modules = [*pooled.children(), self._filters[recipe.key]]
+        modules = [*pooled.children(), self._filters[recipe.result]]
         return SentenceTransformer(modules=modules, device=str(self.backbone.model.device))
 
     @torch.inference_mode()
     def _filter(self, recipe: Recipe, vectors: Tensor) -> Tensor:
-        module = self._filters.get(recipe.key)
+        module = self._filters.get(recipe.result)
         if module is None:
             return vectors
         return module({"sentence_embedding": vectors.to(self.backbone.model.device)})["sentence_embedding"].cpu()

@@ -140,7 +140,7 @@ def word_lengths(recipes: Recipes, words: OddOneOutEvaluator) -> list[int]:
 
 
 def finalists(recipes: Sequence[Recipe], column: ScoreColumn, chosen: str = "") -> list[str]:
-    """Keys of the recipes whose scores are to be held against those of random weights.
+    """The results, by name, whose scores are to be held against those of random weights.
 
     What an answer names, the best, and what cannot be told from it; not more than :data:`FINALISTS`.
 
@@ -150,9 +150,9 @@ def finalists(recipes: Sequence[Recipe], column: ScoreColumn, chosen: str = "") 
         chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
     """
     scores = {
-        recipe.key: estimate
+        recipe.result: estimate
         for recipe in recipes
-        if not recipe.control and (estimate := column.estimates.get(recipe.key)) and not isnan(estimate.value)
+        if not recipe.control and (estimate := column.estimates.get(recipe.result)) and not isnan(estimate.value)
     }
     sign = -1 if column.task.greater_is_better else 1
     best = sorted(scores, key=lambda key: (key != chosen, sign * scores[key].value))
@@ -238,24 +238,24 @@ def assemble(
         recipes: What was compared.
         everything: The same, and the controls on random weights.
         columns: What they scored.
-        seconds: What they cost, a text, by key.
+        seconds: What they cost, a text, by result.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
         data: Tells the items of the first column from others.
     """
     results = []
     for recipe in everything:
-        spent = seconds.get(recipe.key)
+        spent = seconds.get(recipe.result)
         results.append(
             Result(
                 recipe=recipe.name,
                 pooling=recipe.pooling,
                 control=recipe.control,
-                scores=_scores(columns, recipe.key),
+                scores=_scores(columns, recipe.result),
                 sentences_per_second=None if spent is None else 1 / spent,
-                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).key],
+                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).result],
                 same_as=recipe.same_as,
-                spec=recipe.spec,
+                spec=recipe.key,
                 says=recipe.says,
                 called=recipe.called,
                 controls=controls_of(recipe),

@@ -47,7 +47,7 @@ class Recipes:
 
     Attributes:
         all: The recipes that this backbone can run, controls among them.
-        skipped: Keys of the others, and why.
+        skipped: The others, by the names of their results, and why.
         lengths: Tokens of each text that was embedded.
         sample: Texts drawn evenly from all that were embedded, or all of them if they are few: what costs are measured
             on. Evenly, because those that come first are the longest: evaluators sort.
@@ -80,7 +80,7 @@ class Recipes:
         self.backbone = reader.backbone
         self.batch_size = reader.batch_size
         self.all = reader.recipes
-        self.skipped = [(recipe.key, reason) for recipe, reason in reader.skipped]
+        self.skipped = [(recipe.result, reason) for recipe, reason in reader.skipped]
         self.lengths: list[int] = []
         self.sample: list[str] = []
         self._reader = reader
@@ -96,7 +96,7 @@ class Recipes:
             keys: Of the recipes.
         """
         untrained = CausalTransformer(self.backbone)
-        chosen = [recipe.on_random_weights() for recipe in self.all if recipe.bag or recipe.key in keys]
+        chosen = [recipe.on_random_weights() for recipe in self.all if recipe.bag or recipe.result in keys]
         controls = copy.copy(self)
         with set_aside(self.backbone.model):
             untrained.model = random_model(self.backbone.model)
@@ -105,23 +105,23 @@ class Recipes:
 
     def skip_random(self, keys: Collection[str], lengths: Sequence[int], words: Sequence[int] = ()) -> None:
         """Count what :func:`work` announced of random weights, and will not be run on them, as done."""
-        chosen = [recipe for recipe in self.all if recipe.bag or recipe.key in keys]
+        chosen = [recipe for recipe in self.all if recipe.bag or recipe.result in keys]
         counted = RecipeReader(self.backbone, chosen, self.batch_size, fitted=False, beside=self._reader)
         announced = _on_random_weights(self._reader, lengths, words)
         self.on_progress("Random weights", announced - counted.tokens(lengths, words))
 
     @property
     def controls(self) -> list[str]:
-        """Keys of those that are there to be beaten."""
-        return [recipe.key for recipe in self.all if recipe.control]
+        """The results of those that are there to be beaten, by name."""
+        return [recipe.result for recipe in self.all if recipe.control]
 
     @property
     def keys(self) -> list[str]:
         """Name and pooling of each."""
-        return [recipe.key for recipe in self.all]
+        return [recipe.result for recipe in self.all]
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
-        """Sentence embeddings by key, each (B, D); the progress of B texts."""
+        """Sentence embeddings by the results' names, each (B, D); the progress of B texts."""
         found = self._reader.embed(texts, prompt)
         self._sample(texts)
         self.lengths += map(len, self.backbone.token_ids(texts))
@@ -141,7 +141,7 @@ class Recipes:
 
     def model(self, key: str) -> SentenceTransformer:
         """One of the recipes as a ready model."""
-        return self._reader.model(next(recipe for recipe in self.all if recipe.key == key))
+        return self._reader.model(next(recipe for recipe in self.all if recipe.result == key))
 
     def revisions(self) -> dict[str, str]:
         """By key, what tells what a recipe makes of a text from what any other would: all that its vectors depend on.
@@ -158,15 +158,15 @@ class Recipes:
             if (part := recipe.part) is not None:
                 fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_weight("head", head_blocks(backbone))
                 settings += [part.name, part.settings(module.shares), fitted_on]
-            found[recipe.key] = fingerprint_of(*settings)
+            found[recipe.result] = fingerprint_of(*settings)
         return found
 
     def costs(self, texts: Sequence[str]) -> dict[str, float]:
-        """What each recipe takes for a text like these, run alone, by key: see :func:`.timing.costs`.
+        """What each recipe takes for a text like these, run alone, by result: see :func:`.timing.costs`.
 
         The classical embedding is timed under every pooling that there is, compared or not: it is the unit.
         """
-        models = {recipe.key: self._reader.model(recipe) for recipe in _timed(self.all)}
+        models = {recipe.result: self._reader.model(recipe) for recipe in _timed(self.all)}
         layers = depth(self.backbone.model)
         passes = {key: Workload.of(cast(CausalModule, model[0]), layers) for key, model in models.items()}
         batches = timed_batches(texts, self.batch_size)
@@ -182,7 +182,7 @@ class Recipes:
 def _timed(recipes: Sequence[Recipe]) -> list[Recipe]:
     """What is timed: the units first, compared or not."""
     units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in recipes)]
-    return list({recipe.key: recipe for recipe in [*units, *recipes]}.values())
+    return list({recipe.result: recipe for recipe in [*units, *recipes]}.values())
 
 
 def _on_random_weights(reader: RecipeReader, lengths: Sequence[int], words: Sequence[int]) -> float:

@@ -34,11 +34,11 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     if comparison.tasks[0].proxy:
         raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
     best = comparison.choice()
-    recipe = next(recipe for recipe in recipes.all if recipe.key == best.name)
+    recipe = next(recipe for recipe in recipes.all if recipe.result == best.name)
     parts = list(recipes.model(best.name).children())
     device = str(recipes.backbone.model.device)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
-    card.add_recipe(model, recipe.name, recipe.spec, recipe.says, recipe.row.citation)
+    card.add_recipe(model, recipe.name, recipe.key, recipe.says, recipe.row.citation)
     add_comparison(model, comparison)
     with atomic_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))

@@ -1,14 +1,16 @@
-"""What the columns of a table are called, here and by others, and what their cells hold."""
+"""Tables of all kinds to columns of values: what columns are called, here and by others, and what their cells hold."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from .records import listed
+from .rows import check_characters, listed, parquet_file, rows
+from .sources import FORMATS, File
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,20 @@ class Schema:
     columns: tuple[Column, ...]
 
     @property
-    def needed(self) -> list[Column]:
-        return [column for column in self.columns if column.needed]
+    def needed(self) -> list[str]:
+        """The names of the columns that a table must have."""
+        return [column.name for column in self.columns if column.needed]
 
     @property
     def expected(self) -> str:
         """In a sentence."""
-        return f"A row is {', '.join(column.name for column in self.needed)}."
+        return f"A row is {', '.join(self.needed)}."
 
-    def find(self, header: Sequence[str]) -> dict[str, str] | None:
+    def find(self, header: Iterable[str]) -> dict[str, str] | None:
         """By the columns' names, what a header calls them; None if it lacks one that is needed."""
-        found = {column.name: column.find(header) for column in self.columns}
-        if any(found[column.name] is None for column in self.needed):
-            return None
-        return {name: title for name, title in found.items() if title is not None}
+        titles = {column.name: column.find(header) for column in self.columns}
+        found = {name: title for name, title in titles.items() if title is not None}
+        return found if found.keys() >= set(self.needed) else None
 
     def asked(self, columns: str) -> dict[str, str] | None:
         """By the columns' names, what a user calls them; None if that does not fit.
@@ -71,49 +73,237 @@ class Schema:
                 the titles alone in the order of :attr:`columns`; a number is a place, from 1.
         """
         parts = [part.strip() for part in columns.split(",")]
+        every = [column.name for column in self.columns]
         if not any("=" in part for part in parts):
-            names = [column.name for column in (self.columns if len(parts) == len(self.columns) else self.needed)]
+            names = every if len(parts) == len(every) else self.needed
             return dict(zip(names, parts, strict=True)) if len(parts) == len(names) else None
         found = {name.strip(): title.strip() for name, _, title in (part.partition("=") for part in parts)}
-        fits = found.keys() <= {column.name for column in self.columns} and all(found.values())
-        return found if fits and all(column.name in found for column in self.needed) else None
+        return found if set(self.needed) <= found.keys() <= set(every) and all(found.values()) else None
 
 
-def match_asked(schemas: Sequence[Schema], columns: str) -> dict[str, dict[str, str]]:
-    """By the schemas' names, what ``--columns`` calls their columns.
+@dataclass(frozen=True)
+class Header:
+    """Which columns of a file are read.
+
+    Attributes:
+        schema: What its rows are.
+        titles: By the columns' names, what the file calls them; empty if it calls them nothing.
+        places: By the columns' names, where they stand in a row of cells.
+        cells: How many cells a row has.
+        unread: What else the file calls its columns.
+    """
+
+    schema: Schema
+    titles: dict[str, str]
+    places: dict[str, int]
+    cells: int
+    unread: list[str]
+
+    @classmethod
+    def with_titles(cls, schema: Schema, titles: dict[str, str], header: list[str]) -> Header:
+        """Of a file whose header has these titles among others."""
+        unread = [title for title in header if title not in titles.values()]
+        return cls(schema, titles, {name: header.index(title) for name, title in titles.items()}, len(header), unread)
+
+
+def named_columns(where: str, row: Any, schemas: Sequence[Schema], asked: str | None) -> Header:
+    """Which columns of a file are read, by its first row.
+
+    Args:
+        where: Where that row stands, for messages.
+        row: An object, whose keys are titles; or cells, which may be titles; or a line of plain text, which is none.
+        schemas: What the rows may be: the first that fits is taken.
+        asked: What the columns are called, as :meth:`Schema.asked` takes it; None: by their usual names.
 
     Raises:
-        ValueError: If it fits none.
+        ValueError: If none fits.
     """
-    found = {schema.name: titles for schema in schemas if (titles := schema.asked(columns)) is not None}
-    if not found:
-        ways = " or ".join(
-            f"{','.join(f'{column.name}=...' for column in each.needed)} ({each.name})" for each in schemas
+    cells = [row] if isinstance(row, str) else list(row)
+    header = [] if isinstance(row, str) else cells if isinstance(row, dict) else [cell.strip() for cell in cells]
+    if asked is not None:
+        return _asked_columns(where, header, len(cells), schemas, asked)
+    for schema in schemas:
+        if (titles := schema.find(header)) is not None:
+            return Header.with_titles(schema, titles, header)
+    if isinstance(row, dict) or len(_known(header, schemas)) > 1:
+        lack = [
+            f"{', '.join(column.name for column in schema.columns if column.needed and column.find(header) is None)} "
+            f"({schema.name})"
+            for schema in schemas
+        ]
+        raise ValueError(
+            f"{where} lacks {' or '.join(lack)}; its columns are {', '.join(header)}. Say with --columns which is what."
         )
-        raise ValueError(f"--columns {columns}: give {ways}, with the file's own names, or places from 1.")
-    return found
+    fitting = [schema for schema in schemas if len(schema.needed) == len(cells)]
+    if not fitting and len(schemas) > 1:
+        ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
+        raise ValueError(
+            f"{where}: {len(cells)} columns, and no header that names them. Rows are {ways}. Say with --columns which "
+            "is what."
+        )
+    schema = (fitting or schemas)[0]
+    places = {name: place for place, name in enumerate(schema.needed)}
+    return Header(schema, {}, places, len(places), [])
 
 
-def known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:
+def _asked_columns(where: str, header: list[str], cells: int, schemas: Sequence[Schema], asked: str) -> Header:
+    """The columns that a user names, by their titles or by their places."""
+    fitting = [(schema, titles) for schema in schemas if (titles := schema.asked(asked)) is not None]
+    if not fitting:
+        ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
+        raise ValueError(f"--columns {asked}: give {ways}, with the file's own names, or places from 1.")
+    for schema, titles in fitting:
+        if set(titles.values()) <= set(header):
+            return Header.with_titles(schema, titles, header)
+    schema, titles = fitting[0]
+    if not all(title.isdecimal() for title in titles.values()):
+        missing = [title for title in titles.values() if title not in header]
+        raise ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
+    places = {name: int(title) - 1 for name, title in titles.items()}
+    if not all(0 <= place < cells for place in places.values()):
+        raise ValueError(f"{where}: {cells} columns, but --columns asks for others.")
+    return Header(schema, {}, places, cells, [])
+
+
+@dataclass
+class Table:
+    """A table that was read.
+
+    Attributes:
+        name: What the user calls it.
+        header: Which columns it has, by its first file.
+        files: What was read.
+        values: By the columns' names.
+        places: Where each row stands: the file, and the line, or the row of Parquet.
+    """
+
+    name: str
+    header: Header
+    values: dict[str, list[Any]]
+    places: list[tuple[File, int]]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def where(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return place(*self.places[row])
+
+    @property
+    def in_words(self) -> str:
+        """Which columns were read, and which were not."""
+        names = [name if title == name else f"{title} as {name}" for name, title in self.header.titles.items()] or [
+            f"{', '.join(self.header.schema.needed)}, in this order: there is no header"
+        ]
+        left = f"; not read: {', '.join(self.header.unread)}" if self.header.unread else ""
+        return f"columns: {', '.join(names)}{left}"
+
+
+def place(file: File, line: int) -> str:
+    """Where something stands in a file, for messages."""
+    return f"{file.name}, {'row' if file.kind == 'parquet' else 'line'} {line}"
+
+
+def read_table(name: str, files: Sequence[File], schemas: Sequence[Schema], columns: str | None = None) -> Table:
+    """Read files that are shards of one table.
+
+    Args:
+        name: What the user calls it.
+        files: In order. Each may have a header of its own.
+        schemas: What the rows may be: the first that the columns fit is taken.
+        columns: What the columns are called, as :meth:`Schema.asked` takes it; None: by their usual names.
+
+    Raises:
+        ValueError: If a row is malformed, naming file and line; or there is none; or no schema fits.
+    """
+    table: Table | None = None
+    for file in files:
+        header, content = _opened(file, schemas if table is None else [table.header.schema], columns)
+        if header is None:
+            continue
+        if table is None:
+            table = Table(name, header, {column.name: [] for column in header.schema.columns}, [])
+        unsure = not header.titles
+        for line, row in content:
+            cells = _cells(file, line, row, header, columns is None)
+            for column in header.schema.columns:
+                try:
+                    value = column.read(cells.get(column.name))
+                except ValueError as error:
+                    said = f"{column.name}: {str(error).rstrip('.')}. {header.schema.expected}"
+                    hint = " If this line names the columns, say with --columns which is what." if unsure else ""
+                    raise ValueError(f"{place(file, line)}: {said}{hint}") from None
+                table.values[column.name].append(value)
+            table.places.append((file, line))
+            unsure = False
+    if table is None or not table.places:
+        raise ValueError(f"{name} holds no rows. {schemas[0].expected}")
+    return table
+
+
+def _opened(
+    file: File, schemas: Sequence[Schema], columns: str | None
+) -> tuple[Header | None, Iterator[tuple[int, Any]]]:
+    """Which columns a file has, None if there is no row, and its rows."""
+    if not file.kind:
+        raise ValueError(f"{file.name}: of no known format. Give {FORMATS}.")
+    if file.kind == "parquet":
+        names = dict.fromkeys(parquet_file(file).schema_arrow.names)
+        header = named_columns(place(file, 1), names, schemas, columns)
+        # Other columns may be large: vectors, images.
+        return header, rows(file, list(header.titles.values()))
+    # Of plain text every line is a row, also an empty one, which a table has none of.
+    content = ((line, row) for line, row in rows(file) if not isinstance(row, str) or row.strip())
+    first = next(content, None)
+    if first is None:
+        return None, content
+    header = named_columns(place(file, first[0]), first[1], schemas, columns)
+    is_header = isinstance(first[1], list) and header.titles
+    return header, content if is_header else chain([first], content)
+
+
+def _cells(file: File, line: int, row: Any, header: Header, usual: bool) -> dict[str, Any]:
+    """The cells of a row by the columns' names."""
+    if isinstance(row, dict):
+        titles = header.titles
+        if usual and any(title not in row for title in titles.values()):
+            # Lines of JSON may differ in what they call things.
+            titles = header.schema.find(row) or titles
+        return {name: row.get(title) for name, title in titles.items()}
+    cells = [row] if isinstance(row, str) else row
+    if len(cells) != header.cells:
+        more = "" if header.titles else " Other columns need a header that names these, or --columns."
+        raise ValueError(
+            f"{place(file, line)}: {len(cells)} columns where {header.cells} are expected. "
+            f"{header.schema.expected}{more}"
+        )
+    return {name: cells[index] for name, index in header.places.items()}
+
+
+def sniffed(file: File) -> File:
+    """A file whose name does not tell what it is, by its first line that is not empty.
+
+    Raises:
+        ValueError: If that line names columns with commas between, which ``.csv`` would tell.
+    """
+    if file.kind not in ("", "txt"):
+        return file
+    plain = replace(file, kind="txt")
+    line, first = next(((line, text) for line, text in rows(plain) if text.strip()), (1, ""))
+    if len(named := _known(first.split(","), MEASURED)) > 1:
+        raise ValueError(
+            f"{place(file, line)}: names columns ({', '.join(named)}) with commas between. Is it CSV? Then end the "
+            "file's name in .csv."
+        )
+    if "\t" in first:
+        return replace(file, kind="tsv")
+    return replace(file, kind="jsonl") if not file.kind and first.lstrip().startswith("{") else plain
+
+
+def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:
     """Those of a header's titles that some schema knows."""
     names = {_plain(name) for schema in schemas for column in schema.columns for name in (column.name, *column.others)}
     return [title for title in header if _plain(title) in names]
-
-
-def lacking(
-    where: str, header: Sequence[str], schemas: Sequence[Schema], titles: Mapping[str, str] | None = None
-) -> ValueError:
-    """What is wrong with a header that fits no schema, or lacks one of the titles that were asked for."""
-    if titles is not None:
-        missing = [title for title in titles.values() if title not in header]
-        return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
-    lack = [
-        f"{', '.join(column.name for column in schema.needed if column.find(header) is None)} ({schema.name})"
-        for schema in schemas
-    ]
-    return ValueError(
-        f"{where} lacks {' or '.join(lack)}; its columns are {', '.join(header)}. Say with --columns which is what."
-    )
 
 
 def _plain(title: str) -> str:
@@ -126,10 +316,7 @@ def text(cell: Any) -> str:
         raise ValueError(f"{cell!r} is not text")
     if not cell.strip():
         raise ValueError("an empty text")
-    try:
-        cell.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the text holds half of a surrogate pair, which is no character") from None
+    check_characters(cell, "the text")
     return cell
 
 
@@ -139,21 +326,22 @@ def _any_text(cell: Any) -> str:
 
 
 def _identifier(cell: Any) -> str:
+    """A text or a whole number: pandas writes 1 as 1.0 where another row of its column has none."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
     if isinstance(cell, bool) or not isinstance(cell, (str, int)) or not str(cell).strip():
         raise ValueError(f"{cell!r} is no identifier")
     return str(cell).strip()
-
-
-_WORDS = {"true": 1.0, "false": 0.0}
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Callable[[Any], float]:
     """Reads a number within a range; true and false are 1 and 0."""
 
     def read(cell: Any) -> float:
-        word = cell.strip().lower() if isinstance(cell, str) else ""
+        word = {"true": 1, "false": 0}.get(cell.strip().lower(), cell) if isinstance(cell, str) else cell
         try:
-            found = _WORDS[word] if word in _WORDS else float(cell)
+            # To Python 1_000 is a number.
+            found = math.nan if "_" in str(word) else float(word)
         except (TypeError, ValueError):
             found = math.nan
         if not least <= found <= most or math.isinf(found):
@@ -206,3 +394,5 @@ QRELS = Schema(
         Column("score", ("relevance", "label", "rel"), number()),
     ),
 )
+#: What rows may be that recipes are measured on.
+MEASURED = (PAIRS, TRIPLETS, TEXTS)

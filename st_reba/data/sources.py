@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+import pyarrow
+
 from ..files import atomic_file, is_full
-from ..optional import require, require_pyarrow
+from ..optional import require
 
 #: What a suffix says about the content.
-KINDS = {
-    ".txt": "txt",
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
+KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")} | {
     ".ndjson": "jsonl",
     ".json": "jsonl",
-    ".parquet": "parquet",
 }
-#: What a text file may be compressed with, by its last suffix.
-COMPRESSIONS = (".gz", ".zst")
+#: What a text file may be compressed with, by its last suffix, and what pyarrow calls that.
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 FORMATS = (
     "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
     "last also compressed (.gz, .zst)"
 )
-#: What a folder's files call their part of the data, and what it is called here.
+#: What file names call each split.
 _SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "dev": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "validation": ("dev", "val", "valid", "validation"),
 }
-_SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLITS)})(?=$|[^a-z])")
+_SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
+_SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLIT_OF)})(?=$|[^a-z])")
 #: Which part is read of a data set that has several, where none is asked for: to measure on, and to train on.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
@@ -57,12 +48,13 @@ ALL: tuple[str, ...] = ()
 _STATE = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "blob_id", "md5Hash")
 # What a web server answers where there is no such file, or no longer.
 _NOT_THERE = (404, 410)
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/]*){0,2}")
+# No backslash: C:\data\pairs is a path of Windows.
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 
 
 @dataclass(frozen=True)
 class File:
-    """A file on this machine. Plain data, for worker processes.
+    """A file on this machine.
 
     Attributes:
         path: Where it lies.
@@ -84,17 +76,9 @@ class File:
         return cls(path, name or str(path), "" if kind == "parquet" and compression else kind, compression)
 
     def open(self) -> BinaryIO:
-        """Its bytes, after decompression; a Parquet file's own.
-
-        Raises:
-            ImportError: If what decompresses it is missing.
-        """
-        if self.compression == ".gz":
-            return cast(BinaryIO, gzip.open(self.path, "rb"))
-        if self.compression == ".zst":
-            pyarrow, _ = require_pyarrow("Reading .zst")
-            return io.BufferedReader(pyarrow.input_stream(str(self.path), compression="zstd"))
-        return self.path.open("rb")
+        """Its bytes, after decompression."""
+        stream = pyarrow.input_stream(str(self.path), compression=COMPRESSIONS.get(self.compression))
+        return cast(BinaryIO, io.BufferedReader(stream))
 
 
 def is_remote(source: str | Path) -> bool:
@@ -114,25 +98,18 @@ def located(source: str | Path, splits: Sequence[str] = TO_MEASURE) -> Iterator[
         yield files_of(source, splits, Path(scratch))
 
 
-def files_of(
-    source: str | Path,
-    splits: Sequence[str],
-    scratch: Path,
-    on_bytes: Callable[[int], None] = lambda done: None,
-) -> list[File]:
+def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[File]:
     """The files that a name stands for, in the order of their names, in which numbers count as numbers.
 
     Args:
         source: A file; a folder, of which the files of a known kind are shards of one table; a pattern such as
             ``"data/train-*.parquet"``; a path that fsspec knows, to any of these; or a data set that
-            ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``. ``FOLDER::SPLIT`` gives
-            the files with a split's name in theirs.
+            ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
         splits: Which split is taken where there are several and none is named: the first of these that is there. Of
             none of these, a split has to be named. A folder in which only some names hold a split's word is taken whole
             for :data:`ALL`, and refused for others: no file is left out in silence.
         scratch: Where copies of what is not on this machine are put. What lies there from an earlier call, and is still
             what it was, is not copied again.
-        on_bytes: Called with how many bytes have been copied.
 
     Raises:
         FileNotFoundError: If there is nothing of that name.
@@ -144,14 +121,7 @@ def files_of(
     if here is not None:
         return here
     name = str(source)
-    if is_remote(name):
-        return _fetched(name, splits, scratch, on_bytes)
-    data, shown = hub_dataset(name, splits)
-    require_pyarrow("A data set of the Hub")
-    scratch.mkdir(parents=True, exist_ok=True)
-    with atomic_file(scratch / "rows.parquet") as stream:
-        data.to_parquet(stream)
-    return [File(scratch / "rows.parquet", shown, "parquet")]
+    return _fetched(name, splits, scratch) if is_remote(name) else [_of_the_hub(name, splits, scratch)]
 
 
 def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
@@ -164,12 +134,9 @@ def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
     if is_remote(name):
         return None
     if path.is_dir():
-        return [File.of(each) for each in _shards(name, list(path.iterdir()), "", splits)]
+        return [File.of(each) for each in _shards(name, list(path.iterdir()), splits)]
     if path.exists():
         return [File.of(path)]
-    folder, split = _with_split(name)
-    if split and Path(folder).is_dir():
-        return [File.of(each) for each in _shards(folder, list(Path(folder).iterdir()), split, splits)]
     if has_magic(name):
         found = [Path(each) for each in glob(name)]
         if not found:
@@ -180,20 +147,10 @@ def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
     return None
 
 
-def hub_dataset(name: str, splits: Sequence[str]) -> tuple[Any, str]:
-    """A ``datasets.Dataset`` by its name, and that name with the split that was taken.
-
-    Args:
-        name: ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
-        splits: As for :func:`files_of`.
-
-    Raises:
-        ValueError: If ``datasets`` cannot load it, or it has none of these splits.
-        ImportError: If ``datasets`` is not installed.
-    """
-    title, subset, split, *more = [*name.split(":"), "", ""][: max(3, name.count(":") + 1)]
-    if more:
-        raise ValueError(f"{name!r}: give a file, or a data set as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.")
+def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
+    """A data set of the Hub, as a Parquet file."""
+    parts = name.split(":")
+    title, subset, split = parts + [""] * (3 - len(parts))
     try:
         datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
@@ -206,38 +163,39 @@ def hub_dataset(name: str, splits: Sequence[str]) -> tuple[Any, str]:
         if not split:
             raise ValueError(f"{name} has the splits {', '.join(found)}: name one, {title}:{subset}:SPLIT.")
         found = found[split]
-    return found, f"{title}{f', {subset}' if subset else ''}, split {split}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with atomic_file(scratch / "rows.parquet") as stream:
+        found.to_parquet(stream)
+    shown = f"{title}{f', {subset}' if subset else ''}, split {split}"
+    return File(scratch / "rows.parquet", shown, "parquet")
 
 
-def _fetched(name: str, splits: Sequence[str], scratch: Path, on_bytes: Callable[[int], None]) -> list[File]:
+def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
     """Copies of the files of a remote path."""
-    folder, split = _with_split(name)
     core = require("fsspec.core", "data", "A remote path")
-    callbacks = require("fsspec.callbacks", "data", "A remote path")
     with _asking(name):
-        filesystem, path = core.url_to_fs(folder)
-    paths = _remote_paths(filesystem, path, folder, split, splits)
+        filesystem, path = core.url_to_fs(name)
+    paths = _remote_paths(filesystem, path, name, splits)
     # A folder of its own for each, so that it keeps its name, by whose end it is read.
     places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
     with _asking(name):
-        names = [folder if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
-        wanted = [{"path": each, **_state(filesystem.info(each))} for each in paths]
-        listed = scratch / "copied.json"
-        if not (listed.is_file() and json.loads(listed.read_text("utf-8")) == wanted):
+        names = [name if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
+        states = []
+        for each in paths:
+            info = filesystem.info(each)
+            states.append([each, *(f"{key} {info[key]}" for key in _STATE if key in info)])
+        wanted, copied = json.dumps(states), scratch / "copied.json"
+        if not (copied.is_file() and copied.read_text("utf-8") == wanted):
             shutil.rmtree(scratch, ignore_errors=True)
-            done = 0
             for each, place in zip(paths, places, strict=True):
                 place.parent.mkdir(parents=True)
-                told = callbacks.Callback(hooks={"told": partial(_told, on_bytes, done)})
-                filesystem.get_file(each, str(place), callback=told)
-                done += place.stat().st_size
-                on_bytes(done)
-            with atomic_file(listed) as stream:
-                stream.write(json.dumps(wanted, indent=1).encode())
+                filesystem.get_file(each, str(place))
+            # Last: where it is, all are whole.
+            copied.write_text(wanted, "utf-8")
     return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
 
 
-def _remote_paths(filesystem: Any, path: str, name: str, split: str, splits: Sequence[str]) -> list[str]:
+def _remote_paths(filesystem: Any, path: str, name: str, splits: Sequence[str]) -> list[str]:
     with _asking(name):
         if has_magic(path):
             found = [str(each) for each in filesystem.glob(path)]
@@ -248,15 +206,7 @@ def _remote_paths(filesystem: Any, path: str, name: str, split: str, splits: Seq
         if File.of(Path(_file_name(path))).kind or not filesystem.isdir(path):
             return [path]
         inside = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
-    return [str(each) for each in _shards(name, inside, split, splits)]
-
-
-def _told(on_bytes: Callable[[int], None], before: int, size: int | None, value: int) -> None:
-    on_bytes(before + value)
-
-
-def _state(info: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in info.items() if key in _STATE}
+    return [str(each) for each in _shards(name, inside, splits)]
 
 
 @contextmanager
@@ -281,43 +231,36 @@ def _file_name(path: str) -> str:
     return re.sub(r"[?#].*", "", path).rstrip("/").rpartition("/")[2]
 
 
-def _with_split(name: str) -> tuple[str, str]:
-    """``FOLDER::SPLIT`` as two."""
-    found = re.fullmatch(r"(.+)::(\w+)", name)
-    return (found[1], found[2]) if found else (name, "")
-
-
-def _shards(name: str, inside: Sequence[Any], split: str, splits: Sequence[str]) -> list[Any]:
+def _shards(name: str, inside: Sequence[Any], splits: Sequence[str]) -> list[Any]:
     """The paths in a folder that are one table, in order."""
     seen = [path for path in inside if not path.name.startswith((".", "_"))]
-    tables = [path for path in seen if File.of(Path(path.name)).kind]
-    if kinds := [path for path in tables if not path.name.lower().endswith(".json")]:
-        # Beside shards, .json holds what is known about them.
-        tables = kinds
+    tables = sorted((path for path in seen if File.of(Path(path.name)).kind), key=_natural)
+    # Beside shards, .json holds what is known about them.
+    tables = [path for path in tables if not path.name.lower().endswith(".json")] or tables
     if not tables:
         there = ", ".join(sorted(path.name for path in seen)[:5]) or "nothing"
         raise ValueError(
             f"{name} is a directory without a table in it ({there}): give a file, or a folder of {FORMATS}."
         )
     of_split: dict[str, list[Any]] = {}
-    for path in sorted(tables, key=_natural):
-        found = _SPLIT.findall(path.name.lower())
-        of_split.setdefault(_SPLITS[found[-1]] if found else "", []).append(path)
+    for path in tables:
+        words = _SPLIT.findall(path.name.lower())
+        of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(path)
     # Where some names hold no split's word, the others may hold one by chance. All is then what the folder holds; but
     # to measure or to train on all might mix splits.
     by_chance = "" in of_split
-    if split or (len(of_split) > 1 and not (by_chance and not splits)):
-        asked = _SPLITS.get(split, split)
-        if not asked and not by_chance:
-            asked = next((each for each in splits if each in of_split), "")
-        if not asked or asked not in of_split:
+    if len(of_split) > 1 and not (by_chance and not splits):
+        asked = "" if by_chance else next((each for each in splits if each in of_split), "")
+        if not asked:
             parts = ", ".join(f"{each or 'none in the name'} ({paths[0].name})" for each, paths in of_split.items())
-            raise ValueError(f"{name} holds files of several splits, {parts}: name one, {name}::SPLIT, or a pattern.")
+            raise ValueError(
+                f'{name} holds files of several splits, {parts}: give a pattern, such as "{name}/*train*".'
+            )
         tables = of_split[asked]
-    several = sorted({File.of(Path(path.name)).kind for path in tables})
-    if len(several) > 1:
-        raise ValueError(f"{name} holds files of several kinds, {', '.join(several)}: give one file, or a pattern.")
-    return sorted(tables, key=_natural)
+    kinds = sorted({File.of(Path(path.name)).kind for path in tables})
+    if len(kinds) > 1:
+        raise ValueError(f"{name} holds files of several kinds, {', '.join(kinds)}: give one file, or a pattern.")
+    return tables
 
 
 def _natural(path: Any) -> list[tuple[int, str]]:

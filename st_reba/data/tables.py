@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from .columns import CORPUS, PAIRS, QRELS, QUERIES, TEXTS
-from .reading import MEASURED, Table, place, read_table, sniffed
-from .records import rows
+from .columns import CORPUS, MEASURED, PAIRS, QRELS, QUERIES, TEXTS, Table, place, read_table, sniffed
+from .rows import rows
 from .sources import TO_MEASURE, File, is_remote, located
 
 #: Fewer different texts than this have no spread to measure.
@@ -211,11 +210,11 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
         if all(file.kind == "txt" for file in files) and columns is None:
             return _texts(str(source), files, tell)
         table = read_table(str(source), files, MEASURED, columns)
-    if table.schema is PAIRS:
+    if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
-    if table.schema is TEXTS:
+    if table.header.schema is TEXTS:
         return _checked_texts(table, tell)
-    triplets = Triplets(*(table.values[column.name] for column in table.schema.columns))
+    triplets = Triplets(*(table.values[column.name] for column in table.header.schema.columns))
     tell(f"{source}: {triplets.in_words}; {table.in_words}.")
     return triplets
 
@@ -272,17 +271,21 @@ def read_retrieval(
     asked = _by_identifier(tables["queries"])
     documents = _by_identifier(tables["documents"])
     relevant: dict[str, dict[str, None]] = {}
-    judged = tables["judgements"]
-    columns = (judged.values[column.name] for column in QRELS.columns)
+    judgements = tables["judgements"]
+    columns = (judgements.values[column.name] for column in QRELS.columns)
     for row, (query, document, score) in enumerate(zip(*columns, strict=True)):
         for name, there, what, where in ((query, asked, "query", queries), (document, documents, "document", corpus)):
             if name not in there:
-                raise ValueError(f'{judged.where(row)}: there is no {what} "{name}" in {where}.')
+                raise ValueError(f'{judgements.where(row)}: there is no {what} "{name}" in {where}.')
+        judged = relevant.setdefault(query, {})
         if score > 0:
-            relevant.setdefault(query, {})[document] = None
-    if not relevant:
+            judged[document] = None
+        else:
+            # The last judgement counts.
+            judged.pop(document, None)
+    if not any(relevant.values()):
         raise ValueError(f"{qrels}: nothing is relevant: no score is above 0.")
-    kept = {name: text for name, text in asked.items() if name in relevant}
+    kept = {name: text for name, text in asked.items() if relevant.get(name)}
     found = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
     alone = len(asked) - len(kept)
     left = f"; left out, for nothing is relevant to them: {alone:,} of {len(asked):,} queries" if alone else ""
@@ -295,7 +298,9 @@ def _by_identifier(table: Table) -> dict[str, str]:
     found: dict[str, str] = {}
     for row, (name, title, text) in enumerate(zip(table.values["_id"], titles, table.values["text"], strict=True)):
         if name in found:
-            raise ValueError(f'{table.where(row)}: "{name}" stands twice: give each of the {table.schema.name} an _id.')
+            raise ValueError(
+                f'{table.where(row)}: "{name}" stands twice: give each of the {table.header.schema.name} an _id.'
+            )
         found[name] = f"{title} {text}".strip()
     return found
 
@@ -359,11 +364,11 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
 
 def _check_order(table: Table, pairs: Pairs, columns: str | None) -> None:
     """Refuse classes of inference, whose numbers are in no order: 0 is often the one that is most alike."""
-    title = table.titles.get("score", "").strip().lower()
-    inference = table.titles.get("sentence1", "").strip().lower() == "premise" and title in ("label", "labels")
+    title = table.header.titles.get("score", "").strip().lower()
+    inference = table.header.titles.get("sentence1", "").strip().lower() == "premise" and title in ("label", "labels")
     if columns is None and inference and set(pairs.scores) <= {-1.0, 0.0, 1.0, 2.0}:
         raise ValueError(
             f"{table.name}: {title} numbers the classes of inference, of which 0 often is entailment: a higher number "
             "is not more alike. Make a score of it that is; or, if it is one, say so: --columns "
-            f"{','.join(table.titles[column.name] for column in PAIRS.columns)}."
+            f"{','.join(table.header.titles[column.name] for column in PAIRS.columns)}."
         )

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ..data.kept import check_characters
+from ..data.rows import check_characters
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
 from .sources import Sources, check_saved, not_saved, saved_commit

@@ -9,20 +9,19 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..data.parquet_copy import ParquetCopy, check_texts, write_copy
 from ..data.sources import ALL, files_here, files_of
-from ..data.streams import Index, Texts, open_texts
 from ..files import atomic_file
-from ..optional import require_pyarrow
 from ..version import __version__
 from .digests import Digests, Stamp
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .engines import Engine, LocalEngine
-from .outputs import DOCUMENT, EMBEDDING, END, START, NpyOutput, Output, check_schema, output_for
+from .outputs import DOCUMENT, EMBEDDING, END, START, NpyOutput, Output, output_for
 from .target import Target
 from .work import CALIBRATING, ENCODING, Plan
 from .workspace import Finished, Settings, Workspace
@@ -80,11 +79,11 @@ def encode_file(
 ) -> Encoded:
     """Encode a file of any size; memory does not grow with it.
 
-    Every row of the input is checked before the first is encoded, and so is every kept value: a column's type is the
-    one that holds them all. Chunks are then encoded one by one and kept in ``OUT.partial`` until all are there; a run
-    that was killed goes on from them when it is called again, and the output is the same, byte for byte, on the same
-    hardware with the same number of threads. It goes on with the same model and the same input alone, which are known
-    by digests of their whole files.
+    The input is copied first, to a Parquet file in ``OUT.partial``: so every row is checked before the first is
+    encoded, and so is every kept value, since a column's type is the one that holds them all. Chunks are then encoded
+    one by one and kept there until all are done; a run that was killed goes on from them when it is called again, and
+    the output is the same, byte for byte, on the same hardware with the same number of threads. It goes on with the
+    same model and the same input alone, which are known by digests of their whole files.
 
     Args:
         encoder: The model and how it is used.
@@ -92,7 +91,7 @@ def encode_file(
             Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
         out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
             No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy.
-        column: Where the texts are, in all but plain text; see :func:`~st_reba.data.streams.open_texts`.
+        column: Where the texts are, in all but plain text; see :func:`~st_reba.data.parquet_copy.write_copy`.
         keep: Columns to write beside the vectors, to Parquet alone.
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
         calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
@@ -107,7 +106,7 @@ def encode_file(
 
     Raises:
         ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
-            or input or model change during the run.
+            or the model changes during the run, or the input before it is copied.
         FileNotFoundError: If the input is missing.
         FileExistsError: If a file appeared in the output's place meanwhile: it is left, and the output is beside it.
         ChildProcessError: If the process of one of several devices dies.
@@ -115,7 +114,8 @@ def encode_file(
     out = Path(out).absolute()
     _check_numbers(precision, calibration_rows, ranges, chunk_size)
     here = files_here(texts, ALL)
-    source = None if here is None else open_texts(here, column, keep)
+    if here is not None:
+        check_texts(here, column, keep)
     output = output_for(out)
     _check_kept(keep, output, encoder.chunk_tokens is not None)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
@@ -147,19 +147,19 @@ def encode_file(
         **_versions(),
     }
     with workspace.held():
-        if source is None:
+        if here is None:
             on_progress(COPYING, 0, None)
-            copied = files_of(texts, ALL, workspace.input, lambda done: on_progress(COPYING, done // _MEGABYTE, None))
-            source = open_texts(copied, column, keep)
+        files = files_of(texts, ALL, workspace.input) if here is None else here
+        check_texts(files, column, keep)
         sources = encoder.sources()
-        stamps = tuple(Stamp.of(file.path) for file in source.files)
+        stamps = tuple(Stamp.of(file.path) for file in files)
         weights = tuple(Stamp.of(path) for path in sources.files.values())
         digests = Digests(workspace.digests, _told(on_progress)).read(stamp.path for stamp in (*stamps, *weights))
         settings: Settings = {
             "input size": sum(stamp.size for stamp in stamps),
             "input digest": _digest([digests[stamp.path] for stamp in stamps]),
             "weights": sources.identity(digests),
-            "column": source.column,
+            "column": column,
             **asked,
         }
         made = workspace.finished(settings, out)
@@ -170,18 +170,29 @@ def encode_file(
             raise _exists(out)
         workspace.begin(settings, overwrite)
         smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
-        index, schema = _checked(source, chunk_size or _CHUNK_SIZE, smallest, workspace, on_progress)
+        if not workspace.texts.exists():
+            on_progress("Checking", 0, None)
+            with atomic_file(workspace.texts) as stream:
+                write_copy(
+                    stream,
+                    files,
+                    column,
+                    keep,
+                    chunk_size or _CHUNK_SIZE,
+                    smallest,
+                    lambda rows: on_progress("Checking", rows, None),
+                )
+                # What was copied is what was hashed.
+                for stamp in stamps:
+                    stamp.check()
+        copy = ParquetCopy(workspace.texts)
+        count = copy.starts[-1]
         if given is not None:
             with atomic_file(workspace.ranges) as stream:
                 np.save(stream, given)
-        elif precision in SCALED and min(index.rows, calibration_rows) < 2:
+        elif precision in SCALED and min(count, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
         plan = Plan(
-            files=source.files,
-            stamps=stamps,
-            column=column,
-            keep=tuple(keep),
-            schema=schema,
             model=weights,
             encoder=encoder,
             precision=precision,
@@ -189,45 +200,46 @@ def encode_file(
             output=output,
             workspace=workspace,
         )
-        resumed = _encode(plan, index, engine, on_progress)
+        resumed = _encode(plan, copy, engine, on_progress)
         if sidecar is not None:
             _write_ranges(workspace, targets[sidecar])
-        parts = [workspace.parts / output.part(number) for number in range(len(index))]
+        parts = [workspace.parts / output.part(number) for number in range(len(copy))]
         rows = output.rows(parts)
         on_progress("Writing", 0, rows)
         whole = output.assemble(parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        workspace.finish(settings, whole, Finished(rows, index.rows))
+        workspace.finish(settings, whole, Finished(rows, count))
         targets[out].take(whole)
     workspace.remove()
     for path, target in targets.items():
         target.check("vectors" if path == out else "ranges")
-    return Encoded(rows, index.rows, resumed, sidecar)
+    return Encoded(rows, count, resumed, sidecar)
 
 
-def _encode(plan: Plan, index: Index, engine: Engine, on_progress: OnProgress) -> int:
+def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
     """Encode what is not there yet; how many rows were."""
     there = plan.workspace.done()
-    todo = [number for number in range(len(index)) if number not in there]
-    resumed = done = index.rows - sum(index[number].rows for number in todo)
+    todo = [number for number in range(len(copy)) if number not in there]
+    total, sizes = copy.starts[-1], [end - start for start, end in pairwise(copy.starts)]
+    resumed = done = total - sum(sizes[number] for number in todo)
     texts = {CALIBRATING: 0, ENCODING: done}
-    totals = {CALIBRATING: min(plan.calibration_rows, index.rows), ENCODING: index.rows}
+    totals = {CALIBRATING: min(plan.calibration_rows, total), ENCODING: total}
 
     def on_texts(stage: str, count: int) -> None:
         # A worker that died, and was started again, tells of some texts twice.
         texts[stage] = min(texts[stage] + count, totals[stage])
         on_progress(stage, texts[stage], totals[stage])
 
-    on_progress(ENCODING, done, index.rows)
+    on_progress(ENCODING, done, total)
     if todo:
         with closing(engine.run(plan, todo, on_texts)) as numbers:
             for number in numbers:
-                done += index[number].rows
+                done += sizes[number]
                 # An engine need not tell of batches.
                 if done > texts[ENCODING]:
                     on_texts(ENCODING, done - texts[ENCODING])
-    missing = set(range(len(index))) - plan.workspace.done()
+    missing = set(range(len(copy))) - plan.workspace.done()
     if missing:
-        raise RuntimeError(f"{len(missing)} of {len(index)} chunks are missing in {plan.workspace.parts}.")
+        raise RuntimeError(f"{len(missing)} of {len(copy)} chunks are missing in {plan.workspace.parts}.")
     return resumed
 
 
@@ -238,27 +250,6 @@ def _digest(digests: Sequence[str]) -> str:
 
 def _exists(path: Path) -> ValueError:
     return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
-
-
-def _checked(
-    source: Texts, chunk_size: int, smallest: int | None, workspace: Workspace, on_progress: OnProgress
-) -> tuple[Index, Any]:
-    """Where the chunks begin, and the types of the kept columns; None if there are none."""
-    if not workspace.index.exists():
-        on_progress("Checking", 0, None)
-        index = source.index(chunk_size, lambda rows: on_progress("Checking", rows, None), smallest)
-        if source.keep:
-            schema = source.schema()
-            check_schema(schema)
-            with atomic_file(workspace.schema) as stream:
-                stream.write(schema.serialize())
-        # Last: where it is, the whole check has been passed.
-        with atomic_file(workspace.index) as stream:
-            index.save(stream)
-    if not source.keep:
-        return Index.load(workspace.index), None
-    arrow, _ = require_pyarrow("Keeping columns")
-    return Index.load(workspace.index), arrow.ipc.read_schema(arrow.py_buffer(workspace.schema.read_bytes()))
 
 
 def _write_ranges(workspace: Workspace, target: Target) -> None:

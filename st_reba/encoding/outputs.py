@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from abc import ABC, abstractmethod
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..files import atomic_file
-from ..optional import require_pyarrow
 
 #: Called with how many vectors have been written.
 OnRows = Callable[[int], None]
@@ -42,8 +42,8 @@ class Output(ABC):
         return f"part-{number:08d}{self.suffix}"
 
     @abstractmethod
-    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
-        """Write ``vectors (rows, values)`` and an Arrow table of kept columns, or None."""
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: pa.Table) -> None:
+        """Write ``vectors (rows, values)`` and a table of kept columns, which may have none."""
 
     @abstractmethod
     def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
@@ -75,7 +75,7 @@ class NpyOutput(Output):
 
     kind = suffix = ".npy"
 
-    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: pa.Table) -> None:
         np.save(stream, vectors)
 
     def rows(self, parts: Sequence[Path]) -> int:
@@ -108,26 +108,23 @@ class ParquetOutput(Output):
 
     kind = suffix = ".parquet"
 
-    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: Any) -> None:
-        arrow, parquet = require_pyarrow("Parquet")
-        column = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
-        table = arrow.table({EMBEDDING: column}) if kept is None else kept.append_column(EMBEDDING, column)
-        parquet.write_table(table, stream, **_layout(table.schema, len(vectors)))
+    def write_part(self, stream: IO[bytes], vectors: np.ndarray, kept: pa.Table) -> None:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+        table = kept.append_column(EMBEDDING, column)
+        pq.write_table(table, stream, **_layout(table.schema, len(vectors)))
 
     def rows(self, parts: Sequence[Path]) -> int:
-        _, parquet = require_pyarrow("Parquet")
-        return sum(parquet.read_metadata(path).num_rows for path in parts)
+        return sum(pq.read_metadata(path).num_rows for path in parts)
 
     def assemble(self, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
         if whole.exists():
             return whole
-        _, parquet = require_pyarrow("Parquet")
-        schema = parquet.read_schema(parts[0])
+        schema = pq.read_schema(parts[0])
         layout = _layout(schema)
-        with atomic_file(whole) as stream, parquet.ParquetWriter(stream, schema, **layout) as writer:
+        with atomic_file(whole) as stream, pq.ParquetWriter(stream, schema, **layout) as writer:
             done = 0
             for path in parts:
-                table = parquet.read_table(path, partitioning=None)
+                table = pq.read_table(path, partitioning=None)
                 writer.write_table(table)
                 done += table.num_rows
                 on_rows(done)
@@ -152,30 +149,12 @@ def output_for(out: Path) -> Output:
 
     Raises:
         ValueError: If it is none.
-        ImportError: If it is Parquet and pyarrow is missing.
     """
     if out.suffix == ".npy":
         return NpyOutput()
     if out.suffix not in (".parquet", ""):
         raise ValueError(f"--out {out}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
-    require_pyarrow("Parquet")
     return ParquetOutput() if out.suffix else ShardsOutput()
-
-
-def check_schema(schema: Any) -> None:
-    """Refuse types of kept columns that Parquet cannot give back.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    arrow, parquet = require_pyarrow("Parquet")
-    for column in schema:
-        stream = io.BytesIO()
-        try:
-            parquet.write_table(arrow.schema([column]).empty_table(), stream)
-            parquet.read_table(stream)
-        except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f'Parquet cannot hold "{column.name}", {column.type}: do not keep it ({error}).') from None
 
 
 def part_number(path: Path) -> int:

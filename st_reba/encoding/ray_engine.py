@@ -22,9 +22,9 @@ _POLL_S = 1.0
 class RayEngine:
     """A Ray cluster: the one that ``RAY_ADDRESS`` names, or one on this machine.
 
-    Actors read the input and write their parts themselves, so every node must see both files at the same path; only
-    chunk numbers travel. Ray starts an actor that died again and repeats what it was doing; as a part is written whole
-    or not at all, under its number, no row is lost and none is there twice.
+    Actors read the copy of the input and write their parts themselves, so every node must see the output's folder at
+    the same path; only chunk numbers travel. Ray starts an actor that died again and repeats what it was doing; as a
+    part is written whole or not at all, under its number, no row is lost and none is there twice.
 
     Args:
         workers: Actors; each holds a model, and a GPU or a CPU core.

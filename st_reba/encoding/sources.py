@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-from ..hub.checks import model_class
+from ..hub.push import model_class
 
 _MODULES = "modules.json"
 _CONFIG = "config.json"

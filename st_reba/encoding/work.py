@@ -1,4 +1,4 @@
-"""A chunk's way from the input file to its part of the output; the same wherever it runs."""
+"""A chunk's way from the copy of the input to its part of the output; the same wherever it runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
-from ..data.sources import File
-from ..data.streams import Chunk, Index, Rows, Texts, open_texts
+from ..data.parquet_copy import ParquetCopy, Rows
 from ..files import atomic_file
-from ..optional import require_pyarrow
 from .digests import Stamp
 from .encoder import SCALED, Encoder, Pieces, Precision, telling_batches
 from .outputs import DOCUMENT, END, START, Output
@@ -35,24 +34,14 @@ class Plan:
     """All that a worker needs to know. Plain data, for worker processes.
 
     Attributes:
-        files: The texts.
-        stamps: The same files, as they were checked.
-        column: Their column, as :func:`~st_reba.data.streams.open_texts` takes it.
-        keep: Columns to write beside the vectors.
-        schema: Their Arrow types; None if there are none.
         model: The model's files on this machine, as they were when the run was begun.
         encoder: What makes the vectors.
         precision: What they are written as.
         calibration_rows: How many rows from the first on give the ranges for int8 and uint8.
         output: How they are written.
-        workspace: Where.
+        workspace: Where, and where the texts are.
     """
 
-    files: tuple[File, ...]
-    stamps: tuple[Stamp, ...]
-    column: str | None
-    keep: tuple[str, ...]
-    schema: Any
     model: tuple[Stamp, ...]
     encoder: Encoder
     precision: Precision
@@ -64,16 +53,6 @@ class Plan:
     def needs_ranges(self) -> bool:
         """Whether :meth:`ChunkWorker.calibrate` has something to do."""
         return self.precision in SCALED and not self.workspace.ranges.exists()
-
-    def open(self) -> Texts:
-        return open_texts(self.files, self.column, self.keep)
-
-
-class _Prepared(NamedTuple):
-    """A chunk's texts, and its kept columns as they are written."""
-
-    texts: list[str]
-    kept: Any
 
 
 class ChunkWorker:
@@ -95,13 +74,12 @@ class ChunkWorker:
         for stamp in plan.model:
             stamp.check()
         self.plan = plan
-        self.texts = plan.open()
-        self.index = Index.load(plan.workspace.index)
+        self.texts = ParquetCopy(plan.workspace.texts)
         self._model = model
         self._on_texts = on_texts
         self._reader = ThreadPoolExecutor(1, "reading")
         self._writer = ThreadPoolExecutor(1, "writing")
-        self._coming: tuple[int, Future[_Prepared | None]] | None = None
+        self._coming: tuple[int, Future[Rows | None]] | None = None
         self._leaving: tuple[int, Future[None]] | None = None
 
     def __enter__(self) -> ChunkWorker:
@@ -123,9 +101,9 @@ class ChunkWorker:
         Writes ``ranges (2, values)``, the minimum and the maximum over the first ``calibration_rows`` rows.
         """
         low, high = np.inf, -np.inf
-        left = min(self.plan.calibration_rows, self.index.rows)
-        for number in range(len(self.index)):
-            batch = self._read(self.index[number]).texts[:left]
+        left = min(self.plan.calibration_rows, self.texts.starts[-1])
+        for number in range(len(self.texts)):
+            batch = self.texts.read(number).texts[:left]
             vectors = np.asarray(self._encode(batch, CALIBRATING).vectors, dtype=np.float32)
             if len(vectors):
                 low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
@@ -148,7 +126,7 @@ class ChunkWorker:
             The chunks that have become whole since the last call: the one before, not yet this one.
 
         Raises:
-            ValueError: If the input has changed meanwhile, or a value does not fit its column.
+            ValueError: If the vectors of the chunk before are not as long as the ranges.
             OSError: If the chunk before could not be written.
         """
         try:
@@ -181,20 +159,16 @@ class ChunkWorker:
         writing.result()
         return [number]
 
-    def _taken(self, number: int) -> _Prepared | None:
+    def _taken(self, number: int) -> Rows | None:
         """What the reader has of a chunk, which it reads now if nobody said that it would come."""
         coming, self._coming = self._coming, None
         if coming is None or coming[0] != number:
             coming = number, self._reader.submit(self._prepare, number)
         return coming[1].result()
 
-    def _prepare(self, number: int) -> _Prepared | None:
+    def _prepare(self, number: int) -> Rows | None:
         """In the reader's thread; None where the chunk is there already."""
-        if self._part(number).exists():
-            return None
-        chunk = self.index[number]
-        rows = self._read(chunk)
-        return _Prepared(rows.texts, kept_table(rows, chunk, self.plan))
+        return None if self._part(number).exists() else self.texts.read(number)
 
     def _encode(self, texts: list[str], stage: str) -> Pieces:
         encoder, on_texts = self.plan.encoder, partial(self._on_texts, stage)
@@ -207,21 +181,12 @@ class ChunkWorker:
     def _write(self, number: int, pieces: Pieces, kept: Any) -> None:
         """In the writer's thread."""
         if self.plan.encoder.chunk_tokens is not None:
-            kept = _of_pieces(kept, pieces, self.index[number].row)
+            kept = _of_pieces(kept, pieces, self.texts.starts[number])
         with atomic_file(self._part(number)) as stream:
             self.plan.output.write_part(stream, self._quantized(pieces.vectors), kept)
 
     def _part(self, number: int) -> Path:
         return self.plan.workspace.parts / self.plan.output.part(number)
-
-    def _read(self, chunk: Chunk) -> Rows:
-        """The rows of a chunk, of the files that were checked and no others."""
-        try:
-            return self.texts.read(chunk)
-        finally:
-            # Also instead of what is wrong with the row of another file.
-            for piece in chunk.pieces:
-                self.plan.stamps[piece.file].check()
 
     def _quantized(self, vectors: np.ndarray) -> np.ndarray:
         if self._ranges is not None and self._ranges.shape[1] != vectors.shape[1]:
@@ -231,28 +196,8 @@ class ChunkWorker:
         return np.ascontiguousarray(quantize_embeddings(vectors, self.plan.precision, ranges=self._ranges))
 
 
-def kept_table(rows: Rows, chunk: Chunk, plan: Plan) -> Any:
-    """The kept columns as an Arrow table of the plan's types, or None.
-
-    Raises:
-        ValueError: If a value does not fit.
-    """
-    if plan.schema is None:
-        return None
-    arrow, _ = require_pyarrow("Keeping columns")
-    try:
-        return arrow.table(rows.kept, schema=plan.schema)
-    except arrow.ArrowException as error:
-        where = f"{plan.files[chunk.pieces[0].file].name}, rows {chunk.row + 1} to {chunk.row + chunk.rows}"
-        raise ValueError(f"{where}: a kept column is of another type than when it was checked ({error}).") from None
-
-
-def _of_pieces(kept: Any, pieces: Pieces, first: int) -> Any:
+def _of_pieces(kept: pa.Table, pieces: Pieces, first: int) -> pa.Table:
     """A row a chunk: its text's number in the whole input and what is kept of it, and the chunk's characters."""
-    arrow, _ = require_pyarrow("Chunks")
-    table = arrow.table({DOCUMENT: first + pieces.texts}) if kept is None else kept.take(pieces.texts)
-    if kept is not None:
-        table = table.append_column(DOCUMENT, arrow.array(first + pieces.texts))
-    return table.append_column(START, arrow.array(pieces.spans[:, 0])).append_column(
-        END, arrow.array(pieces.spans[:, 1])
-    )
+    schema = pa.schema([*kept.schema, *((name, pa.int64()) for name in (DOCUMENT, START, END))])
+    columns = [column.take(pa.array(pieces.texts)) for column in kept.columns]
+    return pa.table([*columns, first + pieces.texts, pieces.spans[:, 0], pieces.spans[:, 1]], schema=schema)

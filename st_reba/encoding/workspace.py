@@ -45,12 +45,9 @@ class Workspace:
         return self.path / "parts"
 
     @property
-    def index(self) -> Path:
-        return self.path / "index.npy"
-
-    @property
-    def schema(self) -> Path:
-        return self.path / "schema.arrow"
+    def texts(self) -> Path:
+        """The input as a Parquet file, whose row groups are the chunks."""
+        return self.path / "texts.parquet"
 
     @property
     def digests(self) -> Path:
@@ -128,7 +125,7 @@ class Workspace:
         if before != settings:
             # The manifest last: a folder without one would be taken for somebody else's.
             shutil.rmtree(self.parts, ignore_errors=True)
-            for path in (self.index, self.schema, self.ranges, self.whole, self.whole_ranges):
+            for path in (self.texts, self.ranges, self.whole, self.whole_ranges):
                 path.unlink(missing_ok=True)
             with atomic_file(self._manifest) as stream:
                 stream.write(json.dumps(settings, indent=1).encode())

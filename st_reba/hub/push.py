@@ -1,4 +1,4 @@
-"""A saved model to the Hub, without loading it."""
+"""A saved model to the Hub, without loading it: it is checked, and uploaded as one commit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from safetensors import SafetensorError, safe_open
 
-from .checks import check_repo_id, check_saved_model, files_of, model_class
+from .saved_files import (
+    AdapterFile,
+    SentenceTransformersFile,
+    check_link,
+    check_saved,
+    checked,
+    checked_index,
+    read_object,
+)
 
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 #: What saved cards say where a model's id belongs.
 _PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def push(
@@ -57,7 +67,20 @@ def push(
     check_repo_id(repo_id)
     api = HfApi(token=token)
     try:
-        return _push(api, root, repo_id, private, revision, create_pr, message)
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:
+            raise ValueError(
+                f"{repo_id} is there and public. Make it private on the Hub first, or push without --private."
+            )
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.create_commit(
+            repo_id,
+            operations=[_operation(root, path, repo_id) for path in files_of(root)],
+            commit_message=message or f"Add {repo_id.split('/')[1]}, a {model_class(root)}",
+            revision=revision,
+            create_pr=create_pr,
+        )
     except OfflineModeIsEnabled:
         raise ConnectionError("HF_HUB_OFFLINE is set, so nothing is sent: unset it to push.") from None
     except HfHubHTTPError as error:
@@ -68,29 +91,6 @@ def push(
         # The client's word for a large file that did not arrive; what happened is the cause.
         said = _said(error.__cause__ or error)
         raise OSError(f"A large file was not taken ({said}). What was in {repo_id} is unchanged: push again.") from None
-
-
-def _push(
-    api: HfApi,
-    root: Path,
-    repo_id: str,
-    private: bool,
-    revision: str | None,
-    create_pr: bool,
-    message: str | None,
-) -> str:
-    api.create_repo(repo_id, private=private or None, exist_ok=True)
-    if private and not api.model_info(repo_id).private:
-        raise ValueError(f"{repo_id} is there and public. Make it private on the Hub first, or push without --private.")
-    if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    commit = api.create_commit(
-        repo_id,
-        operations=[_operation(root, path, repo_id) for path in files_of(root)],
-        commit_message=message or f"Add {repo_id.split('/')[1]}, a {model_class(root)}",
-        revision=revision,
-        create_pr=create_pr,
-    )
     return str(commit.pr_url if create_pr else commit.commit_url)
 
 
@@ -119,3 +119,102 @@ def _refusal(error: HfHubHTTPError, repo_id: str) -> OSError:
     if status == 403:
         return PermissionError(f"The token may not write to {repo_id} ({said}). Use one that may, or your own name.")
     return OSError(f"The Hub refuses to take {repo_id} ({status}: {said}).")
+
+
+def check_repo_id(repo_id: str) -> None:
+    """See that a repository is named with its owner.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if repo_id.count("/") != 1:
+        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
+
+
+def check_saved_model(root: Path) -> None:
+    """See that a directory is a SentenceTransformer with all its parts. Weights are not loaded.
+
+    Raises:
+        ValueError: If something is missing or cut short, or is a link to what would not be sent, naming it.
+    """
+    if not root.is_dir():
+        raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
+    files = files_of(root)
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        if not (root / name).is_file():
+            raise ValueError(f"{root} has no {name}: it is not a saved SentenceTransformer.")
+    modules = check_saved(root)
+    for entry in modules:
+        folder = root / entry.path
+        # A module without settings, such as Normalize, may have no folder: some uploads lose empty ones.
+        if not folder.is_dir() and not entry.type.endswith(".Normalize"):
+            raise ValueError(f"{folder} is missing: the model is not complete. Save it again.")
+    _check_backbone(root / modules[0].path)
+    _check_adapter(root / modules[0].path)
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
+        try:
+            # Only its header is read.
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or cut short ({error}). Save the model again.") from None
+
+
+def model_class(root: Path) -> str:
+    """Which of sentence-transformers' classes a saved model is loaded by; old models do not say it."""
+    path = root / "config_sentence_transformers.json"
+    return checked(SentenceTransformersFile, read_object(path) if path.is_file() else {}, path).model_type
+
+
+def files_of(root: Path) -> list[Path]:
+    """What of a saved model is sent: all files but hidden ones.
+
+    Raises:
+        ValueError: If a link leads out of it, or to a directory or nothing: what is sent is what the user sees in the
+            directory, and a link could name any file that the user may read.
+    """
+    found = []
+    for path in sorted(root.rglob("*")):
+        if any(part.startswith(".") for part in path.relative_to(root).parts):
+            continue
+        if path.is_symlink():
+            if not path.exists():
+                raise ValueError(
+                    f"{path} is a link to {path.resolve()}, where nothing is. Remove it, or save the model again."
+                )
+            check_link(path, root)
+            if path.is_dir():
+                raise ValueError(
+                    f"{path} is a link to a directory, whose files would not be sent: put the directory there."
+                )
+        if path.is_file():
+            found.append(path)
+    return found
+
+
+def _check_backbone(folder: Path) -> None:
+    """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
+    if not (folder / "config.json").is_file() or "model_type" not in read_object(folder / "config.json"):
+        return
+    found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if found is None:
+        raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
+    if found.suffix == ".json":
+        for shard in sorted(set(checked_index(found).weight_map.values())):
+            if not (folder / shard).is_file():
+                raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
+
+
+def _check_adapter(folder: Path) -> None:
+    """An adapter's backbone is found by its name, which must mean something elsewhere."""
+    config = folder / "adapter_config.json"
+    if config.is_file():
+        base = Path(str(checked(AdapterFile, read_object(config), config).base_model_name_or_path))
+        if base.is_absolute() or base.is_dir():
+            raise ValueError(
+                f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "
+                "Push the merged model, or name the backbone's Hub id as base_model_name_or_path in "
+                "adapter_config.json."
+            )

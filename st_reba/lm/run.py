@@ -130,6 +130,27 @@ class Pass:
         masking, rerouting = effect.masking or self.masking, effect.rerouting or self.rerouting
         return replace(self, masking=masking, rerouting=rerouting, hooks=hooks)
 
+    def at(self, attention: nn.Module) -> Pass:
+        """What of it concerns the attention of one layer.
+
+        Raises:
+            RuntimeError: If the attention does not say which layer it is of.
+        """
+        observer, masking, rerouting = self.observer, self.masking, self.rerouting
+        if observer is None and masking is None and rerouting is None and self.census is None:
+            return self
+        layer = getattr(attention, "layer_idx", None)
+        if not isinstance(layer, int):
+            raise RuntimeError(
+                f"{type(attention).__name__} does not say which layer it is: its attention cannot be watched."
+            )
+        return replace(
+            self,
+            observer=observer if observer is not None and observer.wants(layer) else None,
+            masking=masking if masking is not None and masking.applies(layer) else None,
+            rerouting=rerouting if rerouting is not None and layer in rerouting.layers else None,
+        )
+
 
 _NOTHING = Pass()
 _pass: ContextVar[Pass] = ContextVar("st_reba", default=_NOTHING)

@@ -67,7 +67,7 @@ _OF_TRANSFORMER: tuple[Setting[Any], ...] = (
     choice(
         "transformer_task",
         "feature-extraction",
-        says='st_reba embeds text; use "feature-extraction", as it reads no head.',
+        says='st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.',
     ),
     Setting(
         "query_expansion",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -23,8 +23,10 @@ from .stored import check_magnitudes
 #: Rows of the head (tokens of the vocabulary) in a block.
 BLOCK = 4096
 
-# What the head was called in checkpoints that transformers renames on loading (GPT-NeoX).
-_FORMER_NAMES = ("embed_out.weight",)
+# How a head is called in checkpoints, prefixes apart; in the second way before transformers renamed GPT-NeoX's.
+_HEADS = ("lm_head.weight", "embed_out.weight")
+# The same of input embeddings.
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "embeddings.weight")
 
 
 class Head(nn.Module):
@@ -51,30 +53,24 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         check_plain(backbone.config)
-        self.file = file
-        self.rows = rows
-        where = Files("", model_kwargs or {}).where
-        asked = {"cache_folder" if name == "cache_dir" else name: value for name, value in where.items()}
-        path = backbone.config.name_or_path
-        saved = Module.load_file_path(path, file, **asked) if path else None
-        weight: Tensor | None
+        self.file, self.rows = file, rows
+        files = Files(backbone.config.name_or_path or "", model_kwargs or {})
+        saved = files.find(file) if files.name else None
+        weight: Tensor | None = None
         if saved is not None:
             weight = self._saved(saved, backbone)
-        elif rows is None and _is_tied(backbone.config):
-            weight = None
-        else:
-            blocks = head_blocks(backbone, **asked)
-            weight = torch.cat(list(blocks)) if rows is None else _picked(blocks, rows)
+        elif rows is not None or not _is_tied(backbone.config):
+            weight = _picked(head_blocks(backbone, **files.where), rows)
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
         self.register_buffer("weight", weight, persistent=False)
 
-    def _saved(self, file: str, backbone: PreTrainedModel) -> Tensor:
+    def _saved(self, file: Path, backbone: PreTrainedModel) -> Tensor:
         weight = load_file(file).get("weight")
         width = backbone.config.get_text_config(decoder=True).hidden_size
         count = None if self.rows is None else len(self.rows)
         if weight is None or weight.ndim != 2 or weight.shape[1] != width or count not in (None, len(weight)):
             raise ValueError(f"{file} has no head of this model: save the model again.")
-        check_magnitudes({"weight": weight}, file)
+        check_magnitudes({"weight": weight}, str(file))
         return weight
 
     def of(self, backbone: PreTrainedModel) -> Tensor:
@@ -88,11 +84,13 @@ class Head(nn.Module):
             save_file({"weight": weight}, str(Path(directory) / self.file), metadata={"format": "pt"})
 
 
-def _picked(blocks: Iterator[Tensor], rows: Sequence[int]) -> Tensor:
-    """Some rows of a head, of which one block at a time is in memory."""
-    found = {
-        row: block[row % BLOCK].clone() for place, block in enumerate(blocks) for row in rows if row // BLOCK == place
-    }
+def _picked(blocks: Iterator[Tensor], rows: Sequence[int] | None) -> Tensor:
+    """A head, or some rows of it, of which one block at a time is in memory."""
+    if rows is None:
+        return torch.cat(list(blocks))
+    found: dict[int, Tensor] = {}
+    for number, block in enumerate(blocks):
+        found |= {row: block[row % BLOCK].clone() for row in rows if row // BLOCK == number}
     return torch.stack([found[row] for row in rows])
 
 
@@ -152,8 +150,9 @@ def head_blocks(
     Raises:
         ValueError: If there is no head, or it is quantised.
     """
+    asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
     if isinstance(model_or_path, str):
-        return _checkpoint_blocks(model_or_path, **hub_kwargs)
+        return _checkpoint_blocks(model_or_path, asked)
     first: Any = model_or_path[0] if isinstance(model_or_path, SentenceTransformer) else model_or_path
     model = first.model if isinstance(first, Transformer) else first
     if not isinstance(model, PreTrainedModel):
@@ -161,16 +160,20 @@ def head_blocks(
             f"A {type(model).__name__} has no language model's head: give a language model's path or Hub id, or a "
             "loaded one."
         )
-    weight = _loaded_head(model)
-    if weight is not None:
-        return iter(_checked(weight, "The loaded head").split(BLOCK))
+    head = model.get_output_embeddings()
+    if head is None and _is_tied(model.config):
+        head = model.get_input_embeddings()
+    weight = getattr(head, "weight", None)
+    # What accelerate has offloaded is nowhere.
+    if weight is not None and not weight.is_meta:
+        return iter(_checked(weight.detach(), "The loaded head").split(BLOCK))
     path = model.config.name_or_path
     if not path:
         raise ValueError(
             f"{type(model).__name__} was loaded without its head and does not know from where: give the "
             "language model's path or Hub id."
         )
-    return _checkpoint_blocks(path, **hub_kwargs)
+    return _checkpoint_blocks(path, asked)
 
 
 def check_plain(config: Any) -> None:
@@ -192,65 +195,41 @@ def check_plain(config: Any) -> None:
         )
 
 
-def _loaded_head(model: PreTrainedModel) -> Tensor | None:
-    """The head, where it is in memory."""
-    head = model.get_output_embeddings()
-    if head is None and _is_tied(model.config):
-        head = model.get_input_embeddings()
-    weight = getattr(head, "weight", None)
-    # What accelerate has offloaded is nowhere.
-    return None if weight is None or weight.is_meta else weight.detach()
-
-
 def _is_tied(config: Any) -> bool:
     return bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
 
 
-def _checkpoint_blocks(path: str, **hub_kwargs: Any) -> Iterator[Tensor]:
-    asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
-    path = backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0])
-    check_model(path, None, asked)
-    names = _names(AutoConfig.from_pretrained(path, **asked))
-    file = _file(path, names, **hub_kwargs)
-    if file is None:
-        raise _missing(path, names)
-    with safe_open(file, framework="pt") as weights:
-        key = _find(names, weights.keys())
-        if key is None:
-            raise _missing(path, names)
-        stored = weights.get_slice(key)
-        for first in range(0, stored.get_shape()[0], BLOCK):
-            yield _checked(stored[first : first + BLOCK], f"{key} in {path}")
+def _checkpoint_blocks(path: str, asked: dict[str, Any]) -> Iterator[Tensor]:
+    """The head in a checkpoint; no other file than the one that it is in is fetched."""
+    files = Files(backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0]), asked)
+    check_model(files.name, None, asked)
+    # A tied head is kept as the input embeddings or, seldom, as itself.
+    names = (*_EMBEDDINGS, *_HEADS) if _is_tied(AutoConfig.from_pretrained(files.name, **asked)) else _HEADS
+    index = files.find(SAFE_WEIGHTS_INDEX_NAME)
+    shards = {} if index is None else checked_index(index).weight_map
+    name = SAFE_WEIGHTS_NAME if index is None else shards.get(_find(names, shards) or "")
+    file = None if name is None else files.find(name)
+    if file is not None:
+        with safe_open(file, framework="pt") as weights:
+            key = _find(names, weights.keys())
+            if key is not None:
+                stored = weights.get_slice(key)
+                for first in range(0, stored.get_shape()[0], BLOCK):
+                    yield _checked(stored[first : first + BLOCK], f"{key} in {files}")
+                return
+    raise ValueError(
+        f"{files} has no weight named {' or '.join(names)} in files of safetensors, so there is no language model's "
+        "head. A model saved as an embedder keeps its backbone alone: give the path or Hub id of the language model "
+        "that it was made from. One that is saved in .bin files is to be saved again. One with a head of another name "
+        "is to be loaded by AutoModelForCausalLM and given as it is."
+    )
 
 
-def _file(path: str, names: list[str], **hub_kwargs: Any) -> str | None:
-    """Where the one file of a checkpoint that has the weight lies; no other is downloaded."""
-    index = Module.load_file_path(path, SAFE_WEIGHTS_INDEX_NAME, **hub_kwargs)
-    if index is None:
-        return Module.load_file_path(path, SAFE_WEIGHTS_NAME, **hub_kwargs)
-    shards = checked_index(Path(index)).weight_map
-    key = _find(names, shards)
-    return Module.load_file_path(path, shards[key], **hub_kwargs) if key else None
-
-
-def _names(config: Any) -> list[str]:
-    """How the weight may be called in a checkpoint, prefixes apart, the likeliest first.
-
-    The architecture says it, without its weights. A tied head is kept as the input embeddings or, seldom, as itself.
-    """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    head: nn.Module = model.get_output_embeddings()
-    layers = [model.get_input_embeddings(), head] if _is_tied(config) else [head]
-    paths = [next(path for path, module in model.named_modules() if module is layer) for layer in layers]
-    return [*(f"{path.split('.')[-1]}.weight" for path in paths), *_FORMER_NAMES]
-
-
-def _find(names: list[str], keys: Any) -> str | None:
+def _find(names: Sequence[str], keys: Collection[str]) -> str | None:
     """The key of the weight; the shortest, because layers for further tokens may carry one of that name, too."""
-    keys = list(keys)
     for name in names:
-        if found := [key for key in keys if key == name or key.endswith(f".{name}")]:
+        found = [key for key in keys if key == name or key.endswith(f".{name}")]
+        if found:
             return min(found, key=len)
     return None
 
@@ -262,11 +241,3 @@ def _checked(weight: Tensor, name: str) -> Tensor:
             "Give the language model as it was before it was quantised."
         )
     return weight
-
-
-def _missing(path: str, names: list[str]) -> ValueError:
-    return ValueError(
-        f"{path} has no weight named {' or '.join(names)} in files of safetensors, so there is no language model's "
-        "head. A model saved as an embedder keeps its backbone alone: give the path or Hub id of the language model "
-        "that it was made from. One that is saved in .bin files is to be saved again."
-    )

@@ -99,7 +99,7 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
         else:
             found = replace(find(name), fit_texts=tuple(fit_texts or ()))
             recipes += [replace(found, pooling=pooling) for pooling in found.poolings]
-    return list({recipe.key: recipe for recipe in recipes}.values())
+    return list({recipe.result: recipe for recipe in recipes}.values())
 
 
 def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
@@ -116,7 +116,7 @@ def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Rec
         plain = recipe.row.unchanged or recipe.row.key
         in_chinese = _by_key().get(f"{plain}-zh{recipe.row.key.removeprefix(plain)}")
         found.append(replace(recipe, row=in_chinese) if in_chinese and language == "zh" else recipe)
-    return list({recipe.key: recipe for recipe in found}.values())
+    return list({recipe.result: recipe for recipe in found}.values())
 
 
 def find(name: str) -> Recipe:
@@ -272,13 +272,13 @@ def controls_of(recipe: Recipe) -> tuple[Control, ...]:
     """
     if recipe.random:
         return ()
-    itself = Control("random", recipe.on_random_weights().key, "itself on random weights")
+    itself = Control("random", recipe.on_random_weights().result, "itself on random weights")
     if recipe.bag:
         return (itself,)
     plain, *alike = bags_of_input_embeddings([recipe])
     return (
         Control("tf-idf", TF_IDF_RESULT, "tf-idf, without any model"),
-        Control("bag", plain.key, plain.called),
-        *(Control("filtered bag", bag.key, f"{bag.called} as well") for bag in alike),
+        Control("bag", plain.result, plain.called),
+        *(Control("filtered bag", bag.result, f"{bag.called} as well") for bag in alike),
         itself,
     )

@@ -53,7 +53,7 @@ class Part:
         """What a filter is fitted with, besides texts.
 
         Args:
-            shares: How much each part of the vectors counts: ``SHARES`` of the module that gives them.
+            shares: How much each part of the vectors counts: ``shares`` of the module that gives them.
         """
         if self.module is modules.PartwiseWhitening:
             return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}

@@ -214,12 +214,12 @@ class Recipe:
         return ", ".join(filter(None, words))
 
     @property
-    def key(self) -> str:
-        """Name and pooling: what tells it from all others."""
+    def result(self) -> str:
+        """Name and pooling, which are the name of its result: what tells it from all others."""
         return f"{self.name}, {self.pooling}"
 
     @property
-    def spec(self) -> str:
+    def key(self) -> str:
         """As people type it: ``"reba-2"``, read after a layer ``"reba-2@12"``, filtered ``"classical+whitened"``."""
         layer = "" if self.layer is None else f"@{self.layer}"
         part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
@@ -259,7 +259,7 @@ class Recipe:
         if self.bag:
             bag = f"the bag of {'random' if self.random else 'input'} embeddings"
             return bag if self.part is None else f"{bag}, {self.part.name}"
-        own = replace(self, random=False).key
+        own = replace(self, random=False).result
         return f"{own} on random weights" if self.random else own
 
     @property

@@ -46,7 +46,7 @@ _ZHANG = (
     "Models. ICIC 2024."
 )
 #: A template of the user's own is read as the prompts of PromptEOL are.
-_AS_A_PROMPT = PRESETS["prompteol"].reading()
+_AS_A_PROMPT = PRESETS["prompteol"].settings()
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
 _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
 

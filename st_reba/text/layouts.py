@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
@@ -192,9 +193,8 @@ def _rows(
     tokenization: Tokenization,
 ) -> list[list[_Row]]:
     """The rows of each text, one for each frame."""
-    if positions is not None:
-        most = room(around, positions)
-        max_tokens = most if max_tokens is None else min(most, max_tokens)
+    available = sys.maxsize if positions is None else positions
+    limit = min(room(around, available), sys.maxsize if max_tokens is None else max_tokens)
     own, cut_side = tokenized(tokenizer, texts), tokenizer.truncation_side
     known = dict(zip(texts, own, strict=True))
     rows: dict[int, list[_Row]] = {}
@@ -203,7 +203,7 @@ def _rows(
     if tokenization == "whole" and around[0].template.copies == 1:
         for index, tokens in enumerate(own):
             if tokens.ids and tokens.spans is not None:
-                pending[index] = len(tokens.ids) if max_tokens is None else min(len(tokens.ids), max_tokens)
+                pending[index] = min(len(tokens.ids), limit)
     sides = [_sides(frame.template, tokenizer, prompt) for frame in around] if pending else []
     while pending:
         parts = {index: cut(texts[index], own[index], count, cut_side) for index, count in pending.items()}
@@ -224,24 +224,16 @@ def _rows(
             found = [row for row in whole if row is not None]
             if len(found) < len(whole):
                 continue
-            excess = max(_excess(row, max_tokens, positions) for row in found)
+            excess = max(max(len(row.spans or ()) - limit, len(row.marked) - available) for row in found)
             if excess > 0:
                 shorter[index] = pending[index] - excess
             else:
                 rows[index] = found
         pending = shorter
     for index in set(range(len(texts))) - rows.keys():
-        tokens = own[index].truncated(max_tokens, cut_side)
+        tokens = own[index].truncated(limit, cut_side)
         rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
     return [rows[index] for index in range(len(texts))]
-
-
-def _excess(row: _Row, max_tokens: int | None, positions: int | None) -> int:
-    """How many tokens a row is too long, by either limit; 0 or less where it fits."""
-    length = sum(mark == 0 for _, mark in row.marked)
-    return max(
-        0 if max_tokens is None else length - max_tokens, 0 if positions is None else len(row.marked) - positions
-    )
 
 
 def _sides(template: Template, tokenizer: PreTrainedTokenizerBase, prompt: str) -> _Sides:
@@ -307,26 +299,22 @@ def _in_blocks(blocks: Blocks, text: str, marked: Sequence[Marked], spans: Seque
         # A block may end where the next token begins another sentence: a character may be several tokens.
         passed = [bisect_right(ends, start) for start, _ in spans]
         may_end = [later > earlier for earlier, later in zip(passed, [*passed[1:], 0], strict=False)]
-    # The number of each block by that of its first token.
-    blocks_at: dict[int, int] = {}
-    size = 0
-    for number, ends_here in enumerate(may_end):
-        if size == 0:
-            blocks_at[number] = len(blocks_at)
-        size += 1
-        if ends_here and size >= blocks.length:
-            size = 0
     found: list[Marked] = []
-    number = 0
+    front, count, size = 0, 0, 0
+    ends_here = iter(may_end)
     for token, mark in marked:
         if mark == PREPENDED:
-            found += [(0, PREPENDED - block) for block in range(len(blocks_at))]
+            front = len(found)
             continue
         if mark == 0:
-            if number in blocks_at:
-                found.append((0, PREPENDED - blocks_at[number]))
-            number += 1
+            if size == 0:
+                found.append((0, PREPENDED - count))
+                count += 1
+            size += 1
+            if next(ends_here) and size >= blocks.length:
+                size = 0
         found.append((token, mark))
+    found[front:front] = [(0, PREPENDED - block) for block in range(count)]
     return found
 
 

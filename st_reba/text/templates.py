@@ -80,7 +80,7 @@ class Preset:
     contrast: Contrast | None = None
     prompts: tuple[tuple[str, str], ...] = ()
 
-    def reading(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """How it is read, as arguments of a module; without those of which nothing is said."""
         found = {name: getattr(self, name) for name in READING}
         return {name: value for name, value in found.items() if value is not None}

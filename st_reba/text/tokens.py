@@ -36,15 +36,13 @@ class Tokens(NamedTuple):
     ids: list[int]
     spans: list[Span] | None
 
-    def truncated(self, count: int | None, side: str) -> Tokens:
+    def truncated(self, count: int, side: str) -> Tokens:
         """At most so many of them, from the side that the tokenizer leaves whole.
 
         A fast tokenizer that is asked to truncate keeps that as its state, and another thread may change it before it
         is used: a text is then cut as that thread's are, or not at all.
         """
-        if count is None or len(self.ids) <= count:
-            return self
-        kept = slice(len(self.ids) - count, None) if side == "left" else slice(count)
+        kept = slice(max(0, len(self.ids) - count), None) if side == "left" else slice(count)
         return Tokens(self.ids[kept], None if self.spans is None else self.spans[kept])
 
 

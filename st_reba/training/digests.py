@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from ..optional import require_pyarrow
+import pyarrow as pa
 
 
 def data_digest(dataset: Any) -> str:
@@ -21,12 +21,11 @@ def data_digest(dataset: Any) -> str:
 
 def _vectors(column: Any) -> Iterator[bytes | memoryview]:
     """A column's content: of lists of numbers their bytes, since to write out a number takes a microsecond."""
-    arrow, _ = require_pyarrow("Training")
     values, shape = column.combine_chunks(), [repr(column.type).encode()]
     while _is_list(values.type) and not values.null_count:
         shape.append(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
         values = values.flatten()
-    if len(shape) > 1 and arrow.types.is_primitive(values.type) and not values.null_count:
+    if len(shape) > 1 and pa.types.is_primitive(values.type) and not values.null_count:
         yield from shape
         yield values.to_numpy(zero_copy_only=False).tobytes()
     else:
@@ -34,5 +33,4 @@ def _vectors(column: Any) -> Iterator[bytes | memoryview]:
 
 
 def _is_list(kind: Any) -> bool:
-    types = require_pyarrow("Training")[0].types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

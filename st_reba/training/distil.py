@@ -284,7 +284,7 @@ def teacher_vectors(
     backbone = _loaded(settings, CausalTransformer)
     read = weights_digest(backbone)
     fitted_on = recipe.fit_texts if recipe.fitted else ()
-    key = (read, str(backbone.model.dtype), recipe.key, settings.template, backbone.max_seq_length, fitted_on)
+    key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
     with Progress(disable=not progress, transient=True) as bar:
         task = bar.add_task("Embedding with the teacher", total=len(every))
         vectors = kept_vectors(

@@ -16,8 +16,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from ..files import atomic_directory, check_free
-from ..hub.checks import check_repo_id
-from ..hub.push import push
+from ..hub.push import check_repo_id, push
 from . import arguments as of_st
 from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
 from .divergence import DivergedError, StopOnDivergence

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..data.columns import CONDITIONAL, PAIRS, SENTENCES, TRIPLETS, Schema
-from ..data.reading import read_table
+from ..data.columns import CONDITIONAL, PAIRS, SENTENCES, TRIPLETS, Schema, read_table
 from ..data.sources import TO_TRAIN, located
 from ..optional import require
 

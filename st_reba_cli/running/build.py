@@ -122,7 +122,7 @@ def run(
         row = matching(chosen.row.module, {**chosen.row.settings, **settings})
         if row is not None:
             named = replace(chosen, row=row)
-            add_recipe(built, named.name, named.spec, named.says, row.citation)
+            add_recipe(built, named.name, named.key, named.says, row.citation)
         built.save_pretrained(str(scratch))
     console.print(f'Wrote {out}. Load it with: import st_reba; {type(built).__name__}("{out}")', soft_wrap=True)
 
@@ -168,7 +168,7 @@ def _sparse_settings(chosen: Recipe, template: str | None, **given: Any) -> dict
     row = chosen.row
     if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.part or chosen.layer is not None:
         raise ValueError(
-            f"--sparse with {chosen.spec}: the head is asked at the end of a prompt, behind the last layer. Give a "
+            f"--sparse with {chosen.key}: the head is asked at the end of a prompt, behind the last layer. Give a "
             f"prompt's recipe, such as {SPARSE} or prompteol."
         )
     settings = {**row.settings, **({} if template is None else {"template": template})}

@@ -38,7 +38,7 @@ def in_asked_language(recipes: Sequence[Recipe], asked: Language | None, texts: 
         return found
     if not any(asked.value in recipe.row.prompt_languages for recipe in recipes):
         raise ValueError(
-            f"--prompt-language {asked.value}: {', '.join(dict.fromkeys(recipe.spec for recipe in recipes))} cannot "
+            f"--prompt-language {asked.value}: {', '.join(dict.fromkeys(recipe.key for recipe in recipes))} cannot "
             f"ask in {_NAMES[asked.value]}; leave it out, or give a recipe that can, such as prompteol."
         )
     return in_language(recipes, asked.value)

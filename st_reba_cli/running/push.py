@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from st_reba.hub.checks import model_class
-from st_reba.hub.push import push
+from st_reba.hub.push import model_class, push
 
 from ..printing import console
 

@@ -89,7 +89,7 @@ def test_compare_asks_in_the_language_of_the_texts(options, asked, told, tmp_pat
     (tmp_path / "zh.tsv").write_bytes(demo_pairs("zh").read_bytes())
 
     def stop(backbone, recipes, *args, **settings):
-        stop.recipes = [recipe.spec for recipe in recipes]
+        stop.recipes = [recipe.key for recipe in recipes]
         raise ValueError("enough")
 
     monkeypatch.setattr(compare, "work", stop)

@@ -56,8 +56,8 @@ def test_pairs_are_scored_as_sts_evaluator_does(recipes, pairs):
         if not recipe.control:
             model = recipe.model(recipes.backbone)
             found = evaluator(model)
-            assert spearman.estimates[recipe.key].value == pytest.approx(found["spearman_cosine"], abs=1e-6)
-            assert pearson.estimates[recipe.key].value == pytest.approx(found["pearson_cosine"], abs=1e-6)
+            assert spearman.estimates[recipe.result].value == pytest.approx(found["spearman_cosine"], abs=1e-6)
+            assert pearson.estimates[recipe.result].value == pytest.approx(found["pearson_cosine"], abs=1e-6)
             first, second = (model.encode(texts, convert_to_tensor=True) for texts in (pairs.first, pairs.second))
             cosine = torch.cosine_similarity(first, second)
             assert found["spearman_cosine"] == pytest.approx(spearmanr(cosine, pairs.scores).statistic, abs=1e-6)
@@ -87,8 +87,8 @@ def test_overlap_and_what_is_beyond_it(recipes, pairs, fit_texts):
     assert not spearman.estimates["tf-idf, mean"].tied
     assert beyond.task.name == "Beyond overlap"
     assert f"counted on {len(counted)} texts" in beyond.task.note
-    assert set(beyond.estimates) == {recipe.key for recipe in recipes.all}
-    model = next(recipe for recipe in recipes.all if recipe.key == "Classical, mean").model(recipes.backbone)
+    assert set(beyond.estimates) == {recipe.result for recipe in recipes.all}
+    model = next(recipe for recipe in recipes.all if recipe.result == "Classical, mean").model(recipes.backbone)
     vectors = [model.encode(texts, convert_to_tensor=True) for texts in (pairs.first, pairs.second)]
     expected = oracles.partial_rank_correlation(torch.cosine_similarity(*vectors), pairs.scores, overlap)
     assert beyond.estimates["Classical, mean"].value == pytest.approx(expected, abs=1e-6)
@@ -105,7 +105,7 @@ def test_word_sense(recipes):
             model = recipe.model(recipes.backbone)
             if getattr(model[0], "rows", "all") == "all":
                 alone = OddOneOutEvaluator(questions)(model)["euclidean_accuracy"]
-                assert column.estimates[recipe.key].value == pytest.approx(alone)
+                assert column.estimates[recipe.result].value == pytest.approx(alone)
     assert column.estimates["ReBA-2, mean"] == column.estimates["ReBA-2, last"]
 
 
@@ -115,7 +115,7 @@ def test_without_labels(recipes, pairs):
         columns = geometry_columns(found, evaluator)
     assert [column.task.name for column in columns] == ["Contrastive loss", "Alignment", "Uniformity", "Anisotropy"]
     assert all(column.task.proxy and not column.task.greater_is_better for column in columns)
-    model = next(recipe for recipe in recipes.all if recipe.key == "ReBA-2, mean").model(recipes.backbone)
+    model = next(recipe for recipe in recipes.all if recipe.result == "ReBA-2, mean").model(recipes.backbone)
     alone = evaluator(model)
     for column, metric in zip(columns, ("contrastive_loss", "alignment", "uniformity", "anisotropy"), strict=True):
         assert column.estimates["ReBA-2, mean"].value == pytest.approx(alone[metric], abs=1e-5)

@@ -66,7 +66,7 @@ def test_rows_and_columns(recipes, found):
     assert [result.name for result in found.results][: len(trained)] == trained
     assert found.results[0].control
     assert found.results[0].scores.keys() == {"STS", "STS, Pearson"}
-    worded = {recipe.key for recipe in recipes.all if recipe.words}
+    worded = {recipe.result for recipe in recipes.all if recipe.words}
     for result in found.results:
         assert ("Word sense" in result.scores) == (result.name.removeprefix("Random weights, ") in worded)
         assert "STS" in result.scores
@@ -77,9 +77,9 @@ def test_finalists():
     """The best and what is tied with it, three at most; and what was chosen before, whatever it scored."""
     recipes = default_recipes(2)
     bag = bags_of_input_embeddings(recipes)[0]
-    keys = [recipe.key for recipe in recipes]
+    keys = [recipe.result for recipe in recipes]
     scores = {key: Estimate(0.5 - place / 100, 0, 1, tied=place < 5) for place, key in enumerate(keys)}
-    column = ScoreColumn(Measure("STS", "Spearman x 100"), {**scores, bag.key: Estimate(0.9, 0, 1)})
+    column = ScoreColumn(Measure("STS", "Spearman x 100"), {**scores, bag.result: Estimate(0.9, 0, 1)})
     assert finalists([bag, *recipes], column) == keys[:3]
     assert finalists([bag, *recipes], column, keys[7]) == [keys[7], *keys[:2]]
     apart = {key: dataclasses.replace(score, tied=key == keys[0]) for key, score in scores.items()}
@@ -115,7 +115,7 @@ def test_without_controls(shallow_path):
     asked = asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9)
     recipes = Recipes(CausalTransformer(shallow_path), asked, controls=False)
     found = compare(recipes, PAIRS, random=False)
-    assert [result.name for result in found.results] == [recipe.key for recipe in asked]
+    assert [result.name for result in found.results] == [recipe.result for recipe in asked]
     assert [task.name for task in found.tasks] == ["STS", "STS, Pearson"]
     assert "no control was run" in found.answer or found.answer.startswith("None: ")
     assert not found.skipped
@@ -158,7 +158,7 @@ def test_cost_is_relative_to_classical(found):
 
 def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, monkeypatch):
     """As in a search, whose finalists may have none with their pooling. The bag, which is next to free, is no unit."""
-    asked = [recipe for recipe in default_recipes(2) if recipe.key in ("Classical, mean", "ReBA-2, last")]
+    asked = [recipe for recipe in default_recipes(2) if recipe.result in ("Classical, mean", "ReBA-2, last")]
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, "Bag of input embeddings, mean": 0.1, "ReBA-2, last": 10}
     timed = []
     costs = Recipes.costs
@@ -302,7 +302,7 @@ def test_a_task_whose_data_do_not_load_once_more(shallow_path, monkeypatch):
 
 def fitted(path, texts):
     keys = ("Classical, mean", "Classical, whitened, mean")
-    asked = [recipe for recipe in default_recipes(1, texts) if recipe.key in keys]
+    asked = [recipe for recipe in default_recipes(1, texts) if recipe.result in keys]
     return Recipes(CausalTransformer(path), asked)
 
 
@@ -334,8 +334,8 @@ def test_a_result_carries_its_recipe_and_its_controls(backbone_path):
     recipes = Recipes(CausalTransformer(backbone_path()), asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9))
     results = {result.name: result for result in compare(recipes, PAIRS).results}
     for recipe in recipes.all:
-        result = results[recipe.key]
-        assert (result.spec, result.says, result.called) == (recipe.spec, recipe.says, recipe.called)
+        result = results[recipe.result]
+        assert (result.spec, result.says, result.called) == (recipe.key, recipe.says, recipe.called)
         assert result.controls == controls_of(recipe)
         assert find(result.spec).row is recipe.row
     kinds = {control.kind: control.name for control in results["Classical, centred, mean"].controls}
@@ -355,10 +355,10 @@ def test_revisions_tell_all_recipes_apart(roomy_path):
     assert list(revisions) == made.keys
     assert len(set(revisions.values())) == len(revisions)
     assert Recipes(CausalTransformer(roomy_path), every).revisions() == revisions
-    (prompted,) = (recipe for recipe in every if recipe.key == "PromptEOL, last")
+    (prompted,) = (recipe for recipe in every if recipe.result == "PromptEOL, last")
     template = {"template": 'In a word, "{text}": "', "pool_over": "all"}
     other = dataclasses.replace(prompted, row=dataclasses.replace(prompted.row, settings=template))
-    at_the_end = [recipe for recipe in every if recipe.key == "ReBA-2, last"]
+    at_the_end = [recipe for recipe in every if recipe.result == "ReBA-2, last"]
     changed = Recipes(CausalTransformer(roomy_path), [other, *at_the_end]).revisions()
     assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
     # Whatever else is compared.

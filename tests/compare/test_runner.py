@@ -75,10 +75,10 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     # One for each way to run the model.
     assert {what for what, _ in done[before:]} == {"Embedding"}
     assert 10 < len(done) - before < len(found)
-    assert list(found) == made.keys == [recipe.key for recipe in made.all]
+    assert list(found) == made.keys == [recipe.result for recipe in made.all]
     for recipe in made.all:
         alone = recipe.model(backbone)
-        assert relative_error(found[recipe.key], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.key
+        assert relative_error(found[recipe.result], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.result
 
 
 def test_one_recipe_at_two_layers(backbone):
@@ -86,7 +86,7 @@ def test_one_recipe_at_two_layers(backbone):
     found = made.embed(TEXTS)
     assert len(found) == 4
     for recipe in made.all:
-        assert relative_error(found[recipe.key], recipe.model(backbone).encode(TEXTS)) < 1e-5, recipe.key
+        assert relative_error(found[recipe.result], recipe.model(backbone).encode(TEXTS)) < 1e-5, recipe.result
 
 
 def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
@@ -97,14 +97,14 @@ def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
     for recipe in made.all:
         if recipe.words and recipe.pooling == "mean":
             alone = recipe.model(backbone)
-            assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.key
+            assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
 
 
 def test_the_bag_stands_beside_the_recipes(recipes):
     made, _ = recipes
-    own = [recipe.key for recipe in made.all if not recipe.control]
+    own = [recipe.result for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
-    assert own == [recipe.key for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
+    assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
     around = ["", *(f", {name}" for name in (PARTWISE, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert made.controls == bags
@@ -117,7 +117,7 @@ def test_some_on_random_weights(few, backbone):
     keys = ["Classical, whitened, last", "ReBA-2, mean", "PromptEOL, last"]
     with made.on_random_weights(keys) as controls:
         assert sum(parameter.numel() for parameter in backbone.model.parameters()) == 0
-        bags = [recipe.key for recipe in made.all if recipe.bag]
+        bags = [recipe.result for recipe in made.all if recipe.bag]
         assert (
             controls.keys == controls.controls == [f"Random weights, {key}" for key in made.keys if key in bags + keys]
         )
@@ -127,7 +127,7 @@ def test_some_on_random_weights(few, backbone):
     random = random_weights(backbone)
     for recipe in controls.all:
         alone = recipe.model(random)
-        assert relative_error(found[recipe.key], alone.encode(TEXTS)) < 1e-5, recipe.key
+        assert relative_error(found[recipe.result], alone.encode(TEXTS)) < 1e-5, recipe.result
         if recipe.words:
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
 
@@ -187,7 +187,7 @@ def test_costs_are_of_what_is_trained(few):
 
 
 def test_the_unit_is_timed_though_it_is_not_compared(backbone):
-    made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.key == "ReBA-2, last"])
+    made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.result == "ReBA-2, last"])
     seconds = made.costs(TEXTS)
     assert set(seconds) == {"Classical, mean", "Classical, last", "Bag of input embeddings, mean", "ReBA-2, last"}
     assert all(spent > 0 for spent in seconds.values())
@@ -266,7 +266,7 @@ def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
     assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
     assert "RT-2, last" in skipped
     found = made.embed(TEXTS[:1])
-    assert set(found) == {recipe.key for recipe in made.all}
+    assert set(found) == {recipe.result for recipe in made.all}
 
 
 def test_a_backbone_without_attention(backbone_path, monkeypatch):
@@ -281,7 +281,7 @@ def test_a_backbone_without_attention(backbone_path, monkeypatch):
     reader = RecipeReader(backbone, recipes)
     found = reader.embed(TEXTS)
     for recipe in recipes:
-        assert np.array_equal(found[recipe.key], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
+        assert np.array_equal(found[recipe.result], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
     assert set(reader.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}
 
 

@@ -104,6 +104,14 @@ def test_columns_that_a_user_names(columns, content, tmp_path):
     assert read_data(path, columns) == read_pairs(path, columns) == Pairs(*map(list, zip(*ROWS, strict=True)))
 
 
+def test_a_document_in_a_cell_leaves_the_processs_limit_of_cells_as_it_is(tmp_path):
+    long = "word " * 100_000
+    path = written(tmp_path, **{"t.csv": as_csv([(long, "b", 1), ("c", "d", 2)])})
+    before = csv.field_size_limit()
+    assert read_pairs(path).first == [long, "c"]
+    assert csv.field_size_limit() == before < len(long)
+
+
 def test_classes_of_inference_are_no_scores(tmp_path):
     names = ("premise", "hypothesis", "label")
     path = written(tmp_path, **{"t.csv": as_csv([(*row[:2], label) for label, row in enumerate(ROWS)], names)})
@@ -142,6 +150,7 @@ def test_two_classes_triplets_and_texts(tmp_path):
         ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
          "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is no character. A row is"),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
+        ("t.csv", as_csv([("a", "b", "1_000")]), "t.csv, line 2: score: '1_000' is not a number"),
         ("s/2.csv", as_csv([("a", "b", "high")]), "s/2.csv, line 2: score: 'high' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns .* with commas between. Is it CSV\?"),
         ("t.xlsx", b"PK\x03\xff", "t.xlsx, line 1: not UTF-8"),
@@ -181,6 +190,23 @@ class TestRetrieval:
         assert "qrels.tsv: 2 queries, 2 documents, 2 judged relevant; left out" in told[0]
         assert told[0].endswith(", for nothing is relevant to them: 1 of 3 queries.")
         assert read_data(tmp_path) == found
+
+    def test_a_later_judgement_takes_an_earlier_one_back(self, tmp_path):
+        qrels = "q1\td1\t1\nq1\td2\t1\nq1\td1\t0\n"
+        assert read_retrieval(*self.sources(tmp_path, **{"qrels.tsv": qrels})).relevant == {"q1": ("d2",)}
+        with pytest.raises(ValueError, match="nothing is relevant"):
+            read_retrieval(*self.sources(tmp_path, **{"qrels.tsv": "q1\td1\t1\nq1\td1\t0\n"}))
+
+    def test_identifiers_that_pandas_wrote(self, tmp_path):
+        """It makes 1.0 of 1 where another row of the column has none."""
+        queries = as_jsonl([(1.0, "a?"), (2, "b?")], ("_id", "text"))
+        qrels = as_jsonl([(1, "d1", 1), (2.0, "d2", 1)], ("query-id", "corpus-id", "score"))
+        sources = self.sources(tmp_path, **{"queries.jsonl": queries, "qrels.jsonl": qrels})
+        found = read_retrieval(*sources[:2], tmp_path / "qrels.jsonl")
+        assert found.relevant == {"1": ("d1",), "2": ("d2",)}
+        (tmp_path / "queries.jsonl").write_text(as_jsonl([(1.5, "a?")], ("_id", "text")))
+        with pytest.raises(ValueError, match=r"_id: 1.5 is no identifier"):
+            read_retrieval(*sources)
 
     def test_parts(self, tmp_path):
         found = read_retrieval(*self.sources(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
-from st_reba.data.streams import LineFile
+from st_reba.data.parquet_copy import ParquetCopy
 from st_reba.encoding import Encoder, LocalEngine, encode_file
 
 from .inputs import Ones, sentences
@@ -234,6 +234,17 @@ class TestResuming:
         made = encode_file(encoder, texts, out, precision="binary", overwrite=True)
         assert (made.resumed, np.load(out).shape) == (0, (50, 4))
 
+    def test_a_run_that_another_version_began_is_refused(self, encoder, texts, tmp_path):
+        out = tmp_path / "a.npy"
+        interrupted(encoder, texts, out)
+        manifest = tmp_path / "a.npy.partial" / "manifest.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "st_reba": "0.7.1"}))
+        (manifest.parent / "texts.parquet").rename(manifest.parent / "index.npy")
+        with pytest.raises(ValueError, match=r"settings: st_reba '0.7.1' \(now '.*'\)\. .* anew with --overwrite"):
+            encode_file(encoder, texts, out, chunk_size=8)
+        assert encode_file(encoder, texts, out, chunk_size=8, overwrite=True).resumed == 0
+        assert left(tmp_path) == ["a.npy"]
+
     def test_a_part_that_was_being_written_is_written_again(self, encoder, texts, tmp_path):
         interrupted(encoder, texts, tmp_path / "a.npy")
         (tmp_path / "a.npy.partial" / "parts" / ".writing-0").write_bytes(b"half")
@@ -306,14 +317,6 @@ class TestShardsAndRemotePaths:
             assert encode_file(ones, source, tmp_path / "a.npy", overwrite=True).rows == 51
             (tmp_path / "a.npy").unlink()
 
-    def test_a_shard_that_changes_meanwhile(self, ones, folder, tmp_path):
-        def spoil(stage, done, total):
-            if done == 16:
-                (folder / "part-11.jsonl").write_text('{"text": "b"}\n' * 30)
-
-        with pytest.raises(ValueError, match="part-11.jsonl was changed during the run"):
-            encode_file(ones, folder, tmp_path / "a.npy", chunk_size=8, on_progress=spoil)
-
     def test_refusals(self, ones, folder, remote, tmp_path):
         with pytest.raises(ValueError, match="lies in the folder that is read: choose another --out"):
             encode_file(ones, folder, folder / "a.npy")
@@ -384,19 +387,24 @@ class TestRefusals:
             encode_file(encoder, path, tmp_path / "a.npy", chunk_size=8)
         assert left(tmp_path) == ["records.jsonl"]
 
-    @pytest.mark.parametrize("letter", [b"b", b"\xff"])
-    def test_an_input_that_changes_meanwhile(self, letter, model_directory, tmp_path):
-        """It is said, whether or not it could still be read, and what was done before stays."""
-        path = tmp_path / "long.txt"
-        path.write_bytes((b"a" * 9_999 + b"\n") * 50)
-
+    def test_an_input_that_changes_while_it_is_copied(self, ones, texts, tmp_path):
         def spoil(stage, done, total):
-            if done == 16:
-                path.write_bytes((letter * 9_999 + b"\n") * 50)
+            if (stage, done) == ("Checking", 50):
+                texts.write_text("another\n" * 50)
 
-        with pytest.raises(ValueError, match="long.txt was changed during the run"):
-            encode_file(Ones(str(model_directory)), path, tmp_path / "a.npy", chunk_size=8, on_progress=spoil)
-        assert len(list((tmp_path / "a.npy.partial" / "parts").iterdir())) >= 2
+        with pytest.raises(ValueError, match="texts.txt was changed during the run"):
+            encode_file(ones, texts, tmp_path / "a.npy", chunk_size=8, on_progress=spoil)
+        assert left(tmp_path) == []
+        assert encode_file(ones, texts, tmp_path / "a.npy", chunk_size=8).rows == 50
+
+    def test_an_input_that_goes_when_it_is_copied(self, ones, texts, tmp_path):
+        """What is encoded is the copy."""
+
+        def remove(stage, done, total):
+            if stage == "Encoding":
+                texts.unlink(missing_ok=True)
+
+        assert encode_file(ones, texts, tmp_path / "a.npy", chunk_size=8, on_progress=remove).rows == 50
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -432,8 +440,14 @@ def test_rows_in_memory_do_not_grow_with_the_file(encoder, tmp_path, monkeypatch
     path.write_text("a\n" * 1000)
     most, encoded = 0, 0
     read = []
-    real = LineFile.read
-    monkeypatch.setattr(LineFile, "read", lambda self, piece: read.append(piece.rows) or real(self, piece))
+    real = ParquetCopy.read
+
+    def counted(self, number):
+        rows = real(self, number)
+        read.append(len(rows.texts))
+        return rows
+
+    monkeypatch.setattr(ParquetCopy, "read", counted)
 
     class Counting(Ones):
         def encode(self, model, texts):

@@ -74,7 +74,7 @@ def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
 
     def partly_removed(self):
         shutil.rmtree(self.parts, ignore_errors=True)
-        self.index.unlink()
+        self.texts.unlink()
         die()
 
     link, rename = os.link, os.rename

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from st_reba.data.streams import LineFile
+from st_reba.data.parquet_copy import ParquetCopy
 from st_reba.encoding import encode_file
 from st_reba.encoding.outputs import NpyOutput
 
@@ -41,20 +41,20 @@ def test_the_next_chunk_is_read_and_the_last_one_written_while_the_model_runs(
 ):
     """All three meet: one after another, none of them would get to the end."""
     meeting = threading.Barrier(3, timeout=20)
-    read, write_part = LineFile.read, NpyOutput.write_part
+    read, write_part = ParquetCopy.read, NpyOutput.write_part
     parts = iter(range(3))
 
-    def reading(self, piece):
-        if piece.row == 4:
+    def reading(self, number):
+        if number == 2:
             meeting.wait()
-        return read(self, piece)
+        return read(self, number)
 
     def writing(self, stream, vectors, kept):
         if next(parts) == 0:
             meeting.wait()
         write_part(self, stream, vectors, kept)
 
-    monkeypatch.setattr(LineFile, "read", reading)
+    monkeypatch.setattr(ParquetCopy, "read", reading)
     monkeypatch.setattr(NpyOutput, "write_part", writing)
     when_encoding("b", meeting.wait)
     out = tmp_path / "a.npy"

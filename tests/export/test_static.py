@@ -17,7 +17,7 @@ import st_reba_cli as cli
 from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
 from st_reba.data.demo import demo_sentences
 from st_reba.export import static_model, usual_layer
-from st_reba.hub.checks import check_saved_model
+from st_reba.hub.push import check_saved_model
 
 from ..backbones import TEXTS
 from ..conftest import relative_error

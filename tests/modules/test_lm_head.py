@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
 
@@ -92,6 +92,15 @@ def test_the_shortest_name():
 
 
 class TestRefused:
+    def test_a_head_of_another_name(self, tmp_path):
+        model = language_model(tie_word_embeddings=False)
+        backbones.save(model, tmp_path)
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["words.weight"] = weights.pop("lm_head.weight")
+        save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match="no weight named lm_head.weight or embed_out.weight .* given as it is"):
+            head(str(tmp_path))
+
     def test_an_embedder_that_kept_its_backbone_alone(self, tmp_path):
         backbones.save(language_model().model, tmp_path)
         for source in (str(tmp_path), CausalTransformer(str(tmp_path))):

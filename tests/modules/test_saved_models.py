@@ -14,7 +14,7 @@ import sentence_transformers
 from safetensors.numpy import load_file
 
 from st_reba import CausalTransformer
-from st_reba.hub.checks import model_class
+from st_reba.hub.push import model_class
 
 from ..catalogued import PUBLIC_MODULES
 from ..fixtures import make_saved

@@ -33,12 +33,12 @@ def test_the_recipes():
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
     expected |= {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean"}
     recipes = default_recipes()
-    keys = [recipe.key for recipe in recipes]
+    keys = [recipe.result for recipe in recipes]
     assert expected <= set(keys)
     assert len(set(keys)) == len(keys)
     assert not any(recipe.control for recipe in recipes)
     # Rows that stand for several have no words: those differ.
-    merged = {recipe.key: recipe.same_as for recipe in recipes if recipe.same_as}
+    merged = {recipe.result: recipe.same_as for recipe in recipes if recipe.same_as}
     assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
     unworded = {recipe.method for recipe in recipes if not recipe.words and recipe.part is None and not recipe.same_as}
     assert set(wordless) <= unworded
@@ -70,18 +70,22 @@ def test_a_row_stands_only_for_what_was_asked():
     asked = [Recipe(find(key).row, pooling) for key in ("classical", "echo-2", "bidirectional")
              for pooling in ("mean", "last")]  # fmt: skip
     kept = without_repeats(asked)
-    assert [recipe.key for recipe in kept] == [recipe.key for recipe in asked if recipe.key != "Bidirectional, last"]
-    assert {recipe.key: recipe.same_as for recipe in kept if recipe.same_as} == {"Classical, last": ("Bidirectional",)}
-    assert {recipe.key for recipe in kept if not recipe.words} == {"Classical, last"}
+    assert [recipe.result for recipe in kept] == [
+        recipe.result for recipe in asked if recipe.result != "Bidirectional, last"
+    ]
+    assert {recipe.result: recipe.same_as for recipe in kept if recipe.same_as} == {
+        "Classical, last": ("Bidirectional",)
+    }
+    assert {recipe.result for recipe in kept if not recipe.words} == {"Classical, last"}
     alone = [recipe for recipe in asked if recipe.method == "Bidirectional"]
     assert without_repeats(alone) == alone
 
 
 def test_eight_are_worth_trying():
     few = worth_trying()
-    assert len({recipe.key for recipe in few}) == len(few) == 8
+    assert len({recipe.result for recipe in few}) == len(few) == 8
     # What one has without a recipe, which the answer holds the others against.
-    assert WITHOUT.keys() <= {recipe.key for recipe in few}
+    assert WITHOUT.keys() <= {recipe.result for recipe in few}
     assert max(recipe.copies for recipe in few if recipe.copies) == 2
     assert not any(recipe.control for recipe in few)
 
@@ -133,7 +137,7 @@ def test_no_more_copies_than_asked(repetitions, roomy):
 def test_controls_have_names_of_their_own():
     recipe = default_recipes()[0]
     control = recipe.on_random_weights()
-    assert (control.name, control.key, control.control) == (
+    assert (control.name, control.result, control.control) == (
         "Random weights, Classical", "Random weights, Classical, mean", True,
     )  # fmt: skip
     assert control.row is recipe.row
@@ -169,10 +173,10 @@ def test_filters_are_rows_of_their_own(tmp_path):
     found = reader.embed(TEXTS)
     assert not reader.skipped
     for recipe in recipes:
-        assert relative_error(found[recipe.key], reader.model(recipe).encode(TEXTS)) < 1e-4
+        assert relative_error(found[recipe.result], reader.model(recipe).encode(TEXTS)) < 1e-4
         # Fitted anew, on the same: a direction has no sign.
         alone = recipe.model(backbone).encode(TEXTS, convert_to_tensor=True).cpu()
-        assert torch.allclose(cos_sim(found[recipe.key], found[recipe.key]), cos_sim(alone, alone), atol=1e-3)
+        assert torch.allclose(cos_sim(found[recipe.result], found[recipe.result]), cos_sim(alone, alone), atol=1e-3)
 
 
 def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
@@ -194,19 +198,19 @@ def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_p
     assert not made.skipped
     bag = f"Bag of input embeddings, {PARTWISE}, mean"
     found = {key: made.model(key) for key in made.keys}
-    with made.on_random_weights([recipe.key]) as untrained:
+    with made.on_random_weights([recipe.result]) as untrained:
         readers = (made, untrained)
         assert [key for reader in readers for key in reader.keys] == [
-            "Bag of input embeddings, mean", bag, recipe.key, "Random weights, Bag of input embeddings, mean",
-            f"Random weights, {bag}", f"Random weights, {recipe.key}",
+            "Bag of input embeddings, mean", bag, recipe.result, "Random weights, Bag of input embeddings, mean",
+            f"Random weights, {bag}", f"Random weights, {recipe.result}",
         ]  # fmt: skip
         # What the bag has is one part, and what the recipe has are two: behind the prompt, on random weights, too.
         found.update({key: untrained.model(key) for key in untrained.keys})
         assert {key: model[2].shares for key, model in found.items() if len(model) > 2} == {
-            recipe.key: [0.3, 0.7], f"Random weights, {recipe.key}": [0.3, 0.7],
+            recipe.result: [0.3, 0.7], f"Random weights, {recipe.result}": [0.3, 0.7],
             bag: [1], f"Random weights, {bag}": [1],
         }  # fmt: skip
-        assert isinstance(found[f"Random weights, {recipe.key}"][0], EarlyLateModule)
+        assert isinstance(found[f"Random weights, {recipe.result}"][0], EarlyLateModule)
     for reader in readers:
         for key, vectors in reader.embed(TEXTS).items():
             assert relative_error(vectors, found[key].encode(TEXTS)) < 1e-4, key
@@ -215,14 +219,14 @@ def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_p
         ("tf-idf", "tf-idf, mean", "tf-idf, without any model"),
         ("bag", "Bag of input embeddings, mean", "the bag of input embeddings"),
         ("filtered bag", bag, f"the bag of input embeddings, {PARTWISE} as well"),
-        ("random", f"Random weights, {recipe.key}", "itself on random weights"),
+        ("random", f"Random weights, {recipe.result}", "itself on random weights"),
     ]
-    assert recipe.filter.settings(found[recipe.key][0].shares) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
+    assert recipe.filter.settings(found[recipe.result][0].shares) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
 
 
 def test_the_bag_has_every_filter_and_weighting_too():
     recipes = [recipe for recipe in default_recipes() if recipe.method == "Classical"]
-    names = [bag.key for bag in bags_of_input_embeddings(recipes)]
+    names = [bag.result for bag in bags_of_input_embeddings(recipes)]
     assert names == [
         "Bag of input embeddings, mean", *(f"Bag of input embeddings, {name}, mean" for name in (*FILTERS, IDF)),
     ]  # fmt: skip

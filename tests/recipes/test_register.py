@@ -71,7 +71,7 @@ def test_their_recipes_are_compared(theirs, backbone_path):
     assert (row.key, row.name, row.module, row.says) == (
         "their-module", "TheirModule", module, "Reads a text as they do",
     )  # fmt: skip
-    assert [recipe.key for recipe in default_recipes()].count("TheirModule, mean") == 1
+    assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
     assert find("TheirModule").row is row
     backbone = CausalTransformer(backbone_path())
     made = Recipes(backbone, asked_for(["their-module", "classical"], 3, TEXTS))

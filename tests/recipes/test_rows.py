@@ -59,9 +59,9 @@ def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
     shown = [*default_recipes(5), *worth_trying(), *(each.recipe([]) for each in candidates(12))]
     shown += bags_of_input_embeddings(shown)
     for recipe in shown:
-        for name in (recipe.name, recipe.spec):
+        for name in (recipe.name, recipe.key):
             found = find(name)
-            assert (found.name, found.spec) == (recipe.name, recipe.spec)
+            assert (found.name, found.key) == (recipe.name, recipe.key)
 
 
 def test_a_row_under_a_change(backbone_path):
@@ -114,7 +114,7 @@ def test_controls_without_a_model_of_their_own_are_refused(name):
 
 
 def test_those_that_are_asked_for():
-    keys = [recipe.key for recipe in asked_for(["reba-2, prompteol", "Echo-2, bidirectional", "reba-2"])]
+    keys = [recipe.result for recipe in asked_for(["reba-2, prompteol", "Echo-2, bidirectional", "reba-2"])]
     assert keys == [
         "ReBA-2, mean", "ReBA-2, last", "PromptEOL, last", "Echo-2, bidirectional, mean", "Echo-2, bidirectional, last",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from transformers import set_seed
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
-from st_reba.hub.checks import check_saved_model
+from st_reba.hub.push import check_saved_model
 from st_reba.training import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
 
 from .. import oracles

@@ -69,7 +69,7 @@ class Found:
     @property
     def chosen(self) -> str:
         """Key of the recipe that was found best on the half to choose on."""
-        return self.finalists[0].recipe([]).key
+        return self.finalists[0].recipe([]).result
 
     def recipes(self) -> list[Recipe]:
         """The finalists, and beside them the recipe without any choice."""

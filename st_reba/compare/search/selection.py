@@ -24,7 +24,7 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
         result.name: result.scores[task.name].value for result in comparison.results if task.name in result.scores
     }
     chosen = found.chosen
-    plain = PLAIN.recipe([]).key
+    plain = PLAIN.recipe([]).result
     held = scores[chosen] - scores[plain]
     noun = found.held_out.noun
     steps = ", then ".join(f"{rung.candidates} recipes on {rung.items} {noun}" for rung in found.rungs)

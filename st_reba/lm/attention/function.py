@@ -11,10 +11,11 @@ Nothing here knows a method. The observer, and what changes attention, are those
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..precision import autocast_dtype, for_summing, without_autocast
@@ -61,26 +62,24 @@ def observable_attention(
     ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
     neither honoured nor in :data:`HARMLESS` is noted in a :class:`~st_reba.lm.attention.observers.Census`.
     """
-    here = current()
-    observer, masking, rerouting = here.observer, here.masking, here.rerouting
-    if masking is not None and not masking.applies(_layer_index(module)):
-        masking = None
-    if masking is not None:
+    here = current().at(module)
+    # Where anything is to happen here, it is a number.
+    layer = cast(int, getattr(module, "layer_idx", None))
+    if here.masking is not None:
         window = kwargs.get("sliding_window")
-        attention_mask, is_causal = masking.mask(attention_mask, key.shape[2], window, key.device), False
-    if rerouting is not None and _layer_index(module) not in rerouting.layers:
-        rerouting = None
+        attention_mask, is_causal = here.masking.mask(attention_mask, key.shape[2], window, key.device), False
     explicit = softcap is not None or s_aux is not None
     if here.census is not None:
-        here.census.layers.append(_layer_index(module))
+        here.census.layers.append(layer)
         here.census.explicit |= explicit
         here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
-    # From here on ``observer`` is the one that wants to see this layer.
-    if observer is not None and not observer.wants(layer := _layer_index(module)):
-        observer = None
-    if observer is None and rerouting is None and not explicit and position_bias is None:
-        if masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]:
-            return _after_cache(query, key, value, attention_mask, dropout, scaling), None
+    if here.observer is None and here.rerouting is None and not explicit and position_bias is None:
+        if here.masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]:
+            # Behind a cache: where there is a mask, transformers repeats the cache for each head, in every layer.
+            output = scaled_dot_product_attention(
+                query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+            )
+            return output.transpose(1, 2).contiguous(), None
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
@@ -97,39 +96,21 @@ def observable_attention(
         # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
         explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
         if causal and (explicit or bias is not None):
-            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-            hidden = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
+            hidden = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu(1)
             bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
         if explicit:
             output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
         else:
             output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
-        if rerouting is not None:
-            logits = rerouting.logits(query, key, scale, softcap, position_bias)
-            output, lse = _with_one_more(output, lse, logits, rerouting.taken(value), dropout)
-        if observer is not None:
+        if here.rerouting is not None:
+            logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
+            output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
+        if here.observer is not None:
             weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
-            if isinstance(masking, Bidirectional):
+            if isinstance(here.masking, Bidirectional):
                 weights = replace(weights, backward=weights)
-            observer.observe(weights)
+            here.observer.observe(weights)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _after_cache(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
-) -> Tensor:
-    """(B, N, H, d) of a few queries, with a mask (B or 1, 1, N, M) that is one for all heads.
-
-    The heads that share a key-value head stand as further queries of it. transformers repeats keys and values for each
-    of them instead, where there is a mask: a copy of the whole cache in every layer of every pass.
-    """
-    groups, length = key.shape[1], query.shape[2]
-    heads = query.shape[1] // groups
-    folded = query.unflatten(1, (groups, heads)).flatten(2, 3)
-    output = nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=mask.repeat(1, 1, heads, 1), dropout_p=dropout, scale=scaling
-    )
-    return output.unflatten(2, (heads, length)).flatten(1, 2).transpose(1, 2).contiguous()
 
 
 def _in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,13 +133,6 @@ def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, d
     value = value.repeat_interleave(output.shape[1] // value.shape[1], dim=1)
     mixed = (1 - weight) * for_summing(output) + given * for_summing(value)
     return mixed.to(output.dtype), torch.logaddexp(lse, logits)
-
-
-def _layer_index(module: nn.Module) -> int:
-    index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int):
-        raise RuntimeError(f"{type(module).__name__} does not say which layer it is: its attention cannot be watched.")
-    return index
 
 
 def _as_bias(attention_mask: Tensor | None, position_bias: Tensor | None, length: int) -> Tensor | None:

@@ -111,7 +111,7 @@ def test_rungs(pairs, sizes):
 
 def test_candidates_are_all_combinations_and_all_different():
     every = candidates(32)
-    assert len(every) == len({candidate.recipe(["a"]).key for candidate in every})
+    assert len(every) == len({candidate.recipe(["a"]).result for candidate in every})
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
     plain, under_a_change = (
         sum(len(row.own_poolings) for row in searched() if bool(row.unchanged) is changed) for changed in (False, True)
@@ -126,7 +126,7 @@ def test_candidates_are_all_combinations_and_all_different():
 
 def test_a_changed_recipe_is_read_at_its_end_and_can_be_built():
     """Under its own name: a bidirectional last layer under last pooling is what it is without."""
-    found = {candidate.recipe([]).key: candidate for candidate in changed() if not candidate.filter}
+    found = {candidate.recipe([]).result: candidate for candidate in changed() if not candidate.filter}
     anywhere = ("re-routed", "prepended", "before-mlp")
     echo = {f"Echo-2, {change}, {pooling}" for change in anywhere for pooling in ("mean", "last")}
     prompted = {f"Pretended CoT, {change}, last" for change in (*anywhere, "steered")}
@@ -139,8 +139,8 @@ def of_each_change():
     found = set()
     for one in changed():
         if not one.filter:
-            change = one.recipe([]).key.split(", ")[1]
-            yield pytest.param(one, id=one.recipe([]).key, marks=[pytest.mark.long] if change in found else [])
+            change = one.recipe([]).result.split(", ")[1]
+            yield pytest.param(one, id=one.recipe([]).result, marks=[pytest.mark.long] if change in found else [])
             found.add(change)
 
 
@@ -238,7 +238,7 @@ class _Refusing(EchoModule):
 def test_the_report_says_how_much_was_selection(backbone, pairs, found):
     recipes = Recipes(backbone, found.recipes())
     comparison = with_selection(found, compare(recipes, found.held_out, chosen=found.chosen))
-    chosen = found.finalists[0].recipe([]).key
+    chosen = found.finalists[0].recipe([]).result
     assert comparison.choice().name == comparison.chosen == found.chosen == chosen
     assert f"Chosen before these scores were known: {chosen}" in " ".join(comparison.verdict)
     assert f"chose {chosen}" in comparison.verdict[0]
