@@ -80,7 +80,8 @@ class TokenPrependingModule(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        if PREPEND not in str(known.template):
+        parsed = self._parsed(known.template)
+        if PREPEND not in parsed.literals[0]:
             raise ValueError(
                 f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
                 "stands."
@@ -88,7 +89,7 @@ class TokenPrependingModule(CausalModule):
         self.seed = seed
         super().__init__(
             model_name_or_path,
-            template=known.template,
+            template=parsed,
             preset=stopping_early(known),
             pool_over=pool_over,
             rows=rows,
