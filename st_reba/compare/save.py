@@ -66,7 +66,7 @@ def add_comparison(model: SentenceTransformer, comparison: Comparison) -> None:
         ],
         "verdict": comparison.verdict,
     }
-    card.add_comparison(model, rows)
+    card.adopt(model).comparison = rows
 
 
 def _score(result: Result, task: Measure, best: bool) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from huggingface_hub.repocard_data import eval_results_to_model_index
@@ -17,6 +17,9 @@ from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCa
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from ..version import __version__
+
+if TYPE_CHECKING:
+    from mteb.results import TaskResult
 
 _PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
 # In an editable install the template lies where it is kept: beside the package.
@@ -31,45 +34,42 @@ _HUB_PATIENCE = 5
 _LONGEST_LINE = 2000
 
 
-class MTEBResult(Protocol):
-    """What :func:`add_mteb_results` reads off an ``mteb.results.TaskResult``."""
-
-    task_name: str
-    dataset_revision: str
-    scores: dict[str, list[dict[str, Any]]]
-
-    @property
-    def task(self) -> Any: ...
-
-
 class _OurCardData(BaseModelCardData):
     """What our template asks for, besides what the card data of one of ST's families of models has.
 
     It stands before a family's dataclass, and adds no field to it.
     """
 
-    #: The family's own template.
-    ST_TEMPLATE: ClassVar[Path]
-    #: Whether a text has several vectors.
-    MULTI_VECTOR: ClassVar[bool] = False
-
+    #: The path or Hub id of the language model that it was made of.
+    origin: str = ""
+    #: Of a static model, what its template says of how it was made.
+    made: Mapping[str, Any] = {}
     mteb_results: Sequence[EvalResult] = ()
+    #: The scores of the model's recipe and of its controls, as the template shows them: ``answer``, ``data``,
+    #: ``chosen_before``, ``date``, ``command``, ``columns``, ``rows`` (each a list as long as ``columns``, behind the
+    #: row's name) and ``verdict``.
     comparison: Mapping[str, Any] | None = None
     recipe: Mapping[str, str] | None = None
+
+    @property
+    def _module(self) -> Any:
+        """The model's first module if that is ours, else None."""
+        return self.model[0] if self.model is not None and _is_ours(self.model) else None
 
     def register_model(self, model: Any) -> None:
         super().register_model(model)
         if _is_ours(model):
             self.template_path = TEMPLATE
+            self.origin = model[0].model.config._name_or_path
             # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
 
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)
-        if self._was_trained and not (self.model is not None and _is_ours(self.model)):
+        if self._was_trained and self._module is None:
             # Then there is training to report, which ST's own card does. Ours has that part of it: see to_dict.
-            self.template_path = self.ST_TEMPLATE
+            self.template_path = type(self).template_path
 
     @property
     def _was_trained(self) -> bool:
@@ -80,30 +80,25 @@ class _OurCardData(BaseModelCardData):
         found: dict[str, Any] = super().to_dict()
         if self._was_trained and self.template_path == TEMPLATE:
             # In the same object, which ST looks up once more.
-            found["training_details"] = _section("## Training Details", self.ST_TEMPLATE, found)
+            found["training_details"] = _section("## Training Details", type(self).template_path, found)
         return found
 
     def try_to_set_base_model(self) -> None:
         """Called by ST when it writes a card, which no error here keeps it from."""
         super().try_to_set_base_model()
-        if self.model is None or not _is_ours(self.model):
+        if not self.origin:
             return
-        module: Any = self.model[0]
-        self._take_over(module.model.config._name_or_path)
-
-    def _take_over(self, name: str) -> None:
-        """What is known of the model that this one was made of."""
-        if self.base_model is None and _cached(name, "config.json") is not None:
+        if self.base_model is None and _cached(self.origin, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
-            self.base_model = name
-        card = self._base_card(name)
+            self.base_model = self.origin
+        card = self._base_card()
         self.license = self.license or card.license
         if card.language and not self.language:
             self.set_language(card.language)
 
-    def _base_card(self, name: str) -> ModelCardData:
+    def _base_card(self) -> ModelCardData:
         """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
-        path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
+        path = Path(self.origin, "README.md") if Path(self.origin).is_dir() else _cached(self.origin, "README.md")
         if path is not None and path.is_file():
             # Not ModelCard.load, which logs a warning for a README that has no metadata.
             return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
@@ -112,10 +107,17 @@ class _OurCardData(BaseModelCardData):
         return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
 
     def get_model_specific_metadata(self) -> dict[str, Any]:
-        metadata = super().get_model_specific_metadata()
-        if self.model is None or not _is_ours(self.model):
+        module = self._module
+        metadata = {
+            **super().get_model_specific_metadata(),
+            **self.made,
+            "base_name": _code(self.base_model or Path(self.origin).name),
+            "licence": _code(self.license or ""),
+            "st_reba_version": __version__,
+        }
+        if self.model is None or module is None:
             return metadata
-        module: Any = self.model[0]
+        prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
         added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
         # As they are saved: what is at its default and not written is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
@@ -131,27 +133,19 @@ class _OurCardData(BaseModelCardData):
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
-            "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
-            "licence": _code(self.license or ""),
             "copies": module.copies,
             # ST has both names in every model, empty where there is no prompt.
-            "role_prompts": {role: _code(prompt) for role, prompt in self._role_prompts().items()},
+            "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
             "towers": hasattr(module, "towers"),
-            "st_reba_version": __version__,
             "comparison": self.comparison,
             "model_string": _shortened(metadata["model_string"]),
             "model_class": type(self.model).__name__,
             "trained": self._was_trained,
-            "multi_vector": self.MULTI_VECTOR,
+            "multi_vector": isinstance(self, MultiVectorEncoderModelCardData),
             # Both towers hand on the tokens of a text; a language model's module may read something else.
             "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
-
-    def _role_prompts(self) -> dict[str, str]:
-        """What stands before queries and documents, if anything does."""
-        prompts = {} if self.model is None else self.model.prompts
-        return {role: prompt for role in ("query", "document") if (prompt := prompts.get(role))}
 
     def _evaluation(self) -> dict[str, Any]:
         """mteb's scores for the front matter, together with those of ST's evaluators."""
@@ -169,41 +163,9 @@ class _OurCardData(BaseModelCardData):
 class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
 
-    ST_TEMPLATE = SentenceTransformerModelCardData().template_path
-
-
-class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
-    """That of a static model which was made of a language model: it has no module of ours, and a template of its own.
-
-    Attributes:
-        origin: The language model's path or Hub id.
-        made: What the template says of how it was made.
-    """
-
-    ST_TEMPLATE = STRebaCardData.ST_TEMPLATE
-
-    origin: str = ""
-    made: Mapping[str, Any] | None = None
-
-    def try_to_set_base_model(self) -> None:
-        super().try_to_set_base_model()
-        self._take_over(self.origin)
-
-    def get_model_specific_metadata(self) -> dict[str, Any]:
-        return {
-            **super().get_model_specific_metadata(),
-            **(self.made or {}),
-            "base_name": _code(self.base_model or Path(self.origin).name),
-            "licence": _code(self.license or ""),
-            "st_reba_version": __version__,
-        }
-
 
 class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
     """The same for models that give a text several vectors."""
-
-    ST_TEMPLATE = MultiVectorEncoderModelCardData().template_path
-    MULTI_VECTOR = True
 
 
 #: Ours, by the card data that ST gives a model of each family.
@@ -213,16 +175,16 @@ _OURS: dict[type[Any], type[Any]] = {
 }
 
 
-def adopt(model: Any) -> None:
-    """Give a complete model our card data, keeping all that is in the one it has."""
+def adopt(model: Any) -> Any:
+    """Give a complete model our card data, keeping all that is in the one it has, and return it."""
     ours = _OURS.get(type(model.model_card_data))
-    if ours is None:
-        return
-    card_data = ours()
-    for field in fields(model.model_card_data):
-        setattr(card_data, field.name, getattr(model.model_card_data, field.name))
-    card_data.register_model(model)
-    model.model_card_data = card_data
+    if ours is not None:
+        card_data = ours()
+        for field in fields(model.model_card_data):
+            setattr(card_data, field.name, getattr(model.model_card_data, field.name))
+        card_data.register_model(model)
+        model.model_card_data = card_data
+    return model.model_card_data
 
 
 def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> None:
@@ -242,9 +204,7 @@ def add_recipe(model: Any, name: str, key: str, says: str, citation: str) -> Non
         says: What it does, in a sentence.
         citation: Who it is from.
     """
-    adopt(model)
-    data: Any = model.model_card_data
-    data.recipe = {"name": name, "key": key, "says": says, "citation": citation}
+    adopt(model).recipe = {"name": name, "key": key, "says": says, "citation": citation}
 
 
 def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int, texts: int) -> None:
@@ -257,7 +217,7 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
         depth: How many it has.
         texts: How many texts it was fitted on.
     """
-    data = StaticCardData()
+    data = STRebaCardData()
     data.register_model(model)
     data.template_path = STATIC_TEMPLATE
     data.generate_widget_examples = False
@@ -267,20 +227,7 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
     model.model_card_data = data
 
 
-def add_comparison(model: SentenceTransformer, rows: Mapping[str, Any]) -> None:
-    """Put the scores of this model's recipe and of its controls onto its card.
-
-    Args:
-        model: Whose recipe was compared.
-        rows: What the template shows: ``answer``, ``data``, ``chosen_before``, ``date``, ``command``, ``columns``,
-            ``rows`` (each a list as long as ``columns``, behind the row's name) and ``verdict``.
-    """
-    adopt(model)
-    data: Any = model.model_card_data
-    data.comparison = rows
-
-
-def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) -> None:
+def add_mteb_results(model: SentenceTransformer, results: Iterable[TaskResult]) -> None:
     """Put mteb's scores into the front matter of a model's card, which its next save or push writes.
 
     Args:
@@ -296,7 +243,7 @@ def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) 
             f"{type(model[0]).__name__} is not a module of st_reba, so its card is not written here: "
             "use mteb's or sentence-transformers' own means."
         )
-    adopt(model)
+    data = adopt(model)
     added = [entry for result in results for entry in _eval_results(result)]
     # Private in ST: the card that a model was loaded with, which ST writes again as it is.
     if text := model._model_card_text:
@@ -305,11 +252,10 @@ def add_mteb_results(model: SentenceTransformer, results: Iterable[MTEBResult]) 
         card.data.eval_results = _replaced(card.data.eval_results or [], added)
         model._model_card_text = str(card)
     else:
-        data: Any = model.model_card_data
         data.mteb_results = _replaced(data.mteb_results, added)
 
 
-def _eval_results(result: MTEBResult) -> list[EvalResult]:
+def _eval_results(result: TaskResult) -> list[EvalResult]:
     """One for each split and subset, in the words that MTEB's leaderboard looks for."""
     task = result.task.metadata
     return [

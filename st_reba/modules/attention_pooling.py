@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
 from ..lm.attention.observers import MeanWeights
-from ..lm.attention.routes import watched_last_layer
+from ..lm.attention.setup import watched_last_layer
 from ..text.layout import Layout
 from .causal_transformer import CausalTransformer
 from .token_vectors import TokenVectors, last_position
@@ -39,7 +39,7 @@ class AttentionPoolingModule(CausalTransformer):
 
     def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
-        _, self._last_layer = watched_last_layer(self.model, "ReBAModule")
+        self._last_layer = watched_last_layer(self.model, "ReBAModule")
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         selected = self.selected(layout)

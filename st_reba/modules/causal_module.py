@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub import compat
 from ..lm import anatomy, backbone, gguf
-from ..lm.attention import routes
+from ..lm.attention import setup
 from ..lm.attention.observers import Observer
 from ..lm.run import Halt, PassChange, recording, run
 from ..lm.view import view
@@ -320,9 +320,7 @@ class CausalModule(SafeTransformer):
         if not self.final_norm:
             # Refused here where it is not found.
             anatomy.final_norm(self.model)
-        # Set where a module watches attention: see run.
-        self._route: routes.AttentionRoute | None = None
-        routes.prepare(self.model)
+        setup.prepare(self.model)
         others = [change for change in wanted if not isinstance(change, EarlyExit)]
         return (*exits, *(change.on(self.model, self.whole_depth) for change in others))
 
@@ -618,7 +616,7 @@ class CausalModule(SafeTransformer):
             layout,
             changes=[*made, *change],
             observe=observe,
-            hands_out_maps=self._route is not None and not self._route.through_function,
+            hands_out_maps=not anatomy.anatomy_of(self.model).calls_our_attention,
             inputs=inputs,
             reader=self._reader,
             **kwargs,

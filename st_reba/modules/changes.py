@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
-from ..lm.attention import routes
 from ..lm.attention.changes import Bidirectional, FirstKey
+from ..lm.attention.setup import require_interface
 from ..lm.precision import for_summing
 from ..lm.run import Hook, PassChange, StatesAt, at, put
 from ..lm.view import resolve_layer
@@ -155,7 +155,7 @@ class Change:
 
     def __str__(self) -> str:
         """Its settings, as one would type them."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items() if name != "key")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _setting_names(type(self)))
 
 
 def _setting_names(kind: type[Change]) -> list[str]:
@@ -192,11 +192,10 @@ def from_settings(settings: Mapping[str, Any]) -> Change:
             f"changes: {key!r} is not the key of a change that is registered; these are {sorted(_registered)}. Import "
             "the package that it is from, which calls st_reba.modules.changes.register, before the model is loaded."
         )
-    given = {name: value for name, value in settings.items() if name != "key"}
     known = _setting_names(kind)
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(settings.keys() - {"key", *known}):
         raise ValueError(f"changes: {key!r} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
-    return kind(**given)
+    return kind(**{name: settings[name] for name in known if name in settings})
 
 
 def combined(
@@ -258,7 +257,13 @@ class AttendBothWays(Change):
         BIDIRECTIONAL_LAYERS.check(self.bidirectional_layers)
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
-        return replace(self, layers=routes.make_bidirectional(model, self.bidirectional_layers))
+        count, run, name = self.bidirectional_layers, backbone.depth(model), type(model).__name__
+        if count > run:
+            raise ValueError(f"bidirectional_layers={count}: {name} has {run} layers; use 0 to {run}.")
+        layers = range(run - count, run)
+        refusal = f"bidirectional_layers={count}: the last layers of {name} cannot be made to attend both ways"
+        require_interface(model, layers, refusal, "Use bidirectional_layers=0")
+        return replace(self, layers=layers)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         padded = not bool(layout.attention_mask.all())
@@ -384,10 +389,9 @@ class Prepend(Change):
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
-        slots, source = (
-            part.to(backbone.device(model), non_blocking=True)
-            for part in (layout.copy_index <= PREPENDED, self.sources(layout))
-        )
+        device = backbone.device(model)
+        slots = (layout.copy_index <= PREPENDED).to(device, non_blocking=True)
+        source = self.sources(layout).to(device, non_blocking=True)
 
         def enter(states: Tensor) -> Tensor:
             return torch.where(slots.to(states.device)[..., None], vector.to(states), states)
@@ -487,7 +491,8 @@ class Reroute(Change):
                 f"list of one or more of their indices, {-run} to {run - 1}, or None for the middle third."
             )
         layers = tuple(sorted({index % run for index in indices}))
-        routes.make_rerouted(model, layers)
+        refusal = f"The keys and values of layers {list(layers)} of {type(model).__name__} cannot be re-routed"
+        require_interface(model, layers, refusal, "Use CausalTransformer with the same template")
         return replace(self, layers=layers)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:

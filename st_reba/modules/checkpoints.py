@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -334,44 +334,35 @@ def check_model(
 def _check_config(files: Files, attention_is_chosen: bool) -> None:
     found = files.find(utils.CONFIG_NAME)
     # Where there is none, loading fails with a message.
-    if found is None:
-        return
-    file = f"{files}/{utils.CONFIG_NAME}"
-    _check_parts(read_object(found), file)
-    # It may choose another file by transformers' version.
-    config, _ = PreTrainedConfig.get_config_dict(files.name, **files.where)
-    _check_parts(config, file)
-    for path, key, value in _entries(config):
+    if found is not None:
+        file = f"{files}/{utils.CONFIG_NAME}"
+        _check_part(read_object(found), file, attention_is_chosen)
+        # It may choose another file by transformers' version.
+        _check_part(PreTrainedConfig.get_config_dict(files.name, **files.where)[0], file, attention_is_chosen)
+
+
+def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, path: str = "") -> None:
+    """A configuration, or an object within one, which stands at ``path``, and all objects within that."""
+    # An object that is no configuration of its own has other keys.
+    if not path or path.endswith(_PARTS):
+        saved_files.check_language_model(config, f"{file}, {path}," if path else file)
+    for key, value in config.items():
+        place = f"{path}.{quoted(key)}" if path else quoted(key)
         if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
             raise ValueError(
-                f"{file} sets {path} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
+                f"{file} sets {place} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
                 'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
             )
         if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not _is_dtype(value):
             raise ValueError(
-                f"{file} sets {path} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
+                f"{file} sets {place} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
             )
         most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
         if most is not None and type(value) is int and value > most:
-            raise ValueError(f"{file} asks for {value} ({path}): st_reba loads models with at most {most}.")
-
-
-def _check_parts(config: dict[str, Any], file: str) -> None:
-    """A configuration, and those that it is made of, as far as they have names that all configurations share."""
-    said = checked(saved_files.LanguageModelFile, config, file)
-    saved_files.check_named_files([*said.configuration_files, *filter(None, [said.transformers_weights])], file)
-    for key, part in config.items():
-        if isinstance(part, dict) and key.endswith(_PARTS):
-            _check_parts(part, f"{file}, {quoted(key)},")
-
-
-def _entries(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """All that a configuration says, its inner ones included: where, under which key, and what."""
-    for key, value in config.items():
-        yield f"{path}{quoted(key)}", key, value
+            raise ValueError(f"{file} asks for {value} ({place}): st_reba loads models with at most {most}.")
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
-                yield from _entries(inner, f"{path}{quoted(key)}.")
+                _check_part(inner, file, attention_is_chosen, place)
 
 
 def _check_ranks(settings: saved_files.AdapterFile, adapter: Path) -> None:
@@ -400,8 +391,7 @@ def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | Non
     """
     found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
     if found is not None:
-        said = checked(saved_files.TokenizerFile, read_object(found), found)
-        saved_files.check_named_files(said.fast_tokenizer_files, found)
+        checked(saved_files.TokenizerFile, read_object(found), found)
 
 
 def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:

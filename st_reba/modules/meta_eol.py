@@ -10,8 +10,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ..lm import backbone
-from ..lm.attention import routes
 from ..lm.attention.changes import BehindPrefix
+from ..lm.attention.setup import make_cacheable
 from ..lm.prefixes import Prefixes
 from ..lm.run import PassChange
 from ..settings import Setting, choice
@@ -83,7 +83,7 @@ class MetaEOLModule(CausalModule):
             **transformer_kwargs,
         )
         # Where tokens see what follows, what stands before a text changes with it.
-        self._shares_prefixes = self.reuses_states and routes.make_cacheable(self.model)
+        self._shares_prefixes = self.reuses_states and make_cacheable(self.model)
 
     @property
     def cost(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..lm import backbone
-from ..lm.attention import routes
+from ..lm.attention import setup
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import weighted_sum
@@ -131,10 +131,10 @@ class ReBAModule(CausalModule):
             rows=rows,
             **transformer_kwargs,
         )
-        self._route = routes.attention_route(self.model)
-        self._through_function = self._route.through_function
-        self._watched = routes.resolve_layers(self.layers, self.model, self._route.layers)
-        if not self._through_function:
+        anatomy = setup.watch_attention(self.model)
+        self._watched = setup.resolve_layers(self.layers, self.model, anatomy.attention_layers)
+        self._stores_maps = not anatomy.calls_our_attention
+        if self._stores_maps:
             warnings.warn(
                 f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
@@ -229,8 +229,8 @@ class ReBAModule(CausalModule):
 
     def _part_size(self, layout: Layout) -> int:
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]
-        if not self._through_function:
-            return min(size, routes.micro_batch(self.model, queries))
+        if self._stores_maps:
+            return min(size, setup.micro_batch(self.model, queries))
         if self.chunk_length is not None:
             queries = min(queries, layout.text_start + self.copies * self.chunk_length)
         rows = 1 if self.rows == "last" else layout.longest_text

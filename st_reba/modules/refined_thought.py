@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from ..lm import backbone
-from ..lm.attention import routes
 from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
+from ..lm.attention.setup import make_cacheable, watched_last_layer
 from ..lm.precision import for_summing, weighted_sum
 from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
@@ -101,10 +101,10 @@ class RefinedThoughtModule(CausalModule):
         self._reuses_cache = False
         if iterations == 1:
             return
-        self._route, self._last_layer = routes.watched_last_layer(self.model, "iterations=1")
+        self._last_layer = watched_last_layer(self.model, "iterations=1")
         # Where tokens see what follows, the text's own states change with the memory.
         if self.reuses_states:
-            self._reuses_cache = routes.make_cacheable(self.model)
+            self._reuses_cache = make_cacheable(self.model)
             if not self._reuses_cache:
                 warnings.warn(
                     f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole "

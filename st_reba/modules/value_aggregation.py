@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
 from ..lm.anatomy import output_projections
-from ..lm.attention import routes
+from ..lm.attention import setup
 from ..lm.run import Halt, StatesAt
 from ..settings import layers_or_all
 from ..text.layout import Layout
@@ -84,7 +84,7 @@ class ValueAggregationModule(CausalModule):
             **transformer_kwargs,
         )
         self._projections = output_projections(self.model)
-        self._aggregated = routes.resolve_layers(self.layers, self.model, self._projections)
+        self._aggregated = setup.resolve_layers(self.layers, self.model, self._projections)
 
     def _unfit(self, change: Change) -> str | None:
         if isinstance(change, BeforeFeedForward):

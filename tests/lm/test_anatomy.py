@@ -82,7 +82,7 @@ def test_what_a_short_model_is_is_found_when_it_is_made(backbone_path):
     short = CausalTransformer(CausalTransformer(backbone_path()), output_layer=2)
     with forward_passes() as passes:
         assert ValueAggregationModule(short)._projections.keys() == {0, 1}
-        assert ReBAModule(short)._route.layers == (0, 1)
+        assert anatomy_of(ReBAModule(short).model).attention_layers == (0, 1)
     assert not passes
     assert RefinedThoughtModule(short)._reuses_cache
 
@@ -94,7 +94,7 @@ def test_attention_of_its_own_is_tried_once(architecture, backbone_path):
         backbone = CausalTransformer(backbone_path(architecture))
     assert len(passes) == 3
     with forward_passes() as passes:
-        assert not ReBAModule(backbone)._route.through_function
+        assert not anatomy_of(ReBAModule(backbone).model).calls_our_attention
     assert not passes
 
 

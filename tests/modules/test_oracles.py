@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
+from st_reba.lm.anatomy import anatomy_of
 
 from .. import oracles
 from ..backbones import EACH, OWN_ATTENTION, TEXTS, third
@@ -34,7 +35,7 @@ def assert_words_equal(module, expected_words):
 @pytest.mark.parametrize(("architecture", "k"), paired(EACH, [2, 3, 1]))
 def test_reba(architecture, k, shared, eager, token_ids):
     module = make(ReBAModule, shared(architecture), repetitions=k)
-    assert module._route.through_function == (architecture not in OWN_ATTENTION)
+    assert anatomy_of(module.model).calls_our_attention == (architecture not in OWN_ATTENTION)
     last = make(ReBAModule, shared(architecture), repetitions=k, rows="last")
     found = pipeline(module, ("mean", "lasttoken")).encode(FEW, batch_size=len(FEW), output_value=None)
     found_last = pipeline(last, ("mean", "lasttoken")).encode(FEW, batch_size=len(FEW))

@@ -8,7 +8,8 @@ import transformers
 from transformers import AutoModel
 
 from st_reba import EchoModule, ReBAModule
-from st_reba.lm.attention import function, routes
+from st_reba.lm.anatomy import anatomy_of
+from st_reba.lm.attention import function, setup
 
 from ...backbones import IDS, MLP, SIZE, TEXTS, config, randomize, save
 from ...conftest import pipeline
@@ -24,54 +25,59 @@ BERT = {**SIZE, **MLP}
 
 class TestPrepare:
     def test_decoders(self):
-        routes.prepare(AutoModel.from_config(config("llama")))
-        routes.prepare(build("BertConfig", **BERT, is_decoder=True))
+        setup.prepare(AutoModel.from_config(config("llama")))
+        setup.prepare(build("BertConfig", **BERT, is_decoder=True))
 
     def test_an_encoder(self):
         with pytest.raises(ValueError, match=r"In BertModel the first token.*it is an encoder\..*decoder-only"):
-            routes.prepare(build("BertConfig", **BERT))
+            setup.prepare(build("BertConfig", **BERT))
 
     def test_a_decoder_made_bidirectional(self):
         settings = {**config("llama").to_dict(), "is_causal": False}
         with pytest.raises(ValueError, match="In LlamaModel the first token's state changes"):
-            routes.prepare(build("LlamaConfig", **settings))
+            setup.prepare(build("LlamaConfig", **settings))
 
     def test_an_encoder_decoder(self):
         model = build("T5Config", vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
         with pytest.raises(ValueError, match="T5Model is an encoder-decoder. st_reba needs a decoder-only"):
-            routes.prepare(model)
+            setup.prepare(model)
 
     @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.ATTENTION)])
     def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, expected):
         model = AutoModel.from_config(config(architecture)).eval()
         model.config._attn_implementation = "sdpa"
-        routes.prepare(model)
+        setup.prepare(model)
         assert model.config._attn_implementation == expected
 
     @pytest.mark.parametrize("chosen", ["eager", "sdpa"])
     def test_the_users_choice_of_attention_stands(self, chosen):
         model = AutoModel.from_config(config("qwen3"), attn_implementation=chosen).eval()
-        routes.prepare(model)
+        setup.prepare(model)
         assert model.config._attn_implementation == chosen
 
     def test_a_model_in_training_is_left_so(self):
         model = AutoModel.from_config(config("gpt2")).train()
-        routes.prepare(model)
+        setup.prepare(model)
         assert model.training
 
 
-class TestAttentionRoute:
+class TestWatching:
     def test_through_the_function(self):
-        assert routes.attention_route(AutoModel.from_config(config("qwen3"))) == routes.AttentionRoute((0, 1, 2), True)
+        model = AutoModel.from_config(config("qwen3"))
+        anatomy = setup.watch_attention(model)
+        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), True)
+        assert model.config._attn_implementation == function.ATTENTION
 
     def test_an_architecture_with_attention_of_its_own(self):
         model = AutoModel.from_config(config("bloom")).eval()
-        assert routes.attention_route(model) == routes.AttentionRoute((0, 1, 2), False)
+        anatomy = setup.watch_attention(model)
+        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), False)
+        assert model.config._attn_implementation == "eager"
 
     def test_no_attention(self):
         model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
         with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):
-            routes.attention_route(model)
+            setup.watch_attention(model)
 
     def test_maps_that_belong_to_other_states(self):
         """Falcon with ALiBi adds the bias twice when it runs eagerly (seen in transformers 5.23)."""
@@ -83,10 +89,10 @@ class TestAttentionRoute:
         with torch.no_grad():
             same = torch.allclose(model(ids).last_hidden_state, eager(ids).last_hidden_state, atol=1e-4)
         if same:
-            assert not routes.attention_route(model).through_function
+            assert not setup.watch_attention(model).calls_our_attention
         else:
             with pytest.raises(ValueError, match="the maps cannot be trusted"):
-                routes.attention_route(model)
+                setup.watch_attention(model)
 
     @pytest.mark.parametrize("harmless", [True, False])
     def test_arguments_that_are_new_to_us(self, harmless, monkeypatch):
@@ -107,7 +113,7 @@ class TestAttentionRoute:
                 return output * 1.5, nothing
 
             monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.ATTENTION, deaf)
-        assert routes.attention_route(model).through_function == harmless
+        assert setup.watch_attention(model).calls_our_attention == harmless
 
 
 def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
@@ -117,7 +123,7 @@ def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
     )  # fmt: skip
     path = save(model, tmp_path)
     module = ReBAModule(path)
-    assert module._route.layers == (1,)
+    assert anatomy_of(module.model).attention_layers == (1,)
     assert pipeline(module).encode(TEXTS).shape == (len(TEXTS), 32)
     with pytest.raises(ValueError, match=r"layers=\[0\]: layers \[0\] of JambaModel have no attention; .* are \[1\]"):
         ReBAModule(path, layers=[0])
@@ -133,8 +139,8 @@ def test_micro_batches_stay_within_the_budget(monkeypatch):
     model = AutoModel.from_config(config("bloom"))
     one = 3 * 4 * 10 * 10 * 4
     for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
-        monkeypatch.setattr(routes, "MAP_BUDGET", budget)
-        assert routes.micro_batch(model, 10) == size
+        monkeypatch.setattr(setup, "MAP_BUDGET", budget)
+        assert setup.micro_batch(model, 10) == size
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
