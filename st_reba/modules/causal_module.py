@@ -177,6 +177,9 @@ class CausalModule(SafeTransformer):
     #: where weights depend on the states, or something else is read.
     reads_hidden_states: ClassVar[bool] = True
 
+    #: Whether what was read of a text is combined at once; chunks of a text are combined one by one.
+    combines: bool = True
+
     #: Why a token has no vector of its own, as a sentence about the module goes on; empty: it has one.
     no_words: str = ""
 
@@ -728,7 +731,12 @@ class CausalModule(SafeTransformer):
     def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
         parts = self.parts(layout)
-        return joined([self._read(layout.part(part), **kwargs) for part in parts], parts)
+        read = [self._read(layout.part(part), **kwargs) for part in parts]
+        return joined([self.combined(vectors) for vectors in read] if self.combines else read, parts)
+
+    def combined(self, vectors: TokenVectors) -> TokenVectors:
+        """What is handed on of what was read of texts, or of chunks of them. Here: all of it."""
+        return vectors
 
     def parts(self, layout: Layout) -> Sequence[Tensor]:
         """The rows of a layout that run together, (rows,) each; the result does not depend on it."""
@@ -797,22 +805,6 @@ class CausalModule(SafeTransformer):
                 f'stands: use pool_over="text" with rows="all". {instead}'
             )
         return ""
-
-    def handing_on_all(self) -> Self:
-        """The same module on the same weights, which hands on every token that ``pool_over`` names."""
-        twin = copy.copy(self)
-        twin.rows = "all"
-        return twin
-
-    def leading_handed_on(self, layout: Layout) -> Tensor:
-        """(B,): how many tokens :meth:`forward` hands on before those of the text."""
-        if self.pool_over == "text" or self.copies > 1:
-            return torch.zeros_like(layout.text_lengths)
-        return (layout.text_starts == self._leading()).long() * self._leading()
-
-    def read_chunk(self, vectors: TokenVectors) -> TokenVectors:
-        """What is pooled of chunks, from what :meth:`handing_on_all` gives of their tokens."""
-        return vectors
 
     # On disk
 
