@@ -17,8 +17,7 @@ from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
-from ..text.chunks import chunk_sizes, repeated_chunks
-from ..text.layout import Layout
+from ..text.layout import Layout, chunk_sizes, repeated_chunks
 from ..text.templates import Template
 from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
 from .changes import Change
