@@ -825,13 +825,12 @@ class CausalModule(SafeTransformer):
         return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = super().get_config_dict()
-        config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
-        # Settings that came later are written where they are not what every model had before.
-        for name, former in (("readout", "layer"), ("changes", [])):
-            if config[name] == former:
-                del config[name]
-        return config
+        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        # Settings that came later are written only where they are not what every model had before.
+        if config["readout"] == "layer":
+            del config["readout"]
+        added = [change.settings() for change in self.changes if change not in self.own_changes]
+        return {**config, "changes": added} if added else config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
