@@ -41,8 +41,8 @@ from devices import now
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.compare.sweep import RecipeSweep
-from st_reba.modules.base import CausalModule, Rows
-from st_reba.modules.readout import Reading
+from st_reba.modules.causal_module import CausalModule, Rows
+from st_reba.modules.token_vectors import TokenVectors
 from st_reba.text.layout import Layout
 
 WORDS = 1000
@@ -103,7 +103,7 @@ class PaperReBA(CausalTransformer):
     def _part_size(self, layout: Layout) -> int:
         return len(layout.input_ids)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         n = layout.input_ids.shape[1]
         output = self.model(input_ids=layout.input_ids.repeat(1, 2).to(self.model.device), output_attentions=True)
         fused = torch.zeros_like(output.attentions[0][:, 0])
@@ -111,7 +111,7 @@ class PaperReBA(CausalTransformer):
             for attention in layer.unbind(1):
                 fused = torch.maximum(fused, (attention + attention.mT) / 2)
         words = fused[:, :n].triu() @ output.last_hidden_state
-        return Reading(words, layout.attention_mask.to(words.device), layout.input_ids.to(words.device))
+        return TokenVectors(words, layout.attention_mask.to(words.device), layout.input_ids.to(words.device))
 
 
 class PaperReBAOneByOne(PaperReBA):

@@ -25,7 +25,8 @@ from cost import SIZES, make_backbone
 from given import for_one_model
 from plain import Texts, ratio_rows
 from records import Value, append, machine, versions
-from st_reba.modules import reader
+from st_reba.modules import CausalModule
+from st_reba.modules.token_vectors import in_parts
 from st_reba.training import BeLLMTraining, build_bellm
 from st_reba.training.bellm import add_lora
 
@@ -42,7 +43,9 @@ def lengths(count: int, seed: int) -> list[int]:
 def step(model: SentenceTransformer, texts: list[str], contender: str) -> float:
     """Processor seconds of a forward and a backward pass."""
     start = time.process_time()
-    as_they_come = mock.patch.object(reader, "by_length", return_value=None)
+    as_they_come = mock.patch.object(
+        CausalModule, "parts", lambda module, layout: in_parts(len(layout.input_ids), module._part_size(layout))
+    )
     with as_they_come if contender == AS_THEY_COME else contextlib.nullcontext():
         embeddings = model(model.preprocess(texts))["sentence_embedding"]
     (embeddings * torch.randn_like(embeddings)).sum().backward()

@@ -8,6 +8,9 @@ from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")
 
+#: Where tokenizers and sentence-transformers keep "no limit".
+NO_LIMIT = int(1e30)
+
 
 @dataclass(frozen=True)
 class Setting(Generic[_Value]):
@@ -56,11 +59,34 @@ def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
     )
 
 
+def tokens(name: str) -> Setting[int | None]:
+    """A number of tokens; None, or transformers' huge one: no limit."""
+    return Setting(
+        name,
+        lambda value: (
+            value is None or (type(value) is int and value >= 1) or (isinstance(value, float) and value >= NO_LIMIT)
+        ),
+        "give a number of tokens, 1 or more, or None for no limit.",
+    )
+
+
+def layers_or_all(name: str) -> Setting[Any]:
+    """All layers, or a list of their indices, of which the model is not asked yet."""
+    return Setting(
+        name,
+        lambda value: (
+            value == "all"
+            or (isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value))
+        ),
+        'use "all" or a list of layer indices, such as [-1].',
+    )
+
+
 def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
     """The same, or None."""
     return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)
 
 
-def shown(module: object, names: Iterable[str]) -> str:
+def described(module: object, names: Iterable[str]) -> str:
     """What a module has of these settings, as its ``extra_repr``: ``repetitions=2, rows='all'``."""
     return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)

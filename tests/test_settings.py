@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from st_reba.settings import Setting, choice, flag, optional, shown, whole
+from st_reba.settings import Setting, choice, described, flag, optional, whole
 
 SETTINGS = {
     "whole": (whole("count", 1, 3), [1, 3], [0, 4, 2.0, True, "2", None, [2]], "give a whole number from 1 to 3."),
@@ -32,4 +32,4 @@ def test_the_settings_of_a_module():
     class Module:
         count, way = 2, "a"
 
-    assert shown(Module(), ["count", "way"]) == "count=2, way='a'"
+    assert described(Module(), ["count", "way"]) == "count=2, way='a'"

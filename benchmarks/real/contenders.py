@@ -194,7 +194,7 @@ def recipe(key: str, pooling: str = "", *, name: str = "", settings: Mapping[str
         return SentenceTransformer(modules=[module, pooled], device=str(module.model.device))
 
     filters = ("", "centred", PARTWISE if row.around is not None else "whitened")
-    return Dense(name or row.name, pooling, make, filters, row.module.SHARES)
+    return Dense(name or row.name, pooling, make, filters, row.module.shares)
 
 
 def promptreps() -> Dense:

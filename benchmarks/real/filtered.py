@@ -25,7 +25,7 @@ Array = NDArray[np.float32]
 FILTERS = ("", *(name for name in PARTS if name != IDF))
 
 #: What is never without its filter: which that is, and the shares of the parts of its vectors.
-NEVER_WITHOUT = {row.name: (row.around.name, row.module.SHARES) for row in every_row() if row.around is not None}
+NEVER_WITHOUT = {row.name: (row.around.name, row.module.shares) for row in every_row() if row.around is not None}
 
 #: Which list's vectors filters are fitted on, for each list.
 _FIT = {
@@ -121,7 +121,7 @@ class Kept:
                 moments.add(torch.from_numpy(fit[:FIT_TEXTS]))
             try:
                 # One vector is one part.
-                _, shares = NEVER_WITHOUT.get(recipe, ("", CausalModule.SHARES))
+                _, shares = NEVER_WITHOUT.get(recipe, ("", CausalModule.shares))
                 module = PARTS[name].from_moments(moments, shares)
             except ValueError:
                 # Vectors that do not vary, such as a prompt's last state before the first layer.

@@ -51,9 +51,11 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
     def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
         whole = Layout.of(module.preprocess(list(texts)))
         parts = []
-        for part in module.parts(whole):
+        indices = module.parts(whole)
+        for part in indices:
             layout = whole.part(part)
-            own = None if words is None else find_words(module, list(texts)[part], list(words)[part])
+            rows = part.tolist()
+            own = None if words is None else find_words(module, [texts[i] for i in rows], [words[i] for i in rows])
             found: dict[str, list[Tensor]] = {}
             with recording(module.model, layer_paths(module.model), norm) as record:
                 for copy, reading, sums, totals in of_copies(module, layout):
@@ -72,7 +74,8 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
                                 key = f"{name}, {pooling}"
                                 found.setdefault(key, []).append(pool(features)["sentence_embedding"])
             parts.append({key: torch.stack(several, dim=1) for key, several in found.items()})
-        joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        order = torch.cat([*indices]).argsort()
+        joined = {key: torch.cat([part[key] for part in parts])[order] for key in parts[0]}
         return joined if layers else {key: vectors[:, -1] for key, vectors in joined.items()}
 
     return run

@@ -206,7 +206,7 @@ class RecipeReader:
                 own = moments.get((_reading(recipe), recipe.fit_texts))
                 if not isinstance(own, Moments):
                     raise own or ValueError("No texts were given to fit it on.")
-                found[recipe.result] = part.from_moments(own, recipe.row.module.SHARES)
+                found[recipe.result] = part.from_moments(own, recipe.row.module.shares)
             except ValueError as error:
                 self.skipped.append((recipe, str(error)))
         return found

@@ -157,7 +157,7 @@ class Recipes:
             settings = [model, type(module).__name__, module.get_config_dict(), recipe.pooling]
             if (part := recipe.part) is not None:
                 fitted_on = recipe.fit_texts if part.fitted else fingerprint_of_weight("head", head_blocks(backbone))
-                settings += [part.name, part.settings(module.SHARES), fitted_on]
+                settings += [part.name, part.settings(module.shares), fitted_on]
             found[recipe.result] = fingerprint_of(*settings)
         return found
 

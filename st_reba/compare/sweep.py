@@ -16,7 +16,7 @@ from torch import Tensor
 from ..lm.backbone import device
 from ..lm.precision import weighted_sum
 from ..modules import CausalModule, CausalTransformer, ReBAModule
-from ..modules.readout import Reading, blank, compact, last_of
+from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
 from ..recipes import every_row
 from ..text.layout import Layout
 
@@ -193,7 +193,7 @@ class RecipeSweep:
             reader = copy.copy(module)
             reader.rows = rows
             for part in reader.parts(layout):
-                yield [pending[row] for row in more[part]], _readings(reader, layout.part(part))
+                yield [pending[more[row]] for row in part.tolist()], _readings(reader, layout.part(part))
             pending = [pending[row] for row in more if lengths[row] == limit]
             if not pending or limit is None:
                 break
@@ -223,10 +223,10 @@ def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
     empty = layout.text_lengths == 0
     for copies, reading, sums, _ in of_copies(module, layout):
         for recipe, states in zip(names(copies), (reading.states, sums.to(reading.states.dtype)), strict=True):
-            yield RecipeVectors(recipe, *blank(states, reading.mask, empty))
+            yield RecipeVectors(recipe, *without_empty(states, reading.mask, empty))
 
 
-def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, Reading, Tensor, Tensor]]:
+def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, TokenVectors, Tensor, Tensor]]:
     """One forward pass, read copy by copy.
 
     Args:
@@ -243,7 +243,7 @@ def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, Reading
     for number in range(module.repetitions):
         selected = copy_index == number
         own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
-        reading = compact(states, ids, last_of(selected) if module.rows == "last" else selected)
+        reading = picked(states, ids, last_of(selected) if module.rows == "last" else selected)
         yield number + 1, reading, weighted_sum(own, states), own.sum(dim=-1, keepdim=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -29,8 +29,10 @@ class Column:
     read: Callable[[Any], Any]
     needed: bool = True
 
-    def find(self, header: Iterable[str]) -> str | None:
+    def find(self, header: Collection[str]) -> str | None:
         """What a header calls it, or None if it does not have it."""
+        if self.name in header:
+            return self.name
         titles: dict[str, str] = {}
         for title in header:
             titles.setdefault(_plain(title), title)
@@ -44,10 +46,14 @@ class Schema:
     Attributes:
         name: What the rows are, such as ``"pairs"``.
         columns: In the order in which they stand where there is no header.
+        option: What says which column of a file is which.
+        headed: Whether a file must name its columns.
     """
 
     name: str
     columns: tuple[Column, ...]
+    option: str = "--columns"
+    headed: bool = False
 
     @property
     def needed(self) -> list[str]:
@@ -59,11 +65,16 @@ class Schema:
         """In a sentence."""
         return f"A row is {', '.join(self.needed)}."
 
-    def find(self, header: Iterable[str]) -> dict[str, str] | None:
+    def find(self, header: Collection[str]) -> dict[str, str] | None:
         """By the columns' names, what a header calls them; None if it lacks one that is needed."""
+        if self.lacking(header):
+            return None
         titles = {column.name: column.find(header) for column in self.columns}
-        found = {name: title for name, title in titles.items() if title is not None}
-        return found if found.keys() >= set(self.needed) else None
+        return {name: title for name, title in titles.items() if title is not None}
+
+    def lacking(self, header: Collection[str]) -> list[str]:
+        """The needed columns that a header does not have."""
+        return [column.name for column in self.columns if column.needed and column.find(header) is None]
 
     def asked(self, columns: str) -> dict[str, str] | None:
         """By the columns' names, what a user calls them; None if that does not fit.
@@ -89,21 +100,71 @@ class Header:
         schema: What its rows are.
         titles: By the columns' names, what the file calls them; empty if it calls them nothing.
         places: By the columns' names, where they stand in a row of cells.
+        header: All that the file calls its columns.
         cells: How many cells a row has.
-        unread: What else the file calls its columns.
+        first: Where the first row stands, if it may hold names that are not known.
+        asked: Whether a user has named the columns.
     """
 
     schema: Schema
     titles: dict[str, str]
     places: dict[str, int]
+    header: Collection[str]
     cells: int
-    unread: list[str]
+    first: str
+    asked: bool
 
     @classmethod
-    def with_titles(cls, schema: Schema, titles: dict[str, str], header: list[str]) -> Header:
-        """Of a file whose header has these titles among others."""
-        unread = [title for title in header if title not in titles.values()]
-        return cls(schema, titles, {name: header.index(title) for name, title in titles.items()}, len(header), unread)
+    def named(cls, where: str, schema: Schema, titles: dict[str, str], header: list[str], asked: bool) -> Header:
+        """Of a file that names its columns."""
+        for title in titles.values():
+            if (count := header.count(title)) > 1:
+                raise ValueError(f'{where}: {count} columns are called "{title}", in {listed(header)}.')
+        places = {name: header.index(title) for name, title in titles.items()}
+        return cls(schema, titles, places, dict.fromkeys(header).keys(), len(header), "", asked)
+
+    @property
+    def unread(self) -> list[str]:
+        """What else the file calls its columns."""
+        return [title for title in self.header if title not in self.titles.values()]
+
+    def values(self, where: str, row: Any) -> list[Any]:
+        """The values of a row, in the order of the schema's columns.
+
+        Args:
+            where: Where it stands, for messages.
+            row: An object, cells, or a line of plain text.
+
+        Raises:
+            ValueError: If it does not fit.
+        """
+        cells, values = self._cells(where, row), []
+        for column in self.schema.columns:
+            try:
+                values.append(column.read(cells.get(column.name)))
+            except ValueError as error:
+                said = f"{where}: {column.name}: {str(error).rstrip('.')}. {self.schema.expected}"
+                hint = f" If this line names the columns, say with {self.schema.option} which is what."
+                raise ValueError(said + hint if where == self.first else said) from None
+        return values
+
+    def _cells(self, where: str, row: Any) -> dict[str, Any]:
+        """The cells of a row by the columns' names."""
+        if isinstance(row, dict):
+            titles: dict[str, str] | None = self.titles
+            if not self.asked and row.keys() != self.header:
+                # Lines of JSON may differ in what they call things, and in what they have.
+                titles = self.schema.find(row)
+            if titles is None:
+                raise _lacking(where, row, [self.schema])
+            return {name: row.get(title) for name, title in titles.items()}
+        cells = [row] if isinstance(row, str) else row
+        if len(cells) != self.cells:
+            more = "" if self.titles else f" Other columns need a header that names these, or {self.schema.option}."
+            raise ValueError(
+                f"{where}: {len(cells)} columns where {self.cells} are expected. {self.schema.expected}{more}"
+            )
+        return {name: cells[index] for name, index in self.places.items()}
 
 
 def named_columns(where: str, row: Any, schemas: Sequence[Schema], asked: str | None) -> Header:
@@ -124,26 +185,17 @@ def named_columns(where: str, row: Any, schemas: Sequence[Schema], asked: str | 
         return _asked_columns(where, header, len(cells), schemas, asked)
     for schema in schemas:
         if (titles := schema.find(header)) is not None:
-            return Header.with_titles(schema, titles, header)
-    if isinstance(row, dict) or len(_known(header, schemas)) > 1:
-        lack = [
-            f"{', '.join(column.name for column in schema.columns if column.needed and column.find(header) is None)} "
-            f"({schema.name})"
-            for schema in schemas
-        ]
-        raise ValueError(
-            f"{where} lacks {' or '.join(lack)}; its columns are {', '.join(header)}. Say with --columns which is what."
-        )
+            return Header.named(where, schema, titles, header, asked=False)
+    if isinstance(row, dict) or schemas[0].headed or len(_known(header, schemas)) > 1:
+        raise _lacking(where, header, schemas)
     fitting = [schema for schema in schemas if len(schema.needed) == len(cells)]
     if not fitting and len(schemas) > 1:
         ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
-        raise ValueError(
-            f"{where}: {len(cells)} columns, and no header that names them. Rows are {ways}. Say with --columns which "
-            "is what."
-        )
+        said = f"{where}: {len(cells)} columns, and no header that names them. Rows are {ways}."
+        raise ValueError(f"{said} Say with {schemas[0].option} which is what.")
     schema = (fitting or schemas)[0]
     places = {name: place for place, name in enumerate(schema.needed)}
-    return Header(schema, {}, places, len(places), [])
+    return Header(schema, {}, places, [], len(places), where, asked=False)
 
 
 def _asked_columns(where: str, header: list[str], cells: int, schemas: Sequence[Schema], asked: str) -> Header:
@@ -154,7 +206,7 @@ def _asked_columns(where: str, header: list[str], cells: int, schemas: Sequence[
         raise ValueError(f"--columns {asked}: give {ways}, with the file's own names, or places from 1.")
     for schema, titles in fitting:
         if set(titles.values()) <= set(header):
-            return Header.with_titles(schema, titles, header)
+            return Header.named(where, schema, titles, header, asked=True)
     schema, titles = fitting[0]
     if not all(title.isdecimal() for title in titles.values()):
         missing = [title for title in titles.values() if title not in header]
@@ -162,7 +214,7 @@ def _asked_columns(where: str, header: list[str], cells: int, schemas: Sequence[
     places = {name: int(title) - 1 for name, title in titles.items()}
     if not all(0 <= place < cells for place in places.values()):
         raise ValueError(f"{where}: {cells} columns, but --columns asks for others.")
-    return Header(schema, {}, places, cells, [])
+    return Header(schema, {}, places, [], cells, where, asked=True)
 
 
 @dataclass
@@ -218,33 +270,27 @@ def read_table(name: str, files: Sequence[File], schemas: Sequence[Schema], colu
     """
     table: Table | None = None
     for file in files:
-        header, content = _opened(file, schemas if table is None else [table.header.schema], columns)
+        header, content = opened(file, schemas if table is None else [table.header.schema], columns)
         if header is None:
             continue
         if table is None:
             table = Table(name, header, {column.name: [] for column in header.schema.columns}, [])
-        unsure = not header.titles
         for line, row in content:
-            cells = _cells(file, line, row, header, columns is None)
-            for column in header.schema.columns:
-                try:
-                    value = column.read(cells.get(column.name))
-                except ValueError as error:
-                    said = f"{column.name}: {str(error).rstrip('.')}. {header.schema.expected}"
-                    hint = " If this line names the columns, say with --columns which is what." if unsure else ""
-                    raise ValueError(f"{place(file, line)}: {said}{hint}") from None
-                table.values[column.name].append(value)
+            for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
+                values.append(value)
             table.places.append((file, line))
-            unsure = False
     if table is None or not table.places:
         raise ValueError(f"{name} holds no rows. {schemas[0].expected}")
     return table
 
 
-def _opened(
-    file: File, schemas: Sequence[Schema], columns: str | None
+def opened(
+    file: File, schemas: Sequence[Schema], columns: str | None = None
 ) -> tuple[Header | None, Iterator[tuple[int, Any]]]:
-    """Which columns a file has, None if there is no row, and its rows."""
+    """Which columns of a file are read, None if there is no row, and its rows.
+
+    Args and errors as for :func:`read_table`.
+    """
     if not file.kind:
         raise ValueError(f"{file.name}: of no known format. Give {FORMATS}.")
     if file.kind == "parquet":
@@ -260,24 +306,6 @@ def _opened(
     header = named_columns(place(file, first[0]), first[1], schemas, columns)
     is_header = isinstance(first[1], list) and header.titles
     return header, content if is_header else chain([first], content)
-
-
-def _cells(file: File, line: int, row: Any, header: Header, usual: bool) -> dict[str, Any]:
-    """The cells of a row by the columns' names."""
-    if isinstance(row, dict):
-        titles = header.titles
-        if usual and any(title not in row for title in titles.values()):
-            # Lines of JSON may differ in what they call things.
-            titles = header.schema.find(row) or titles
-        return {name: row.get(title) for name, title in titles.items()}
-    cells = [row] if isinstance(row, str) else row
-    if len(cells) != header.cells:
-        more = "" if header.titles else " Other columns need a header that names these, or --columns."
-        raise ValueError(
-            f"{place(file, line)}: {len(cells)} columns where {header.cells} are expected. "
-            f"{header.schema.expected}{more}"
-        )
-    return {name: cells[index] for name, index in header.places.items()}
 
 
 def sniffed(file: File) -> File:
@@ -300,6 +328,13 @@ def sniffed(file: File) -> File:
     return replace(file, kind="jsonl") if not file.kind and first.lstrip().startswith("{") else plain
 
 
+def _lacking(where: str, header: Iterable[str], schemas: Sequence[Schema]) -> ValueError:
+    """What is wrong with names that fit no schema."""
+    lack = " or ".join(f"{', '.join(schema.lacking([*header]))} ({schema.name})" for schema in schemas)
+    said = f"{where} lacks {lack}; its columns are {', '.join(header)}."
+    return ValueError(f"{said} Say with {schemas[0].option} which is what.")
+
+
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:
     """Those of a header's titles that some schema knows."""
     names = {_plain(name) for schema in schemas for column in schema.columns for name in (column.name, *column.others)}
@@ -310,19 +345,23 @@ def _plain(title: str) -> str:
     return re.sub(r"[\s-]+", "_", title.strip().lower())
 
 
-def text(cell: Any) -> str:
-    """A text that is not empty."""
+def any_text(cell: Any) -> str:
+    """A text, which may be empty."""
     if not isinstance(cell, str):
         raise ValueError(f"{cell!r} is not text")
-    if not cell.strip():
-        raise ValueError("an empty text")
     check_characters(cell, "the text")
     return cell
 
 
-def _any_text(cell: Any) -> str:
-    """A text, which may be empty or missing."""
-    return "" if cell is None else text(cell) if str(cell).strip() else ""
+def text(cell: Any) -> str:
+    """A text that is not empty."""
+    if not any_text(cell).strip():
+        raise ValueError("an empty text")
+    return str(cell)
+
+
+def _text_if_any(cell: Any) -> str:
+    return "" if cell is None else any_text(cell)
 
 
 def _identifier(cell: Any) -> str:
@@ -382,8 +421,8 @@ CORPUS = Schema(
     "documents",
     (
         Column("_id", (*_ID, *_DOCUMENT[:-1]), _identifier),
-        Column("text", ("document", "passage", "contents", "body"), _any_text),
-        Column("title", (), _any_text, needed=False),
+        Column("text", ("document", "passage", "contents", "body"), _text_if_any),
+        Column("title", (), _text_if_any, needed=False),
     ),
 )
 QRELS = Schema(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.parquet_copy import ParquetCopy, check_texts, write_copy
+from ..data.parquet_copy import ParquetCopy, TextFiles
 from ..data.sources import ALL, files_here, files_of
 from ..files import atomic_file
 from ..version import __version__
@@ -91,7 +91,7 @@ def encode_file(
             Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
         out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
             No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy.
-        column: Where the texts are, in all but plain text; see :func:`~st_reba.data.parquet_copy.write_copy`.
+        column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
         keep: Columns to write beside the vectors, to Parquet alone.
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
         calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
@@ -115,7 +115,7 @@ def encode_file(
     _check_numbers(precision, calibration_rows, ranges, chunk_size)
     here = files_here(texts, ALL)
     if here is not None:
-        check_texts(here, column, keep)
+        TextFiles(here, column, keep).check()
     output = output_for(out)
     _check_kept(keep, output, encoder.chunk_tokens is not None)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
@@ -150,7 +150,8 @@ def encode_file(
         if here is None:
             on_progress(COPYING, 0, None)
         files = files_of(texts, ALL, workspace.input) if here is None else here
-        check_texts(files, column, keep)
+        source = TextFiles(files, column, keep)
+        source.check()
         sources = encoder.sources()
         stamps = tuple(Stamp.of(file.path) for file in files)
         weights = tuple(Stamp.of(path) for path in sources.files.values())
@@ -173,15 +174,8 @@ def encode_file(
         if not workspace.texts.exists():
             on_progress("Checking", 0, None)
             with atomic_file(workspace.texts) as stream:
-                write_copy(
-                    stream,
-                    files,
-                    column,
-                    keep,
-                    chunk_size or _CHUNK_SIZE,
-                    smallest,
-                    lambda rows: on_progress("Checking", rows, None),
-                )
+                size = chunk_size or _CHUNK_SIZE
+                source.copy(stream, size, smallest, lambda rows: on_progress("Checking", rows, None))
                 # What was copied is what was hashed.
                 for stamp in stamps:
                     stamp.check()

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
-from ..data.parquet_copy import ParquetCopy, Rows
+from ..data.parquet_copy import ParquetCopy
 from ..files import atomic_file
 from .digests import Stamp
 from .encoder import SCALED, Encoder, Pieces, Precision, telling_batches
@@ -27,6 +27,10 @@ CALIBRATING = "Calibrating"
 ENCODING = "Encoding"
 #: Called after each batch with one of these, and how many texts more have been read by the model.
 OnTexts = Callable[[str, int], None]
+
+
+#: The texts of a chunk, and what is kept of them.
+Rows: TypeAlias = tuple[list[str], pa.Table]
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class ChunkWorker:
         low, high = np.inf, -np.inf
         left = min(self.plan.calibration_rows, self.texts.starts[-1])
         for number in range(len(self.texts)):
-            batch = self.texts.read(number).texts[:left]
+            batch = self.texts.read(number)[0][:left]
             vectors = np.asarray(self._encode(batch, CALIBRATING).vectors, dtype=np.float32)
             if len(vectors):
                 low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
@@ -133,13 +137,13 @@ class ChunkWorker:
             prepared = self._taken(number)
             if following is not None:
                 self._coming = following, self._reader.submit(self._prepare, following)
-            pieces = None if prepared is None else self._encode(prepared.texts, ENCODING)
+            pieces = None if prepared is None else self._encode(prepared[0], ENCODING)
         finally:
             # Whatever is wrong with this one.
             done = self.finish()
         if prepared is None or pieces is None:
             return [*done, number]
-        self._leaving = number, self._writer.submit(self._write, number, pieces, prepared.kept)
+        self._leaving = number, self._writer.submit(self._write, number, pieces, prepared[1])
         return done
 
     def finish(self) -> list[int]:
@@ -178,7 +182,7 @@ class ChunkWorker:
             vectors = encoder.encode(self._model, texts)
         return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
 
-    def _write(self, number: int, pieces: Pieces, kept: Any) -> None:
+    def _write(self, number: int, pieces: Pieces, kept: pa.Table) -> None:
         """In the writer's thread."""
         if self.plan.encoder.chunk_tokens is not None:
             kept = _of_pieces(kept, pieces, self.texts.starts[number])

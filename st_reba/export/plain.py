@@ -125,7 +125,7 @@ def _reads_all(module: CausalModule) -> bool:
     """Whether every token of the input is handed on."""
     if module.copies > 1:
         return False
-    frame = module._frames()[0]
+    frame = module.frames()[0]
     around = [*module._template.literals, *frame.before, *frame.after]
     reads_from_the_text = module.pool_over == "all" and not module._template.literals[0]
     return module.pool_over == "whole" or reads_from_the_text or not any(around)
@@ -142,7 +142,7 @@ def _reads_to_the_end(module: CausalModule, model: SentenceTransformer) -> bool:
 def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFast:
     """Adds what stands around a text, between its copies and behind them, and truncates one copy as the module does."""
     given: Any = module.tokenizer
-    frame = module._frames()[0]
+    frame = module.frames()[0]
     parts = [[*frame.before, *frame.literals[0]], *frame.literals[1:]]
     parts[-1] = [*parts[-1], *frame.after] if to_the_end else []
     around = [[token for token, _ in part] for part in parts]

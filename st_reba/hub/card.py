@@ -40,6 +40,10 @@ class _OurCardData(BaseModelCardData):
     It stands before a family's dataclass, and adds no field to it.
     """
 
+    #: The path or Hub id of the language model that it was made of.
+    origin: str = ""
+    #: Of a static model, what its template says of how it was made.
+    made: Mapping[str, Any] = {}
     mteb_results: Sequence[EvalResult] = ()
     #: The scores of the model's recipe and of its controls, as the template shows them: ``answer``, ``data``,
     #: ``chosen_before``, ``date``, ``command``, ``columns``, ``rows`` (each a list as long as ``columns``, behind the
@@ -56,6 +60,7 @@ class _OurCardData(BaseModelCardData):
         super().register_model(model)
         if _is_ours(model):
             self.template_path = TEMPLATE
+            self.origin = model[0].model.config._name_or_path
             # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
@@ -81,22 +86,19 @@ class _OurCardData(BaseModelCardData):
     def try_to_set_base_model(self) -> None:
         """Called by ST when it writes a card, which no error here keeps it from."""
         super().try_to_set_base_model()
-        if self._module is not None:
-            self._take_over(self._module.model.config._name_or_path)
-
-    def _take_over(self, name: str) -> None:
-        """What is known of the model that this one was made of."""
-        if self.base_model is None and _cached(name, "config.json") is not None:
+        if not self.origin:
+            return
+        if self.base_model is None and _cached(self.origin, "config.json") is not None:
             # The Hub cannot be asked, but that is where the backbone came from.
-            self.base_model = name
-        card = self._base_card(name)
+            self.base_model = self.origin
+        card = self._base_card()
         self.license = self.license or card.license
         if card.language and not self.language:
             self.set_language(card.language)
 
-    def _base_card(self, name: str) -> ModelCardData:
+    def _base_card(self) -> ModelCardData:
         """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
-        path = Path(name) / "README.md" if Path(name).is_dir() else _cached(name, "README.md")
+        path = Path(self.origin, "README.md") if Path(self.origin).is_dir() else _cached(self.origin, "README.md")
         if path is not None and path.is_file():
             # Not ModelCard.load, which logs a warning for a README that has no metadata.
             return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
@@ -105,38 +107,43 @@ class _OurCardData(BaseModelCardData):
         return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
 
     def get_model_specific_metadata(self) -> dict[str, Any]:
-        metadata, module = super().get_model_specific_metadata(), self._module
+        module = self._module
+        metadata = {
+            **super().get_model_specific_metadata(),
+            **self.made,
+            "base_name": _code(self.base_model or Path(self.origin).name),
+            "licence": _code(self.license or ""),
+            "st_reba_version": __version__,
+        }
         if self.model is None or module is None:
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
+        added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
         # As they are saved: what is at its default and not written is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),
             "method": module.method,
-            "equation": getattr(module, "own_equation", module.equation),
-            "cost": getattr(module, "whole_cost", module.cost),
+            "equation": module.equation,
+            "cost": " ".join(filter(None, [module.cost, *added])),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             "module_class": type(module).__name__,
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
-            "base_name": _code(self.base_model or Path(module.model.config._name_or_path).name or ""),
-            "licence": _code(self.license or ""),
             "copies": module.copies,
             # ST has both names in every model, empty where there is no prompt.
             "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
             "towers": hasattr(module, "towers"),
-            "st_reba_version": __version__,
             "comparison": self.comparison,
             "model_string": _shortened(metadata["model_string"]),
             "model_class": type(self.model).__name__,
             "trained": self._was_trained,
             "multi_vector": isinstance(self, MultiVectorEncoderModelCardData),
             # Both towers hand on the tokens of a text; a language model's module may read something else.
-            "words": getattr(module, "rows", "all") == "all" and getattr(module, "unfit_for_chunks", None) is None,
+            "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 
@@ -155,31 +162,6 @@ class _OurCardData(BaseModelCardData):
 
 class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
     """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
-
-
-class StaticCardData(_OurCardData, SentenceTransformerModelCardData):
-    """That of a static model which was made of a language model: it has no module of ours, and a template of its own.
-
-    Attributes:
-        origin: The language model's path or Hub id.
-        made: What the template says of how it was made.
-    """
-
-    origin: str = ""
-    made: Mapping[str, Any] | None = None
-
-    def try_to_set_base_model(self) -> None:
-        super().try_to_set_base_model()
-        self._take_over(self.origin)
-
-    def get_model_specific_metadata(self) -> dict[str, Any]:
-        return {
-            **super().get_model_specific_metadata(),
-            **(self.made or {}),
-            "base_name": _code(self.base_model or Path(self.origin).name),
-            "licence": _code(self.license or ""),
-            "st_reba_version": __version__,
-        }
 
 
 class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
@@ -235,7 +217,7 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
         depth: How many it has.
         texts: How many texts it was fitted on.
     """
-    data = StaticCardData()
+    data = STRebaCardData()
     data.register_model(model)
     data.template_path = STATIC_TEMPLATE
     data.generate_widget_examples = False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, TypeVar
 
@@ -128,23 +127,6 @@ def is_inside(path: str) -> bool:
     return not parts.anchor and ".." not in parts.parts and "\0" not in path
 
 
-def check_named_files(names: Iterable[object], file: object) -> None:
-    """Refuse names of further files, such as shards, that lead out of the model.
-
-    Args:
-        names: As they stand in a file.
-        file: Which one.
-
-    Raises:
-        ValueError: If one is not a name, or leads out.
-    """
-    for name in names:
-        if not isinstance(name, str) or not name or not is_inside(name):
-            raise ValueError(
-                f'{file} has the path {shown(name)}: a file lies inside its model, so give a relative path without ".."'
-            )
-
-
 def leaves(path: Path, root: Path) -> bool:
     """Whether a path, followed through all links, leads out of a directory.
 
@@ -169,9 +151,7 @@ def checked_index(index: Path) -> ShardIndex:
         ValueError: If the index is malformed, or names a file outside.
     """
     found = checked(ShardIndex, read_json(index), index)
-    names = set(found.weight_map.values())
-    check_named_files(names, index)
-    for name in sorted(names):
+    for name in sorted(set(found.weight_map.values())):
         check_link(index.parent / name, index.parent)
     return found
 
@@ -261,6 +241,13 @@ def _modalities(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _file_name(path: str) -> str:
+    if not path or not is_inside(path):
+        raise PydanticCustomError("inside", 'a file lies inside its model, so give a relative path without ".."')
+    return path
+
+
+_FileName = Annotated[str, AfterValidator(_file_name)]
 _Size = Annotated[Any, AfterValidator(_size)]
 _Number = Annotated[Any, AfterValidator(_number)]
 _Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
@@ -304,43 +291,17 @@ class ShardIndex(_File):
     """Which file has which weight."""
 
     metadata: dict[str, Any] = {}
-    weight_map: Annotated[dict[str, str], Field(min_length=1)]
+    weight_map: Annotated[dict[str, _FileName], Field(min_length=1)]
 
 
 class LanguageModelFile(_File):
-    """A backbone's ``config.json``: what is in nearly all, under the names that architectures have for it."""
+    """A backbone's ``config.json``: what is read of it before transformers makes a configuration of it."""
 
-    model_type: str | None = None
     architectures: list[str] | None = None
-    hidden_size: _Size = None
-    n_embd: _Size = None
-    d_model: _Size = None
-    intermediate_size: _Size = None
-    n_inner: _Size = None
-    ffn_dim: _Size = None
-    head_dim: _Size = None
-    num_attention_heads: _Size = None
-    n_head: _Size = None
-    n_heads: _Size = None
-    num_heads: _Size = None
-    num_key_value_heads: _Size = None
-    vocab_size: _Size = None
-    max_position_embeddings: _Size = None
-    n_positions: _Size = None
-    max_seq_len: _Size = None
-    num_hidden_layers: _Size = None
-    n_layer: _Size = None
-    n_layers: _Size = None
-    num_layers: _Size = None
-    rope_theta: _Number = None
-    rms_norm_eps: _Number = None
-    layer_norm_eps: _Number = None
     attention_types: Annotated[Any, AfterValidator(_attention_types)] = None
-    rope_parameters: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
-    quantization_config: dict[str, Any] | None = None
-    transformers_weights: str | None = None
-    configuration_files: list[str] = []
+    transformers_weights: _FileName | None = None
+    configuration_files: list[_FileName] = []
 
 
 class AdapterFile(_File):
@@ -357,9 +318,8 @@ class AdapterFile(_File):
 class TokenizerFile(_File):
     """``tokenizer_config.json``."""
 
-    tokenizer_class: str | None = None
     model_max_length: _Number = None
-    fast_tokenizer_files: list[str] = []
+    fast_tokenizer_files: list[_FileName] = []
     added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
 
 

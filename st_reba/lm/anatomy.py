@@ -362,7 +362,7 @@ def reuses_cache(model: PreTrainedModel) -> bool:
     They are given as input embeddings, at positions and with a mask of our own: it is tried.
     """
     anatomy = anatomy_of(model)
-    if not anatomy.calls_our_attention or len(anatomy.attention_layers) < backbone.depth(model):
+    if not anatomy.calls_our_attention or len(anatomy.attention_layers) != backbone.depth(model):
         return False
     tried = trial(model)
     device = backbone.device(tried)

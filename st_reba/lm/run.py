@@ -61,44 +61,6 @@ class PassChange:
 Effect = PassChange
 
 
-class AllLayers:
-    """What the layers of a model gave in its last run.
-
-    Args:
-        norm: What is done to the states of every layer but the last.
-    """
-
-    def __init__(self, norm: Callable[[Tensor], Tensor]) -> None:
-        self._norm = norm
-        self._states: list[Tensor] = []
-        self._widths: list[int] = []
-
-    def enter(self, states: Tensor) -> Tensor:
-        """A run begins: what enters the first layer."""
-        self._states = [states]
-        return states
-
-    def leave(self, states: Tensor) -> Tensor:
-        """What a layer gives."""
-        self._states.append(states)
-        return states
-
-    def beside(self, last: Tensor) -> Tensor:
-        """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
-        below, self._states = self._states[:-1], []
-        layers = [*(self._norm(states).to(last.device) for states in below), last]
-        self._widths = [states.shape[-1] for states in layers]
-        return torch.cat(layers, dim=-1)
-
-    def last(self, states: Tensor) -> Tensor:
-        """The last layer's, of states side by side."""
-        return states[..., -self._widths[-1] :]
-
-    def split(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Each layer's, of states side by side."""
-        return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
-
-
 @dataclass(frozen=True)
 class Pass:
     """What holds for the passes in a block.
@@ -119,15 +81,16 @@ class Pass:
     record: AllLayers | None = None
     census: Census | None = None
 
-    def changed_by(self, effect: PassChange) -> Pass:
-        """The same with one more effect, whose hooks come after those that are there."""
-        assert effect.masking is None or self.masking is None, "what cannot be combined is refused by the module"
-        assert effect.rerouting is None or self.rerouting is None, "what cannot be combined is refused by the module"
-        hooks = dict(self.hooks)
-        for module, hook in effect.hooks.items():
-            _listen(module)
-            hooks[id(module)] = (*hooks.get(id(module), ()), hook)
-        masking, rerouting = effect.masking or self.masking, effect.rerouting or self.rerouting
+    def changed_by(self, *changes: PassChange) -> Pass:
+        """The same with further changes, whose hooks come after those that are there."""
+        masking, rerouting, hooks = self.masking, self.rerouting, dict(self.hooks)
+        for change in changes:
+            assert change.masking is None or masking is None, "what cannot be combined is refused by the module"
+            assert change.rerouting is None or rerouting is None, "what cannot be combined is refused by the module"
+            masking, rerouting = change.masking or masking, change.rerouting or rerouting
+            for module, hook in change.hooks.items():
+                _listen(module)
+                hooks[id(module)] = (*hooks.get(id(module), ()), hook)
         return replace(self, masking=masking, rerouting=rerouting, hooks=hooks)
 
     def at(self, attention: nn.Module) -> Pass:
@@ -256,8 +219,8 @@ class StatesAt:
         self._seen: dict[nn.Module, Tensor] = {}
 
     def states(self) -> list[Tensor]:
-        """For each module, on its device, (B, D); or, where all are looked at, (B, N, D)."""
-        return [self._seen[module] for module in self.modules]
+        """For each module that was called, on its device, (B, D); or, where all are looked at, (B, N, D)."""
+        return [self._seen[module] for module in self.modules if module in self._seen]
 
     def as_change(self) -> PassChange:
         """What sees to it: hooks that only look, at what the changes before it leave."""
@@ -268,6 +231,37 @@ class StatesAt:
         if self.halts and len(self._seen) == len(self.modules):
             raise Halt
         return states
+
+
+class AllLayers:
+    """What the layers of a model gave in its last run.
+
+    Args:
+        given: Looks at what enters the first layer.
+        gave: Looks at what each layer gives.
+        norm: What is done to the states of every layer but the last.
+    """
+
+    def __init__(self, given: StatesAt, gave: StatesAt, norm: Callable[[Tensor], Tensor]) -> None:
+        self.given = given
+        self.gave = gave
+        self.norm = norm
+        self._widths: list[int] = []
+
+    def beside(self, last: Tensor) -> Tensor:
+        """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
+        below = [*self.given.states(), *self.gave.states()[:-1]]
+        layers = [*(self.norm(states).to(last.device) for states in below), last]
+        self._widths = [states.shape[-1] for states in layers]
+        return torch.cat(layers, dim=-1)
+
+    def last(self, states: Tensor) -> Tensor:
+        """The last layer's, of states side by side."""
+        return states[..., -self._widths[-1] :]
+
+    def split(self, states: Tensor) -> tuple[Tensor, ...]:
+        """Each layer's, of states side by side."""
+        return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
 
 
 @contextlib.contextmanager
@@ -286,12 +280,10 @@ def recording(
         layers: Paths of its layers, in the order in which they run.
         norm: What is done to the states of every layer but the last, of which the model itself does it.
     """
-    record = AllLayers(norm)
-    hooks = {
-        model.get_submodule(path): Hook(before=None if index else record.enter, after=record.leave)
-        for index, path in enumerate(layers)
-    }
-    with passing(replace(current().changed_by(PassChange(hooks=hooks)), record=record)):
+    modules = [model.get_submodule(path) for path in layers]
+    record = AllLayers(StatesAt(modules[:1], "before"), StatesAt(modules, "after"), norm)
+    looked_at = current().changed_by(record.given.as_change(), record.gave.as_change())
+    with passing(replace(looked_at, record=record)):
         yield record
 
 
@@ -339,9 +331,7 @@ def run(
             recorded, or attention is looked at.
         Halt: If a hook has seen all it wants.
     """
-    asked = current()
-    for change in changes:
-        asked = asked.changed_by(change)
+    asked = current().changed_by(*changes)
     if is_checkpointing(model):
         # What attention looks up, it looks up again in a layer's second run; a hook may have been meant for one time.
         if any(change.hooks for change in changes) or observe is not None or asked.record is not None:

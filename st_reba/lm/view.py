@@ -62,7 +62,7 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
         # With the dicts that hold them, what is moved or cast in one is in both.
         shared += [module._parameters, module._buffers]
         # Hooks that were put there are called in both; what they belong to may be nothing to copy.
-        shared += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        memo |= {id(hooks): hooks.copy() for name, hooks in vars(module).items() if name.endswith(_HOOKS)}
         hook = getattr(module, "_hf_hook", None)
         shared += [getattr(each, "weights_map", None) for each in (hook, *getattr(hook, "hooks", ()))]
         if next(module.children(), None) is None:
@@ -70,6 +70,9 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
             shared += [value for value in vars(module).values() if not isinstance(value, _COPIED)]
     return copy.deepcopy(model, memo | {id(value): value for value in shared})
 
+
+#: How the names of an ``nn.Module``'s dicts of hooks end.
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 #: What stands in a module and is not shared: what reads the configuration, and what belongs to this module alone.
 _COPIED = (dict, PreTrainedConfig, MethodType, partial)

@@ -11,8 +11,8 @@ nothing else, so exactly these classes are made known to ST, and those that a pa
 
 from ..hub import compat
 from .attention_pooling import AttentionPoolingModule
-from .base import CausalModule as CausalModule
 from .bidirectional import BidirectionalLastLayer
+from .causal_module import CausalModule as CausalModule
 from .causal_transformer import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
 from .early_late import EarlyLateModule

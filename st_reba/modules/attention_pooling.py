@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
 from ..lm.attention.observers import MeanWeights
+from ..lm.attention.setup import watched_last_layer
 from ..text.layout import Layout
 from .causal_transformer import CausalTransformer
-from .checks import watched_last_layer
-from .readout import Reading, last_position
+from .token_vectors import TokenVectors, last_position
 
 
 class AttentionPoolingModule(CausalTransformer):
@@ -32,8 +32,8 @@ class AttentionPoolingModule(CausalTransformer):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    READS_HIDDEN_STATES = False
-    ONE_VECTOR: ClassVar[bool] = True
+    reads_hidden_states = False
+    no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
 
@@ -41,8 +41,8 @@ class AttentionPoolingModule(CausalTransformer):
         super().__init__(model_name_or_path, **transformer_kwargs)
         self._last_layer = watched_last_layer(self.model, "ReBAModule")
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        selected = self._select(layout, 0, 0)
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        selected = self.selected(layout)
         last, device = last_position(selected), backbone.device(self.model)
         observer = MeanWeights(last.to(device, non_blocking=True), self._last_layer)
         states = self.run(layout, observe=observer, **kwargs)
@@ -50,4 +50,4 @@ class AttentionPoolingModule(CausalTransformer):
         # A text without tokens has no weights, and is left out behind this.
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         ids = layout.input_ids.gather(1, last[:, None]).to(states.device, non_blocking=True)
-        return Reading(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)
+        return TokenVectors(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)

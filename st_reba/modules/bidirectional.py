@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from sentence_transformers.base.modules import Transformer
 
-from .base import PoolOver
+from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
 
 
@@ -35,7 +35,6 @@ class BidirectionalLastLayer(CausalTransformer):
 
     method = "Bidirectional last layer"
     equation = r"e_i = v_i, \quad \text{the last } m \text{ layers without the causal mask}"
-    POOL_OVER: ClassVar[PoolOver] = "all"
     citation = (
         "Xianming Li, Jing Li: BeLLM: Backward Dependency Enhanced Large Language Model for Sentence Embeddings. "
         "NAACL 2024."
@@ -56,6 +55,6 @@ class BidirectionalLastLayer(CausalTransformer):
             model_name_or_path,
             bidirectional_layers=bidirectional_layers,
             template=template,
-            pool_over=pool_over,
+            pool_over="all" if pool_over is None else pool_over,
             **transformer_kwargs,
         )

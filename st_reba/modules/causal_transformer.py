@@ -10,11 +10,9 @@ from torch import Tensor
 from ..lm import backbone
 from ..lm.run import recorded
 from ..text.layout import Layout
-from ..text.templates import Template, preset
-from .base import CausalModule, PoolOver, Rows
+from ..text.templates import Preset, Template, preset
+from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
 from .changes import AttendBothWays, Change, EarlyExit
-from .checks import ROWS, chosen
-from .readout import Reading
 
 
 class CausalTransformer(CausalModule):
@@ -44,7 +42,6 @@ class CausalTransformer(CausalModule):
     config_keys = [*CausalModule.config_keys, "template", "rows"]
     method = "Classical"
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
-    citation = ""
 
     def __init__(
         self,
@@ -55,14 +52,14 @@ class CausalTransformer(CausalModule):
         rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
-        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
-        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
+        parsed, known = check_one_copy(Template.parse(template), type(self)), self._preset(template)
         self.template = str(parsed)
-        self._set_rows(handed_on)
+        self.rows = ROWS.check(chosen(rows, known.rows, "all"))
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, **kwargs)
+    def _preset(self, template: str) -> Preset:
+        """How a template is read where nothing else says."""
+        return preset(template)
 
 
 def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:
@@ -87,9 +84,6 @@ class InputEmbeddings(CausalTransformer):
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
 
-    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
-        super().__init__(model_name_or_path, unfit_changes=_without_layers, **transformer_kwargs)
-
     @property
     def cost(self) -> str:
         return "One look-up per token: next to nothing beside the classical embedding."
@@ -98,9 +92,10 @@ class InputEmbeddings(CausalTransformer):
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
         return recorded(self.model.get_input_embeddings()(input_ids))
 
-
-def _without_layers(change: Change) -> str | None:
-    # Version 0.1 let these stand, without effect.
-    if isinstance(change, (AttendBothWays, EarlyExit)):
-        return None
-    return f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
+    def _unfit(self, change: Change) -> str | None:
+        # Version 0.1 let these stand, without effect.
+        if isinstance(change, (AttendBothWays, EarlyExit)):
+            return None
+        return (
+            f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
+        )

@@ -21,18 +21,19 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from sentence_transformers.base.modules import Transformer
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..hub import compat, saved_files
+from ..hub import card, compat, saved_files
 from ..hub.saved_files import checked, quoted, read_object, shown
-from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS
+from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
 from ..lm.sizes import check_size, in_a_line
+from ..settings import described, tokens
 from ..version import REQUIREMENT
-from .checks import check_inside, check_length
 
 #: Attention in plain PyTorch, or in a package that the user has installed. Any other name may be that of a kernel on
 #: the Hub, which is code. The last is what our own modules set.
@@ -95,10 +96,10 @@ class SafeTransformer(compat.ReportingTransformer):
     checkpoint: str = ""
 
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
-        check_length(kwargs.get("max_seq_length"), "max_seq_length")
+        tokens("max_seq_length").check(kwargs.get("max_seq_length"))
         given = {kind: {**(kwargs.get(kind) or kwargs.get(former) or {})} for former, kind in _FORMER_NAMES.items()}
         model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
-        check_length(processor_kwargs.get("model_max_length"), "the tokenizer's model_max_length")
+        tokens("the tokenizer's model_max_length").check(processor_kwargs.get("model_max_length"))
         base = check_checkpoint(model_name_or_path, model_kwargs, given["config_kwargs"])
         check_tokenizer(model_name_or_path, processor_kwargs)
         files = Files(model_name_or_path, model_kwargs)
@@ -108,7 +109,8 @@ class SafeTransformer(compat.ReportingTransformer):
             kwargs.pop("tokenizer_args", None)
         try:
             with compat.tokenizer_apart():
-                super().__init__(model_name_or_path, **kwargs)
+                # Batches are padded.
+                super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
             if str(error).startswith("Unrecognized processing class"):
@@ -123,6 +125,16 @@ class SafeTransformer(compat.ReportingTransformer):
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
             self.checkpoint = base.name
             self.lacking = lacking(_names_alone(base.name, of_base(model_kwargs)))
+
+    def on_model_ready(self, model: Any) -> None:
+        """Called by ST when the pipeline is complete: give it our model card."""
+        card.adopt(model)
+
+    def extra_repr(self) -> str:
+        return described(self, [key for key in self.config_keys if key not in Transformer.config_keys])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
     @property
     def save_in_root(self) -> bool:  # type: ignore[override]
@@ -186,10 +198,24 @@ class SafeTransformer(compat.ReportingTransformer):
         where["config_filename"] = name
         return super().load_config(model_name_or_path, subfolder, **where)
 
+    def get_config_dict(self) -> dict[str, Any]:
+        # Padding is not a setting here, so it is not saved as one.
+        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
+
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
         super().save(output_path, *args, **kwargs)
         note_requirement(Path(output_path))
+
+
+def check_inside(subfolder: str) -> str:
+    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
+    if not saved_files.is_inside(subfolder):
+        raise ValueError(
+            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
+            'without "..", or "" for the model\'s own directory.'
+        )
+    return subfolder
 
 
 @dataclass(frozen=True)
@@ -319,8 +345,7 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """A configuration, or an object within one, which stands at ``path``, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_PARTS):
-        said = checked(saved_files.LanguageModelFile, config, f"{file}, {path}," if path else file)
-        saved_files.check_named_files([*said.configuration_files, *filter(None, [said.transformers_weights])], file)
+        checked(saved_files.LanguageModelFile, config, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
@@ -338,6 +363,29 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
                 _check_part(inner, file, attention_is_chosen, place)
+
+
+def read_config(files: Files) -> PreTrainedConfig:
+    """The configuration of a model that :func:`check_model` has looked at.
+
+    Raises:
+        ValueError: If transformers makes none of it, or a size in it is none.
+    """
+    file = f"{files}/{utils.CONFIG_NAME}"
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(files.name, **files.arguments)
+    except (ImportError, MemoryError, OSError):
+        raise
+    # What its own class finds wrong with a configuration may be of any type.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
+        size = getattr(config.get_text_config(decoder=True), name, None)
+        if type(size) is int and not 1 <= size <= MAX_SIZE:
+            raise ValueError(f"{file} sets {name} to {size}: it must be a whole number, from 1 to {MAX_SIZE}.")
+    return config
 
 
 def _check_ranks(settings: saved_files.AdapterFile, adapter: Path) -> None:
@@ -366,8 +414,7 @@ def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | Non
     """
     found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
     if found is not None:
-        said = checked(saved_files.TokenizerFile, read_object(found), found)
-        saved_files.check_named_files(said.fast_tokenizer_files, found)
+        checked(saved_files.TokenizerFile, read_object(found), found)
 
 
 def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
@@ -416,19 +463,10 @@ def check_checkpoint(
     if files.arguments.get("trust_remote_code") or model_kwargs.get("trust_remote_code"):
         # Its code may build anything.
         return base
-    file = f"{files}/{utils.CONFIG_NAME}"
-    try:
-        config = AutoConfig.from_pretrained(files.name, **files.arguments)
-    except (ImportError, MemoryError, OSError):
-        raise
-    # What its own class finds wrong with a configuration may be of any type.
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise
-        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    config = read_config(files)
     weights = _weights(files, model_kwargs, config)
     if weights:
-        check_size(config, sum(_numbers(path, config) for path in weights), file)
+        check_size(config, sum(_numbers(path, config) for path in weights), f"{files}/{utils.CONFIG_NAME}")
     return base
 
 

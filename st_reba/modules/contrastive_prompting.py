@@ -9,16 +9,17 @@ from sentence_transformers.base.modules import Transformer
 from ..lm import backbone
 from ..settings import Setting, choice
 from ..text.templates import USUAL_CONTRAST, Template, preset
-from .base import PoolOver
+from .causal_module import CausalModule, PoolOver
+from .causal_transformer import check_one_copy
 from .changes import IRRELEVANT, Scale, Steer
-from .early_exit import EarlyExitModule
+from .token_prepending import stopping_early
 
 AT_THE_END: Setting[PoolOver] = choice(
     "pool_over", "all", says='the last token answers the prompt, behind the text; use "all".'
 )
 
 
-class ContrastivePromptingModule(EarlyExitModule):
+class ContrastivePromptingModule(CausalModule):
     r"""The last token of one prompt, less what another prompt finds irrelevant.
 
     In the attention of layer l, what the last token n hands to the output projection (the values of all heads, weighted
@@ -54,7 +55,7 @@ class ContrastivePromptingModule(EarlyExitModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*EarlyExitModule.config_keys, "contrast_layer", "scale", "auxiliary_template"]
+    config_keys = [*CausalModule.config_keys, "template", "contrast_layer", "scale", "auxiliary_template"]
     method = "Contrastive prompting"
     equation = (
         r"e = h_n, \quad \text{where in layer } l \text{ attention hands on } "
@@ -78,19 +79,20 @@ class ContrastivePromptingModule(EarlyExitModule):
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = Template.parse(template), preset(template)
+        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
         contrast = known.contrast or USUAL_CONTRAST
         steering = Steer(
             contrast if contrast_layer is None else contrast_layer,
             contrast.scale if scale is None else scale,
             auxiliary_template,
         )
-        AT_THE_END.check(pool_over)
+        self.template = str(parsed)
+        self.rows = "last"
         super().__init__(
             model_name_or_path,
             template=parsed,
-            preset=known,
-            pool_over=pool_over,
+            preset=stopping_early(known),
+            pool_over=AT_THE_END.check(pool_over),
             output_layer=output_layer,
             final_norm=final_norm,
             own_changes=[steering],
@@ -100,7 +102,6 @@ class ContrastivePromptingModule(EarlyExitModule):
         self.contrast_layer = cast(int, made.contrast_layer)
         self.scale = made.scale
         self.auxiliary_template = made.auxiliary_template
-        self._set_rows("last")
 
     @property
     def cost(self) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -14,9 +13,9 @@ from ..lm.anatomy import anatomy_of, layer_paths
 from ..lm.run import StatesAt, at
 from ..text.layout import Layout
 from ..text.templates import Template, preset
-from .base import CausalModule, PoolOver
+from .causal_module import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
-from .readout import Reading, compact
+from .token_vectors import TokenVectors, picked
 
 #: After which share of the layers the tokens are read.
 EARLY = 1 / 8
@@ -57,8 +56,12 @@ class EarlyLateModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "template", "early_layer"]
-    READS_HIDDEN_STATES = False
-    SHARES: ClassVar[tuple[float, ...]] = (0.3, 0.7)
+    reads_hidden_states = False
+    shares = (0.3, 0.7)
+    unfit_poolings = dict.fromkeys(
+        sorted(set(Pooling.POOLING_MODES) - {"mean"}),
+        'the early half of an embedding is the mean over the text\'s tokens. Use Pooling("mean").',
+    )
     method = "Early and late"
     equation = r"e_i = [h^{(l)}_i ; v_N], \quad i = 1, \dots, n"
     citation = (
@@ -78,15 +81,23 @@ class EarlyLateModule(CausalModule):
         if pool_over not in (None, "text"):
             raise ValueError(f'pool_over={pool_over!r}: {type(self).__name__} has vectors for text only; use "text".')
         parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
-        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over="text", **transformer_kwargs)
         self.template = str(parsed)
+        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over="text", **transformer_kwargs)
         self.early_layer = self._checked(early_layer)
         self._check_widths()
+        self.equation = self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
+            rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
+            r"N: \text{the end of the prompt}"
+        )
+        self.no_words = (
+            "gives all tokens of a text the same second half (the first half alone is that of CausalTransformer with "
+            f"output_layer={self.early_layer} and final_norm=False)"
+        )
 
     def _checked(self, early_layer: int | None) -> int:
         layers = backbone.depth(self.model)
         if early_layer is None:
-            return min(max(1, round(EARLY * self._whole_depth)), layers)
+            return min(max(1, round(EARLY * self.whole_depth)), layers)
         if type(early_layer) is not int or not 1 <= early_layer <= layers:
             raise ValueError(
                 f"early_layer={early_layer!r}: {type(self.model).__name__} runs {layers} layers here; give the layer "
@@ -110,48 +121,17 @@ class EarlyLateModule(CausalModule):
         return 2 * int(super().get_embedding_dimension())
 
     @property
-    def unfit_poolings(self) -> Mapping[str, str]:
-        """All but the mean."""
-        why = 'the early half of an embedding is the mean over the text\'s tokens. Use Pooling("mean").'
-        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"mean"}, why)
-
-    @property
-    def own_equation(self) -> str:
-        return self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
-            rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
-            r"N: \text{the end of the prompt}"
-        )
-
-    @property
     def cost(self) -> str:
         return (
             "One pass over the text and the template around it: the classical embedding of a text so much longer, "
             "with twice the dimensions."
         )
 
-    @property
-    def unfit_for_chunks(self) -> str | None:
-        return (
-            "gives all tokens of a text the same second half, so a chunk's vector would be half its text's. Use "
-            "CausalTransformer, or encode each chunk as a text of its own."
-        )
-
-    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
-        """Refused: half of each vector is about the whole text.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"{type(self).__name__} gives all tokens of a text the same second half: it has no word embeddings. Use "
-            f"CausalTransformer, with output_layer={self.early_layer} and final_norm=False for the first half alone."
-        )
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         early = StatesAt([self.layer(self.early_layer - 1)], "after")
         states = self.run(layout, change=[early.as_change()], **kwargs)
         # Where accelerate has placed the layers, each may lie on a device of its own.
         [words] = early.states()
-        words, mask, ids, _ = compact(words.to(states), layout.input_ids, self._select(layout, 0, 0))
+        words, mask, ids, _ = picked(words.to(states), layout.input_ids, self.selected(layout))
         late = at(states, layout.ends)[:, None].expand_as(words)
-        return Reading(torch.cat([words, late], dim=-1), mask, ids)
+        return TokenVectors(torch.cat([words, late], dim=-1), mask, ids)

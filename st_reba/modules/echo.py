@@ -7,11 +7,8 @@ from typing import Any, Literal
 from sentence_transformers.base.modules import Transformer
 
 from ..settings import Setting, choice
-from ..text.layout import Layout
 from ..text.templates import Template
-from .base import CausalModule, PoolOver, Rows
-from .checks import ROWS, repetitions_from
-from .readout import Reading
+from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
 
 PoolCopies = Literal["last", "repeated"]
 
@@ -42,7 +39,7 @@ class EchoModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "repetitions", "template", "pool_copies", "rows"]
-    REPEATS_TEXT = True
+    repeats_text = True
     method = "Echo"
     equation = r"e_i = v_{(k-1)n+i}, \quad i = 1, \dots, n"
     citation = (
@@ -61,7 +58,8 @@ class EchoModule(CausalModule):
         rows: Rows = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        ROWS.check(rows)
+        self.rows = ROWS.check(rows)
+        self.pool_copies = POOL_COPIES.check(pool_copies)
         if repetitions is not None:
             REPETITIONS.check(repetitions)
         parsed = Template.repeat(repetitions or 2) if template is None else Template.parse(template)
@@ -75,24 +73,17 @@ class EchoModule(CausalModule):
                 f"The template {template!r} has {parsed.copies} slots and repetitions={repetitions}: Echo needs a "
                 f"template with as many slots as repetitions, at least 2. {remedy}"
             )
-        REPETITIONS.check(parsed.copies)
-        POOL_COPIES.check(pool_copies)
-        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
-        self.repetitions = parsed.copies
+        self.repetitions = REPETITIONS.check(parsed.copies)
         self.template = str(parsed)
-        self.pool_copies = pool_copies
-        self._set_rows(rows)
+        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
 
     @property
-    def unfit_for_chunks(self) -> str | None:
+    def no_chunks(self) -> str:
         if self.pool_copies == "repeated" and self.copies > 2:
             return 'reads a token in several copies, pool_copies="repeated": use pool_copies="last".'
-        return super().unfit_for_chunks
+        return super().no_chunks
 
     @property
     def copies_read(self) -> tuple[int, int]:
         last = self.repetitions - 1
         return (1 if self.pool_copies == "repeated" else last), last
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return self._read_tokens(layout, **kwargs)

@@ -13,7 +13,7 @@ from ..lm.anatomy import final_norm, layer_paths
 from ..lm.run import recording
 from ..text.layout import Layout
 from .echo import EchoModule
-from .readout import Reading
+from .token_vectors import TokenVectors
 
 
 class EchoLayersModule(EchoModule):
@@ -35,7 +35,7 @@ class EchoLayersModule(EchoModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*EchoModule.config_keys, "last_layers"]
-    READS_HIDDEN_STATES = False
+    reads_hidden_states = False
     method = "Echo over layers"
     equation = r"e_i = \frac{2}{m (m + 1)} \sum_{l=1}^{m} l \, v^{(L-m+l)}_{(k-1)n+i}"
 
@@ -49,7 +49,7 @@ class EchoLayersModule(EchoModule):
         self.last_layers = last_layers
         self._every_norm = final_norm(self.model) if self.final_norm else nn.Identity()
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         with recording(self.model, layer_paths(self.model), self._every_norm) as record:
             reading = super()._read(layout, **kwargs)
         layers = torch.stack(record.split(reading.states)[-self.last_layers :], dim=-1)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .moments import Moments, embedding_moments, principal_directions
-from .readout import ONE_BY_ONE
 from .stored import FixedWeights
+from .token_vectors import ONE_BY_ONE
 
 #: Deviations below this share of a dimension's mean are rounding of the embeddings.
 ROUNDING = 10 * torch.finfo(torch.float32).eps

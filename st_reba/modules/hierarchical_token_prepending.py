@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Transformer
 
 from ..settings import flag, whole
 from ..text.templates import Blocks, Template
-from .base import PoolOver
+from .causal_module import PoolOver
 from .changes import Prepend, PrependBlocks
 from .token_prepending import TokenPrependingModule
 
@@ -44,7 +44,6 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*TokenPrependingModule.config_keys, BLOCK_LENGTH.name, WHOLE_SENTENCES.name]
-    POOL_OVER: ClassVar[PoolOver] = "text"
     PREPENDING: ClassVar[type[Prepend]] = PrependBlocks
     method = "Hierarchical token prepending"
     equation = (
@@ -64,13 +63,17 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         block_length: int = 32,
         whole_sentences: bool = True,
         template: str = "{prepend}{text}",
+        pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        BLOCK_LENGTH.check(block_length)
-        WHOLE_SENTENCES.check(whole_sentences)
-        super().__init__(model_name_or_path, template=template, **transformer_kwargs)
-        self.block_length = block_length
-        self.whole_sentences = whole_sentences
+        self.block_length = BLOCK_LENGTH.check(block_length)
+        self.whole_sentences = WHOLE_SENTENCES.check(whole_sentences)
+        super().__init__(
+            model_name_or_path,
+            template=template,
+            pool_over="text" if pool_over is None else pool_over,
+            **transformer_kwargs,
+        )
 
     @property
     def cost(self) -> str:
@@ -79,5 +82,6 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
             "embedding."
         )
 
-    def _templates(self) -> list[Template]:
-        return [replace(self._template, blocks=Blocks(self.block_length, self.whole_sentences))]
+    def layouts(self) -> list[Template]:
+        [template] = super().layouts()
+        return [replace(template, blocks=Blocks(self.block_length, self.whole_sentences))]

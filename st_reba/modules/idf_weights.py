@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..lm.backbone import vocabulary_size
-from ..text.idf import DocumentFrequencies
-from .base import CausalModule
+from ..text.words import DocumentFrequencies
+from .causal_module import CausalModule
 from .moments import in_chunks
 from .stored import FixedWeights
 
@@ -70,7 +70,7 @@ class IdfWeights(FixedWeights):
         frequencies = DocumentFrequencies(vocabulary_size(module.model))
         for chunk in in_chunks(texts, chunk_size):
             layout = module.lay_out(chunk)
-            read = module.tokens_read(layout) & (layout.text_lengths > 0)[:, None]
+            read = module.selected(layout) & (layout.text_lengths > 0)[:, None]
             frequencies.add(read.nonzero()[:, 0], layout.input_ids[read])
         if not frequencies.texts:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
 from ..lm.precision import for_summing
 from ..settings import flag
-from ..text.layout import Layout
-from .base import PoolOver, Rows
+from .causal_module import PoolOver, Rows
 from .causal_transformer import CausalTransformer
 from .changes import Reroute
-from .readout import Reading
+from .token_vectors import TokenVectors
 
 HYBRID = flag("hybrid")
 
@@ -55,7 +54,6 @@ class KVReroutingModule(CausalTransformer):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
-    POOL_OVER: ClassVar[PoolOver] = "all"
     method = "KV re-routing"
     equation = (
         r"e = \tfrac{1}{2} \left( \tfrac{1}{m} \sum_i v_i + v_m \right), \quad "
@@ -65,9 +63,6 @@ class KVReroutingModule(CausalTransformer):
         "Yixuan Tang, Yi Yang: KV-Embedding: Training-free Text Embedding via Internal KV Re-routing in Decoder-only "
         "LLMs. ACL 2026."
     )
-
-    # Of a chunk, where the whole text is read token by token.
-    _reads_both = False
 
     def __init__(
         self,
@@ -82,7 +77,7 @@ class KVReroutingModule(CausalTransformer):
         **transformer_kwargs: Any,
     ) -> None:
         rerouting = Reroute(layers, prefix_bias)
-        HYBRID.check(hybrid)
+        self.hybrid = HYBRID.check(hybrid)
         if hybrid and rows == "last":
             raise ValueError(
                 'rows="last" hands on the last token alone, and hybrid=True needs the mean of all of them too: '
@@ -93,7 +88,7 @@ class KVReroutingModule(CausalTransformer):
         super().__init__(
             model_name_or_path,
             template=template,
-            pool_over=pool_over,
+            pool_over="all" if pool_over is None else pool_over,
             rows=rows,
             own_changes=[rerouting],
             **transformer_kwargs,
@@ -101,7 +96,6 @@ class KVReroutingModule(CausalTransformer):
         made = self.change(Reroute)
         self.layers = list(made.layers or ())
         self.prefix_bias = made.prefix_bias
-        self.hybrid = hybrid
 
     @property
     def cost(self) -> str:
@@ -110,21 +104,12 @@ class KVReroutingModule(CausalTransformer):
             "One pass over the text and the template; one more key a layer: little more than the classical embedding."
         )
 
-    def handing_on_all(self) -> Self:
-        twin = super().handing_on_all()
-        twin._reads_both, twin.hybrid = self.hybrid, False
-        return twin
-
-    def read_chunk(self, tokens: Reading) -> Reading:
-        """With ``hybrid``, the mean of a chunk's tokens, and the last of them."""
-        return _mean_and_last(tokens) if self._reads_both else tokens
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        tokens = super()._read(layout, **kwargs)
-        return _mean_and_last(tokens) if self.hybrid else tokens
+    def combined(self, vectors: TokenVectors) -> TokenVectors:
+        """With ``hybrid``, the mean of the tokens, and the last of them."""
+        return _mean_and_last(vectors) if self.hybrid else vectors
 
 
-def _mean_and_last(tokens: Reading) -> Reading:
+def _mean_and_last(tokens: TokenVectors) -> TokenVectors:
     """Two vectors a text: the mean of its tokens, and the last of them, whose id stands for both."""
     mask = tokens.mask[..., None]
     count = tokens.mask.sum(dim=1).clamp(min=1)
@@ -132,4 +117,4 @@ def _mean_and_last(tokens: Reading) -> Reading:
     text = torch.arange(len(count), device=count.device)
     last = tokens.states[text, count - 1]
     states = torch.stack([mean.to(last.dtype), last], dim=1)
-    return Reading(states, tokens.mask[:, :1].expand(-1, 2), tokens.ids[text, count - 1][:, None].expand(-1, 2))
+    return TokenVectors(states, tokens.mask[:, :1].expand(-1, 2), tokens.ids[text, count - 1][:, None].expand(-1, 2))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -10,10 +11,11 @@ from sentence_transformers.base.modules import Transformer
 from ..lm.anatomy import layer_paths
 from ..lm.run import StatesAt
 from ..text.layout import Layout
-from .base import PoolOver
+from ..text.templates import Preset
+from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
 from .changes import BeforeFeedForward, Change
-from .readout import Reading, compact, last_of, last_position
+from .token_vectors import TokenVectors, last_of, last_position, picked
 
 
 class LayerStates(CausalTransformer):
@@ -43,8 +45,6 @@ class LayerStates(CausalTransformer):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    EVERY_LAYER: ClassVar[bool] = True
-    ONE_VECTOR: ClassVar[bool] = True
     method = "Layer states"
     equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
     citation = (
@@ -60,11 +60,28 @@ class LayerStates(CausalTransformer):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        super().__init__(
-            model_name_or_path, template=template, pool_over=pool_over, unfit_changes=_unfit, **transformer_kwargs
-        )
+        super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
         #: L, the number of layers.
         self.depth = len(layer_paths(self.model))
+
+    def _preset(self, template: str) -> Preset:
+        # Every layer is read, so it means nothing at which one a prompt's authors read it.
+        return replace(super()._preset(template), output_layer=None, final_norm=None)
+
+    @property
+    def no_chunks(self) -> str:
+        return (
+            "gives a text as a whole its states of each layer: a chunk has none. Encode each chunk as a text of its "
+            "own, or use another recipe."
+        )
+
+    def _unfit(self, change: Change) -> str | None:
+        if isinstance(change, BeforeFeedForward):
+            return (
+                f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave "
+                "the change out."
+            )
+        return None
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -72,21 +89,12 @@ class LayerStates(CausalTransformer):
         config = super().load_config(*args, **kwargs)
         return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        selected = self._select(layout, 0, 0)
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        selected = self.selected(layout)
         tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last_position(selected))
         states = self.run(layout, change=[tokens.as_change()], **kwargs)
         layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
         empty = (layout.text_lengths == 0).to(layers.device, non_blocking=True)
         layers = layers.masked_fill(empty[:, None, None], 0)
-        reading = compact(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
+        reading = picked(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
         return reading._replace(extra={"layer_states": layers})
-
-
-def _unfit(change: Change) -> str | None:
-    if isinstance(change, BeforeFeedForward):
-        return (
-            f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave the "
-            "change out."
-        )
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -17,9 +17,9 @@ from ..lm.run import PassChange
 from ..settings import Setting, choice
 from ..text.layout import Layout
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
-from .base import CausalModule, PoolOver
+from .causal_module import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
-from .readout import Reading, compact, last_of
+from .token_vectors import TokenVectors, joined, last_of, picked
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -55,8 +55,7 @@ class MetaEOLModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "templates"]
-    PROMPTS_MAY_DIFFER = False
-    ONE_VECTOR: ClassVar[bool] = True
+    no_words = "hands on one vector a prompt, not one a token"
     method = "MetaEOL"
     equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
     citation = (
@@ -72,15 +71,18 @@ class MetaEOLModule(CausalModule):
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        AT_THE_END.check(pool_over)
         presets = _presets(templates)
-        parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
+        self._parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
+        self.templates = [str(template) for template in self._parsed]
+        self.rows = "last"
+        self.rows_per_text = len(self._parsed)
         super().__init__(
-            model_name_or_path, template=parsed[0], preset=agreed(presets), pool_over=pool_over, **transformer_kwargs
+            model_name_or_path,
+            template=self._parsed[0],
+            preset=agreed(presets),
+            pool_over=AT_THE_END.check(pool_over),
+            **transformer_kwargs,
         )
-        self.templates = [str(template) for template in parsed]
-        self._parsed = [self._laid_out(template) for template in parsed]
-        self._set_rows("last")
         # Where tokens see what follows, what stands before a text changes with it.
         self._shares_prefixes = self.reuses_states and make_cacheable(self.model)
 
@@ -98,47 +100,30 @@ class MetaEOLModule(CausalModule):
             f"over what stands before it: {count} times the classical embedding of a text so much longer."
         )
 
-    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
-        """Refused: its vectors are those of prompts.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"{type(self).__name__} hands on one vector a prompt, not one a token: it has no word embeddings. "
-            "Use CausalTransformer, EchoModule or ReBAModule for words."
-        )
-
-    @property
-    def layouts_a_text(self) -> int:
-        """One a prompt."""
-        return len(self.templates)
-
-    def _templates(self) -> list[Template]:
-        return self._parsed
+    def layouts(self) -> list[Template]:
+        return [self._changed(template) for template in self._parsed]
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
 
-    def _readings(self, layout: Layout, **kwargs: Any) -> list[Reading]:
+    def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
         if prefixes is None:
-            return super()._readings(layout, **kwargs)
+            return super()._read_parts(layout, **kwargs)
         rest = prefixes.rest_of(layout)
-        rows = torch.arange(len(rest.input_ids))
-        return [
-            self._read_behind(prefixes, rows[part] % len(self.templates), rest.part(part), **kwargs)
-            for part in self.parts(rest)
-        ]
+        parts = self.parts(rest)
+        read = [self._read_behind(prefixes, part % self.rows_per_text, rest.part(part), **kwargs) for part in parts]
+        return joined(read, parts)
 
     def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
-        """Keys and values of what stands before the texts; None where nothing does, or there is one text alone."""
-        if len(layout.input_ids) == len(self.templates) or backbone.is_checkpointing(self.model):
+        """Keys and values of what stands before the texts; None where nothing does, or each text runs alone."""
+        alone = self.deterministic or len(layout.input_ids) == self.rows_per_text
+        if alone or backbone.is_checkpointing(self.model):
             return None
         return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
 
-    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> Reading:
+    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> TokenVectors:
         """Read what follows the prefixes of these prompts, (B,)."""
         device, new = backbone.device(self.model), layout.input_ids.shape[1]
         lengths = prefixes.lengths[prompts].to(device, non_blocking=True)
@@ -150,10 +135,7 @@ class MetaEOLModule(CausalModule):
         }
         behind = [PassChange(masking=BehindPrefix(lengths, new))]
         states = self.run(layout, inputs=lambda: inputs, change=behind, **kwargs)
-        return compact(states, layout.input_ids, last_of(layout.attention_mask))
-
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        return compact(self.run(layout, **kwargs), layout.input_ids, last_of(layout.attention_mask))
+        return picked(states, layout.input_ids, last_of(layout.attention_mask))
 
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).

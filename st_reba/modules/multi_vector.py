@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from ..text.words import punctuation_tokens
-from .base import CausalModule
+from .causal_module import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count, check_rows
 from .moments import Moments, in_chunks, principal_directions
 

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .base import CausalModule
+from .causal_module import CausalModule
 from .embedding_transforms import ROUNDING, EmbeddingTransform, check_shrinkage, check_that_they_vary
 from .moments import Moments, embedding_moments, principal_directions
 
@@ -90,7 +90,7 @@ class PartwiseWhitening(EmbeddingTransform):
                 texts are too few or too much alike.
         """
         if shares is None:
-            shares = model[0].SHARES if isinstance(model[0], CausalModule) else CausalModule.SHARES
+            shares = model[0].shares if isinstance(model[0], CausalModule) else CausalModule.shares
         shares = _checked(shares)
         check_shrinkage(shrinkage, SHRINKAGE, plain=False)
         return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)

@@ -71,6 +71,7 @@ class PromptRepsModule(CausalTransformer):
         EXPANSION.name,
         WORDS.name,
     ]
+    no_words = "weighs tokens of the vocabulary"
     method = "PromptReps"
     equation = r"w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)"
     citation: ClassVar[str] = (
@@ -117,16 +118,6 @@ class PromptRepsModule(CausalTransformer):
     def get_embedding_dimension(self) -> int:
         """V: the head's rows."""
         return len(self.head_weight)
-
-    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
-        """Refused: the weights are those of the vocabulary.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"{type(self).__name__} weighs tokens of the vocabulary: it has no word embeddings. Use CausalTransformer."
-        )
 
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any

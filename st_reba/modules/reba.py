@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,16 +16,15 @@ from ..lm.attention import setup
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import weighted_sum
-from ..settings import Setting, choice, flag, optional, whole
-from ..text.chunks import chunk_sizes, repeated_chunks
-from ..text.layout import Layout
+from ..settings import Setting, choice, flag, layers_or_all, optional, whole
+from ..text.layout import Layout, chunk_sizes, repeated_chunks
 from ..text.templates import Template
-from .base import CausalModule, PoolOver, Rows
+from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
 from .changes import Change
-from .checks import ROWS, check_layers, repetitions_from, resolve_layers
-from .readout import Reading, even_slices
+from .token_vectors import TokenVectors, in_parts
 
 REPETITIONS = repetitions_from(1)
+LAYERS = layers_or_all("layers")
 NORMALIZE_WEIGHTS = flag("normalize_weights")
 CHUNK_LENGTH = optional(
     whole(
@@ -83,8 +81,7 @@ class ReBAModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
-    PROMPTS_MAY_DIFFER = False
-    REPEATS_TEXT = True
+    repeats_text = True
     method = "ReBA"
     equation = (
         r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad "
@@ -99,6 +96,11 @@ class ReBAModule(CausalModule):
         "Retrieval Backward Attention without Additional Training: "
         "Enhance Embeddings of Large Language Models via Repetition."
     )
+
+    unfit_poolings = {
+        "cls": "it reads e_1, what looks back at the first token alone; the embedding is the mean of e_1 to e_n, or "
+        'e_n. Use Pooling("mean") or Pooling("lasttoken").'
+    }
 
     #: Memory that the weights of one part of a batch may take, in bytes; a larger batch is run in parts.
     WEIGHT_BUDGET: ClassVar[int] = 2**30
@@ -115,26 +117,22 @@ class ReBAModule(CausalModule):
         pool_over: PoolOver = "text",
         **transformer_kwargs: Any,
     ) -> None:
-        ROWS.check(rows)
-        REPETITIONS.check(repetitions)
-        TEXT_ONLY.check(pool_over)
-        NORMALIZE_WEIGHTS.check(normalize_weights)
-        checked_layers = check_layers(layers)
-        CHUNK_LENGTH.check(chunk_length)
+        self.repetitions = REPETITIONS.check(repetitions)
+        LAYERS.check(layers)
+        self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
+        self.rows = ROWS.check(rows)
+        self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
+        self.chunk_length = CHUNK_LENGTH.check(chunk_length)
+        if chunk_length is not None:
+            self.equation = self.chunk_equation
         super().__init__(
             model_name_or_path,
             template=Template.repeat(repetitions if chunk_length is None else 1),
-            pool_over=pool_over,
-            unfit_changes=partial(_unfit_for_chunks, chunk_length),
+            pool_over=TEXT_ONLY.check(pool_over),
             **transformer_kwargs,
         )
-        self.repetitions = repetitions
-        self.layers = checked_layers
-        self._set_rows(rows)
-        self.chunk_length = chunk_length
-        self.normalize_weights = normalize_weights
         anatomy = setup.watch_attention(self.model)
-        self._watched = resolve_layers(self.layers, self.model, anatomy.attention_layers)
+        self._watched = setup.resolve_layers(self.layers, self.model, anatomy.attention_layers)
         self._stores_maps = not anatomy.calls_our_attention
         if self._stores_maps:
             warnings.warn(
@@ -148,17 +146,21 @@ class ReBAModule(CausalModule):
         """How often the text, or each of its chunks, stands in a row."""
         return self.repetitions
 
-    @property
-    def unfit_poolings(self) -> Mapping[str, str]:
-        """The first row alone, which is no embedding of the paper's."""
-        return {
-            "cls": "it reads e_1, what looks back at the first token alone; the embedding is the mean of e_1 to e_n, "
-            'or e_n. Use Pooling("mean") or Pooling("lasttoken").'
-        }
-
-    @property
-    def own_equation(self) -> str:
-        return self.equation if self.chunk_length is None else self.chunk_equation
+    def _unfit(self, change: Change) -> str | None:
+        if self.chunk_length is None:
+            return None
+        refused = f"chunk_length={self.chunk_length} with {change}: "
+        if change.companion is not None:
+            return (
+                f"{refused}it is about the last token of a whole text, and each chunk stands in a row of its own. "
+                "Leave one of the two out."
+            )
+        if change.looks_ahead:
+            return (
+                f"{refused}where tokens see what follows, a chunk on its own is not what it is in its text. Leave one "
+                "of the two out."
+            )
+        return None
 
     @property
     def cost(self) -> str:
@@ -181,7 +183,7 @@ class ReBAModule(CausalModule):
         room, available = super()._room(prompt), self._positions()
         if self.chunk_length is None or available is None:
             return room
-        before = self._frames(prompt)[0].overhead
+        before = self.frames(prompt)[0].overhead
         if before + self.copies * self.chunk_length > available:
             fitting = (available - before) // self.copies
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
@@ -191,7 +193,7 @@ class ReBAModule(CausalModule):
             )
         return room
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         if self.chunk_length is None:
             sums, totals, dtype = self._sums(layout, **kwargs)
         else:
@@ -201,7 +203,7 @@ class ReBAModule(CausalModule):
         rows, mask = self._rows(layout)
         ids = layout.input_ids.gather(1, layout.text_start + rows)
         mask, ids = (part.to(sums.device, non_blocking=True) for part in (mask, ids))
-        return Reading(sums.to(dtype), mask, ids)
+        return TokenVectors(sums.to(dtype), mask, ids)
 
     def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
@@ -295,7 +297,7 @@ class ReBAModule(CausalModule):
     def _sums_in_parts(self, chunks: Layout, first_copy: int, **kwargs: Any) -> _Sums:
         """What the rows' tokens of R chunks look back to in these copies, (R, rows, ...), a few chunks at a time."""
         rows = self._rows(chunks)[0].shape[1]
-        parts = even_slices(len(chunks.input_ids), self._fitting(chunks, chunks.input_ids.shape[1]))
+        parts = in_parts(len(chunks.input_ids), self._fitting(chunks, chunks.input_ids.shape[1]))
         found = [self._sums(chunks.part(part), first_copy, **kwargs) for part in parts]
         sums = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for part, _, _ in found])
         totals = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for _, part, _ in found])
@@ -325,17 +327,3 @@ def _weights(maximum: RunningMaximum, key: Tensor, query: Tensor, counts: Tensor
     """
     weights = maximum.result().to(query.device).masked_fill(~counts, float("-inf")).exp()
     return torch.where(query == key, weights, weights / 2)
-
-
-def _unfit_for_chunks(chunk_length: int | None, change: Change) -> str | None:
-    if chunk_length is not None and change.companion is not None:
-        return (
-            f"chunk_length={chunk_length} with {change}: it is about the last token of a whole text, and each chunk "
-            "stands in a row of its own. Leave one of the two out."
-        )
-    if chunk_length is None or not change.looks_ahead:
-        return None
-    return (
-        f"chunk_length={chunk_length} with {change}: where tokens see what follows, a chunk on its own is not what it "
-        "is in its text. Leave one of the two out."
-    )

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -18,15 +18,14 @@ from transformers import DynamicCache
 from ..lm import backbone
 from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
-from ..lm.attention.setup import make_cacheable
+from ..lm.attention.setup import make_cacheable, watched_last_layer
 from ..lm.precision import for_summing, weighted_sum
 from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
-from .base import CausalModule, PoolOver
-from .checks import watched_last_layer
-from .readout import Reading, compact, even_slices
+from .causal_module import CausalModule, PoolOver
+from .token_vectors import TokenVectors, in_parts, picked
 
 #: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_ITERATIONS = 1024
@@ -89,11 +88,16 @@ class RefinedThoughtModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, ITERATIONS.name, TOLERANCE.name]
-    ONE_VECTOR: ClassVar[bool] = True
+    no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Refined Thought"
     equation = (
         r"e = v^{(T)}_{\mathrm{EOS}}, \quad \text{pass } t+1 \text{ reads } "
         r"m_t = \sum_j \tfrac{1}{H} \sum_h A^{(L,h)}_{\mathrm{EOS},j} h_j \text{ before EOS}"
+    )
+    unfit_poolings = dict.fromkeys(
+        sorted(set(Pooling.POOLING_MODES) - {"lasttoken"}),
+        "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
+        'Use Pooling("lasttoken").',
     )
     citation = "Refined Thought (新精炼思想): iterative sentence embeddings with an attention-guided memory token."
 
@@ -106,12 +110,14 @@ class RefinedThoughtModule(CausalModule):
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        ITERATIONS.check(iterations)
-        TOLERANCE.check(tolerance)
-        IN_EOS.check(pool_over)
-        super().__init__(model_name_or_path, template=Template.repeat(1), pool_over=pool_over, **transformer_kwargs)
-        self.iterations = iterations
-        self.tolerance = tolerance
+        self.iterations = ITERATIONS.check(iterations)
+        self.tolerance = TOLERANCE.check(tolerance)
+        if iterations == 1:
+            # It is the base model, and any pooling will do.
+            self.unfit_poolings = {}
+        super().__init__(
+            model_name_or_path, template=Template.repeat(1), pool_over=IN_EOS.check(pool_over), **transformer_kwargs
+        )
         self._last_layer = 0
         self._reuses_cache = False
         if iterations > 1:
@@ -129,15 +135,6 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
-    @property
-    def unfit_poolings(self) -> Mapping[str, str]:
-        """Whatever reads more than EOS; with one pass it is the base model, and any will do."""
-        why = (
-            "the passes refine the state of EOS, the last token, which is the embedding, and this reads others, too. "
-            'Use Pooling("lasttoken").'
-        )
-        return dict.fromkeys(set(Pooling.POOLING_MODES) - {"lasttoken"}, why) if self.iterations > 1 else {}
-
     def _prepare_passes(self) -> None:
         self._last_layer = watched_last_layer(self.model, "iterations=1")
         if not self.reuses_states:
@@ -151,8 +148,9 @@ class RefinedThoughtModule(CausalModule):
                 stacklevel=3,
             )
 
-    def _templates(self) -> list[Template]:
-        return [replace(self._template, end=True)]
+    def layouts(self) -> list[Template]:
+        [template] = super().layouts()
+        return [replace(template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()
@@ -162,7 +160,7 @@ class RefinedThoughtModule(CausalModule):
         """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""
         return len(layout.input_ids) if self._reuses_cache else super()._part_size(layout)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         if self.iterations == 1:
             states = self.run(layout, **kwargs)
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
@@ -170,7 +168,7 @@ class RefinedThoughtModule(CausalModule):
             self._refuse_what_is_for_one_pass(kwargs)
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
             states, passes = take_passes(layout, self.iterations, **kwargs)
-        reading = compact(states, layout.input_ids, self._select(layout, 0, 0))
+        reading = picked(states, layout.input_ids, self.selected(layout))
         return reading._replace(extra={"passes": passes})
 
     def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
@@ -211,7 +209,7 @@ class RefinedThoughtModule(CausalModule):
     def _first_pass(self, layout: Layout, last: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor, DynamicCache]:
         """The base model's states (B, N, D), memory (B, D) and cache, in parts of the size that runs best."""
         states, memories, caches = [], [], []
-        for rows in even_slices(len(last), super()._part_size(layout)):
+        for rows in in_parts(len(last), super()._part_size(layout)):
             part = layout.part(rows)
             missing = layout.input_ids.shape[1] - part.input_ids.shape[1]
             weights = MeanWeights(last[rows], self._last_layer)

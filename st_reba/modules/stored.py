@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
 from ..hub.saved_files import read_object
-from .checkpoints import check_settings, note_requirement
-from .checks import check_inside
+from .checkpoints import check_inside, check_settings, note_requirement
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
 #: much more, squares overflow in float32, and an embedding is no number or a zero vector.

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset, Template
-from .base import PoolOver, Rows
+from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
+from .causal_transformer import check_one_copy
 from .changes import Prepend
-from .checks import ROWS, chosen
-from .early_exit import EarlyExitModule
 
 
-class TokenPrependingModule(EarlyExitModule):
+def stopping_early(known: Preset) -> Preset:
+    """Where a template's authors say nothing else: the residual stream as it is, at 27 of 32 layers, to its end."""
+    return replace(
+        known,
+        pool_over=known.pool_over or "all",
+        output_layer=known.output_layer or 27 / 32,
+        final_norm=bool(known.final_norm),
+    )
+
+
+class TokenPrependingModule(CausalModule):
     r"""A slot before the text takes, in the first layers, the last token's state of the layer below.
 
     .. math:: h^{(l)}_{s} \leftarrow h^{(l)}_{n}, \quad l = 1, \dots, p - 1
@@ -48,7 +58,7 @@ class TokenPrependingModule(EarlyExitModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*EarlyExitModule.config_keys, "prepend_layers", "seed", "rows"]
+    config_keys = [*CausalModule.config_keys, "template", "prepend_layers", "seed", "rows"]
     method = "Token prepending"
     equation = r"e = h_n, \quad \text{where layer } l < p \text{ is given } h^{(l)}_s \leftarrow h^{(l)}_n"
     citation = (
@@ -73,18 +83,20 @@ class TokenPrependingModule(EarlyExitModule):
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        handed_on = ROWS.check(chosen(rows, known.rows, "all"))
-        parsed = Template.parse(known.template)
+        parsed = check_one_copy(Template.parse(known.template), type(self))
         if PREPEND not in parsed.literals[0]:
             raise ValueError(
                 f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
                 "stands."
             )
+        self.template = str(parsed)
+        self.rows = ROWS.check(chosen(rows, known.rows, "all"))
+        self.seed = seed
         prepending = self.PREPENDING(prepend_layers, seed)
         super().__init__(
             model_name_or_path,
             template=parsed,
-            preset=known,
+            preset=stopping_early(known),
             pool_over=pool_over,
             output_layer=output_layer,
             final_norm=final_norm,
@@ -93,8 +105,10 @@ class TokenPrependingModule(EarlyExitModule):
         )
         made = self.change(Prepend)
         self.prepend_layers = made.prepend_layers
-        self.seed = seed
-        self._set_rows(handed_on)
+
+    @property
+    def cost(self) -> str:
+        return "One pass over the text, up to the output layer: no more than the classical embedding."
 
     @property
     def initial_state(self) -> Tensor:

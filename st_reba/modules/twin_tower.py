@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from ..hub import card, compat
+from ..hub import compat
 from ..lm.gguf import is_gguf
+from ..settings import tokens
 from .checkpoints import (
     REPORTING,
     SafeTransformer,
@@ -24,7 +25,6 @@ from .checkpoints import (
     check_weights,
     lacking,
 )
-from .checks import check_length
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"
@@ -115,10 +115,10 @@ class TwinTower(SafeTransformer):
         if second is not None:
             second_config = _encoder_config(second, arguments)
             _check_they_fit(config, second_config, cross_every)
-        super().__init__(model_name_or_path, **{**transformer_kwargs, "unpad_inputs": False})
+        super().__init__(model_name_or_path, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
         tokenizer: Any = self.tokenizer
-        check_length(tokenizer.model_max_length, "the tokenizer's model_max_length")
+        tokens("the tokenizer's model_max_length").check(tokenizer.model_max_length)
         if second is None:
             self.second = deepcopy(self.model)
         else:
@@ -194,13 +194,6 @@ class TwinTower(SafeTransformer):
         """Save tower I and the tokenizer as an encoder is saved, tower II beside them, and the settings."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
-
-    def on_model_ready(self, model: Any) -> None:
-        """Called by ST (6 and later) when the pipeline is complete: give it our model card."""
-        card.adopt(model)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
 
 # What one tower is made of. BERT and RoBERTa name their parts alike, and have for years, but promise none of it:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
 from ..lm.anatomy import output_projections
+from ..lm.attention import setup
 from ..lm.run import Halt, StatesAt
+from ..settings import layers_or_all
 from ..text.layout import Layout
 from ..text.templates import Template, preset
-from .base import CausalModule, PoolOver
+from .causal_module import CausalModule, PoolOver
 from .causal_transformer import check_one_copy
 from .changes import BeforeFeedForward, Change
-from .checks import check_layers, resolve_layers
-from .readout import Reading, last_position
+from .token_vectors import TokenVectors, last_position
+
+LAYERS = layers_or_all("layers")
 
 
 class ValueAggregationModule(CausalModule):
@@ -48,10 +52,8 @@ class ValueAggregationModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
-    READS_HIDDEN_STATES = False
-    POOL_OVER: ClassVar[PoolOver] = "all"
-    EVERY_LAYER: ClassVar[bool] = True
-    ONE_VECTOR: ClassVar[bool] = True
+    reads_hidden_states = False
+    no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Value aggregation"
     equation = (
         r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
@@ -71,27 +73,35 @@ class ValueAggregationModule(CausalModule):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        checked_layers = check_layers(layers)
         parsed = check_one_copy(Template.parse(template), type(self))
+        self.template = str(parsed)
+        LAYERS.check(layers)
+        self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         super().__init__(
             model_name_or_path,
             template=parsed,
-            preset=preset(template),
-            pool_over=pool_over,
-            unfit_changes=_unfit,
+            # Every layer is read, so it means nothing at which one a prompt's authors read it.
+            preset=replace(preset(template), output_layer=None, final_norm=None),
+            pool_over="all" if pool_over is None else pool_over,
             **transformer_kwargs,
         )
-        self.template = str(parsed)
-        self.layers = checked_layers
         self._projections = output_projections(self.model)
-        self._aggregated = resolve_layers(checked_layers, self.model, self._projections)
+        self._aggregated = setup.resolve_layers(self.layers, self.model, self._projections)
+
+    def _unfit(self, change: Change) -> str | None:
+        if isinstance(change, BeforeFeedForward):
+            return (
+                f"ValueAggregationModule with {change}: it reads what attention gives, which no feed-forward part "
+                "changes. Leave the change out."
+            )
+        return None
 
     @property
     def cost(self) -> str:
         return "One pass over the text, up to the last layer that counts: no more than the classical embedding."
 
-    def _read(self, layout: Layout, **kwargs: Any) -> Reading:
-        position = last_position(self._select(layout, 0, 0))
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        position = last_position(self.selected(layout))
         projections = [self.model.get_submodule(self._projections[layer]) for layer in sorted(self._aggregated)]
         outputs = StatesAt(projections, "after", position, halts=True)
         with contextlib.suppress(Halt):
@@ -99,13 +109,4 @@ class ValueAggregationModule(CausalModule):
         device = backbone.device(self.model)
         states = torch.stack([states.to(device) for states in outputs.states()], dim=1).mean(dim=1, keepdim=True)
         ids = layout.input_ids.gather(1, position[:, None]).to(device, non_blocking=True)
-        return Reading(states, torch.ones_like(ids, dtype=torch.bool), ids)
-
-
-def _unfit(change: Change) -> str | None:
-    if isinstance(change, BeforeFeedForward):
-        return (
-            f"ValueAggregationModule with {change}: it reads what attention gives, which no feed-forward part changes. "
-            "Leave the change out."
-        )
-    return None
+        return TokenVectors(states, torch.ones_like(ids, dtype=torch.bool), ids)

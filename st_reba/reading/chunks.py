@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ..modules import CausalModule
-from ..modules.readout import ONE_BY_ONE, Reading
+from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
 
@@ -223,9 +224,12 @@ def _reader(model: SentenceTransformer) -> CausalModule:
         raise ValueError(
             f"The model's first module is {type(module).__name__}: chunks are read by one of st_reba's modules."
         )
-    if reason := module.unfit_for_chunks:
+    if reason := module.no_chunks:
         raise ValueError(f"{type(module).__name__} {reason}")
-    return module.handing_on_all()
+    # Its twin on the same weights hands on every token that pool_over names.
+    reader = copy.copy(module)
+    reader.rows, reader.combines = "all", False
+    return reader
 
 
 def _prompt(model: SentenceTransformer, name: str | None, prompt: str | None) -> str | None:
@@ -304,7 +308,10 @@ def _read(
     """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
     parts = [texts[window.text][slice(*window.part)] for window in windows]
     features = reader.preprocess(parts, prompt=prompt)
-    leading = reader.leading_handed_on(Layout.of(features)).tolist()
+    layout = Layout.of(features)
+    # What is handed on before the text: special tokens, as a rule.
+    before = (layout.copy_index >= 0).cumsum(dim=1) == 0
+    leading = (reader.selected(layout) & before).sum(dim=1).tolist()
     handed = reader(features)
     counts = handed["attention_mask"].sum(dim=1).tolist()
     found = {}
@@ -341,7 +348,7 @@ def _pooled(
         states, ids = (pad_sequence([chunks[chunk][which] for chunk in together], batch_first=True) for which in (0, 1))
         counts = torch.tensor([len(chunks[chunk][1]) for chunk in together], device=states.device)
         mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-        reading = reader.read_chunk(Reading(states, mask, ids))
+        reading = reader.combined(TokenVectors(states, mask, ids))
         features: dict[str, Any] = {
             "token_embeddings": reading.states,
             "attention_mask": reading.mask.long(),

@@ -18,7 +18,7 @@ def reads_one_layer(module: type[nn.Module]) -> bool:
     """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
     if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
         return False
-    return module.READS_HIDDEN_STATES
+    return module.reads_hidden_states
 
 
 class LayerReader:

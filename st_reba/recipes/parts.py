@@ -53,13 +53,13 @@ class Part:
         """What a filter is fitted with, besides texts.
 
         Args:
-            shares: How much each part of the vectors counts: ``SHARES`` of the module that gives them.
+            shares: How much each part of the vectors counts: ``shares`` of the module that gives them.
         """
         if self.module is modules.PartwiseWhitening:
             return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
         return {"shrinkage": SHRINKAGE} if self.module is modules.WhiteningTransform else {}
 
-    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.SHARES) -> nn.Module:
+    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.shares) -> nn.Module:
         """A filter that is fitted, on embeddings that were seen elsewhere.
 
         Args:
@@ -79,7 +79,7 @@ class Part:
         """
         if not self.fitted:
             return modules.EmbeddingFilter.from_language_model(model)
-        return self.from_moments(embedding_moments(model, texts), cast(modules.CausalModule, model[0]).SHARES)
+        return self.from_moments(embedding_moments(model, texts), cast(modules.CausalModule, model[0]).shares)
 
 
 #: What stands behind a recipe whose vectors are made of parts, and behind its controls.

@@ -338,4 +338,4 @@ def _cells(features: dict[str, Any]) -> int:
 
 def _copies(module: Any) -> int:
     """How many tokens run for each of a text."""
-    return int(getattr(module, "copies", 1)) * int(getattr(module, "layouts_a_text", 1))
+    return int(getattr(module, "copies", 1)) * int(getattr(module, "rows_per_text", 1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 SLOT = "{text}"
@@ -65,7 +65,7 @@ class Preset:
         pool_over: Which tokens are handed on.
         rows: All of them, or the last alone.
         normalize_text: Whether texts are changed as the prompts of the PromptEOL family expect it.
-        output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`.
+        output_layer: After which layer, as for :class:`st_reba.modules.CausalModule`; or a share of the layers.
         final_norm: Whether through the model's final norm.
         contrast: How :class:`st_reba.modules.ContrastivePromptingModule` steers it.
         prompts: What its authors put before a ``"query"`` and before a ``"document"``.
@@ -75,7 +75,7 @@ class Preset:
     pool_over: PoolOver | None = None
     rows: Rows | None = None
     normalize_text: bool | None = None
-    output_layer: int | None = None
+    output_layer: float | None = None
     final_norm: bool | None = None
     contrast: Contrast | None = None
     prompts: tuple[tuple[str, str], ...] = ()
@@ -97,15 +97,7 @@ def _read_at_its_end(template: str, contrast: Contrast | None = None) -> Preset:
 
 def _last_but_one(template: str) -> Preset:
     """By Zhang et al., who read ``hidden_states[-2]`` of transformers' output: after all layers but one, unnormed."""
-    return Preset(
-        template,
-        pool_over="all",
-        rows="last",
-        normalize_text=True,
-        output_layer=-2,
-        final_norm=False,
-        contrast=Contrast(layer=7, scale=3.0),
-    )
+    return replace(_read_at_its_end(template, Contrast(layer=7, scale=3.0)), output_layer=-2, final_norm=False)
 
 
 def _one_word_to_find(template: str, query: str, document: str) -> Preset:

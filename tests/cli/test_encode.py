@@ -157,7 +157,7 @@ def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
 def test_bad_input(model_directory, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     output = run(model_directory, tmp_path / "t.jsonl", "--out", tmp_path / "a.npy", expect=1)
-    assert 't.jsonl, line 2: "text" is a number, but a text is a string.' in output
+    assert "t.jsonl, line 2: text: 1 is not text. A row is text." in output
     (tmp_path / "empty").mkdir()
     output = run(model_directory, tmp_path / "empty", "--out", tmp_path / "a.npy", expect=1)
     assert "empty is a directory without a table in it (nothing): give a file, or a folder of" in output

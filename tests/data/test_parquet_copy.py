@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_reba.data.parquet_copy import ParquetCopy, check_texts, chunk_end, write_copy
+from st_reba.data.parquet_copy import ParquetCopy, TextFiles, chunk_end
 from st_reba.data.rows import LONGEST, rows
 from st_reba.data.sources import File
 from st_reba.data.tables import read_texts
@@ -27,15 +27,15 @@ LINES = ["one", "", "  zwei ", "三\u2028\x85", "last\r"]
 
 def copied(*paths, size=2, smallest=None, column=None, keep=()):
     """Files as one Parquet copy."""
-    files = [File.of(path) for path in paths]
-    check_texts(files, column, keep)
+    texts = TextFiles([File.of(path) for path in paths], column, keep)
+    texts.check()
     stream = io.BytesIO()
-    write_copy(stream, files, column, keep, size, smallest)
+    texts.copy(stream, size, smallest)
     return ParquetCopy(stream)
 
 
 def all_rows(copy, order=None):
-    chunks = {number: copy.read(number).texts for number in order or range(len(copy))}
+    chunks = {number: copy.read(number)[0] for number in order or range(len(copy))}
     return [text for number in range(len(copy)) for text in chunks[number]]
 
 
@@ -65,7 +65,7 @@ class TestLines:
         copy = copied(write(tmp_path / f"t.jsonl{suffix}", data.encode()), column="body", keep=["id", "once"])
         assert copy.starts == [0, 2, 4, 5]
         assert all_rows(copy) == LINES
-        assert copy.read(1).kept.to_pydict() == {"id": [2, 3], "once": [None, None]}
+        assert copy.read(1)[1].to_pydict() == {"id": [2, 3], "once": [None, None]}
 
     def test_chunks_in_any_order(self, suffix, tmp_path):
         path = write(tmp_path / f"t.txt{suffix}", "\n".join(str(number) for number in range(9)).encode())
@@ -79,9 +79,13 @@ class TestLines:
             ("t.jsonl", b"\n\n", "t.jsonl{} holds no texts."),
             ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl{}, line 3: not JSON (Expecting value"),
             ("t.jsonl", b"[1]\n", "line 1: a list, but a line is a JSON object."),
-            ("t.jsonl", b'{"body": "a", "id": 1}\n', 'line 1: no "text", but "body", "id". Name the text\'s column'),
-            ("t.jsonl", b'{"text": null}\n', 'line 1: "text" is null, but a text is a string.'),
-            ("t.jsonl", b'{"text": 3}\n', 'line 1: "text" is a number, but a text is a string.'),
+            (
+                "t.jsonl",
+                b'{"body": "a", "id": 1}\n',
+                "line 1 lacks text (texts); its columns are body, id. Say with --column which is what.",
+            ),
+            ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
+            ("t.jsonl", b'{"text": 3}\n', "line 1: text: 3 is not text. A row is text."),
             ("t.jsonl", b'{"text": "\\ud800"}\n', "half of a surrogate pair"),
             ("t.jsonl", b"[" * 100_000, "line 1: not JSON ("),
         ],
@@ -168,7 +172,7 @@ def test_growing_chunks_of_several_files(tmp_path):
     expected = copied(one, size=16, smallest=2).starts
     assert [end - start for start, end in pairwise(expected)] == [2] * 8 + [4] * 4 + [8] * 4 + [16] * 2 + [4]
     copy = copied(*several, size=16, smallest=2)
-    assert [copy.read(number).texts for number in range(len(copy))] == [
+    assert [copy.read(number)[0] for number in range(len(copy))] == [
         lines[start:end] for start, end in pairwise(expected)
     ]
 
@@ -292,7 +296,7 @@ class TestCells:
         data = 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n'
         copy = copied(write(tmp_path / f"t.csv{suffix}", data.encode()), keep=["id"])
         assert all_rows(copy) == ['a "b", c', "d\ne", "f"]
-        assert copy.read(1).kept.to_pydict() == {"id": ["3"]}
+        assert copy.read(1)[1].to_pydict() == {"id": ["3"]}
 
     def test_tabs_are_not_quoted(self, suffix, tmp_path):
         path = write(tmp_path / f"t.tsv{suffix}", b'\xef\xbb\xbfSentence\tid\n"a\t1\nb"\t2\n')
@@ -304,10 +308,14 @@ class TestCells:
     @pytest.mark.parametrize(
         ("data", "options", "message"),
         [
-            (b"a,b\n", {}, 't.csv{}, line 1: no "text", but "a", "b". Name the text\'s column with --column.'),
-            (b"a,b\n", {"column": "c"}, 'line 1: no "c", but "a", "b"'),
+            (
+                b"a,b\n",
+                {},
+                "t.csv{}, line 1: 2 columns where 1 are expected. A row is text. Other columns need a header",
+            ),
+            (b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. Say with --column which"),
             (b"text,text\n", {}, 'line 1: 2 columns are called "text"'),
-            (b"text,b\n", {"keep": ["c"]}, 'line 1: no columns are called "c"'),
+            (b"text,b\n", {"keep": ["c"]}, "line 1 lacks c (texts); its columns are text, b."),
             (b"text,b\n1,2\n3\n", {}, "t.csv{}, line 3: 1 columns where 2 are expected."),
             (b'text,b\n1,2\n3,"4\n', {}, "t.csv{}, line 3: unexpected end of data"),
             (b"text\n", {}, "t.csv{} holds no texts"),
@@ -348,18 +356,16 @@ class TestSeveralFiles:
         order = list(range(len(copy)))
         random.Random(size).shuffle(order)
         assert all_rows(copy, order) == rows
-        kept = [value for number in range(len(copy)) for value in copy.read(number).kept[keep[0]].to_pylist()]
+        kept = [value for number in range(len(copy)) for value in copy.read(number)[1][keep[0]].to_pylist()]
         assert [str(value) for value in kept] == (rows if kind == "txt" else [str(number) for number in range(10)])
 
     def test_one_type_holds_what_all_keep(self, tmp_path):
         first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
         first.write_text('{"text": "a", "x": 1}\n')
         second.write_text('{"text": "b", "x": 0.5}\n')
-        assert copied(first, second, keep=["x"]).read(0).kept["x"].to_pylist() == [1.0, 0.5]
+        assert copied(first, second, keep=["x"]).read(0)[1]["x"].to_pylist() == [1.0, 0.5]
         second.write_text('{"text": "b"}\n{"text": "b", "x": "c"}\n')
-        with pytest.raises(
-            ValueError, match=r'2.jsonl, lines 1 to 2: .* all values of "x" .* \(string, but int64 before\)'
-        ):
+        with pytest.raises(ValueError, match=r'2.jsonl, lines 1 to 2: .* all values of "x" .* int64 vs string\)'):
             copied(first, second, keep=["x"])
         for path, value in ((first, 1), (second, "a")):
             pq.write_table(pa.table({"text": ["a"], "x": [value]}), path.with_suffix(".parquet"))

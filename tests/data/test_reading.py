@@ -141,12 +141,13 @@ def test_two_classes_triplets_and_texts(tmp_path):
     [
         ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.*say with --columns"),
         ("t.csv", 'sentence1,sentence2\n"a",b\n', r"line 1 lacks score \(pairs\) or anchor, .*; its columns are sente"),
+        ("t.csv", "sentence1,sentence2,score,score\na,b,1,2\n", 't.csv, line 1: 2 columns are called "score", in'),
         ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
         ("t.csv", 'a,b,1\nc,"d,2\n', "t.csv, line 2: unexpected end of data. A quotation mark may be missing"),
         ("t.csv", b"a,b,1\nc,d\xff,2\n", "t.csv, line 2: not UTF-8"),
         ("t.csv.gz", 'a,b,1\nc,"d"d,2\n', "t.csv.gz, line 2: "),
         ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
-         "t.jsonl, line 3: sentence2: None is not text"),
+         r"t.jsonl, line 3 lacks sentence2 \(pairs\); its columns are text1, score. Say with"),
         ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
          "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is no character. A row is"),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
@@ -190,6 +191,12 @@ class TestRetrieval:
         assert "qrels.tsv: 2 queries, 2 documents, 2 judged relevant; left out" in told[0]
         assert told[0].endswith(", for nothing is relevant to them: 1 of 3 queries.")
         assert read_data(tmp_path) == found
+
+    def test_a_title_that_the_first_document_lacks(self, tmp_path):
+        corpus = '{"_id": "d1", "text": "a"}\n{"_id": "d2", "title": "B", "text": "is b"}\n'
+        sources = self.sources(tmp_path, **{"corpus.jsonl": corpus})
+        documents = read_retrieval(sources[0], tmp_path / "corpus.jsonl", sources[2]).documents
+        assert documents == {"d1": "a", "d2": "B is b"}
 
     def test_a_later_judgement_takes_an_earlier_one_back(self, tmp_path):
         qrels = "q1\td1\t1\nq1\td2\t1\nq1\td1\t0\n"

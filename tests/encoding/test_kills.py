@@ -205,7 +205,7 @@ class TestAFileAmongTheParts:
 
     def test_does_not_take_the_place_of_what_stopped_the_run(self, numbers, texts, tmp_path):
         def stop(stage, done, total):
-            if done == 24:
+            if (stage, done) == ("Encoding", 24):
                 (tmp_path / "a.npy.partial" / "parts" / "notes.txt").write_text("mine")
                 raise KeyboardInterrupt
 

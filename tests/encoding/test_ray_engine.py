@@ -73,7 +73,7 @@ class TestTwoWorkers:
     def test_what_this_machine_began_a_cluster_finishes(self, model_directory, texts, tmp_path):
         def stop(stage, done, total):
             # A batch of the fifth chunk.
-            if done == 36:
+            if (stage, done) == ("Encoding", 36):
                 raise KeyboardInterrupt
 
         encoder = Encoder(str(model_directory), batch_size=4)

@@ -98,7 +98,7 @@ class TestRanges:
 
     def test_of_somebody_else_beside_an_interrupted_run(self, ones, texts, tmp_path):
         def stop(stage, done, total):
-            if done == 2:
+            if (stage, done) == ("Encoding", 2):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

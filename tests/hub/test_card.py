@@ -138,7 +138,7 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     for expected in (
         *SAYS.get(module_class, ()),
         module.method,
-        module.own_equation,
+        module.equation,
         module.cost,
         f"| module | `st_reba.modules.{module_class.__name__}` |",
         "import st_reba",
@@ -151,7 +151,7 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     ):
         assert expected in text, expected
     assert module_class.citation in text
-    if module_class.ONE_VECTOR:
+    if module.no_chunks:
         assert "word embeddings" not in text
     assert not any(unfilled in text for unfilled in ("{{", "{%", "Undefined"))
     assert str(Path(roomy_path).parent) not in text

@@ -68,5 +68,5 @@ def test_a_public_class_says_which_package_it_is_of(name):
 
 
 def test_no_model_names_the_bases_of_other_peoples_modules():
-    assert CausalModule.__module__ == "st_reba.modules.base"
+    assert CausalModule.__module__ == "st_reba.modules.causal_module"
     assert EmbeddingTransform.__module__ == "st_reba.modules.embedding_transforms"

@@ -30,7 +30,7 @@ from st_reba import (
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.modules import checks
+from st_reba.settings import NO_LIMIT
 from st_reba.text.layout import Layout
 
 from .. import backbones
@@ -348,7 +348,7 @@ class TestLength:
         assert np.isfinite(item["sentence_embedding"]).all()
 
     def test_no_limit(self, backbone_path, tmp_path):
-        path = backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=checks.NO_LIMIT)
+        path = backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=NO_LIMIT)
         module = EchoModule(path)
         assert module.max_seq_length is None
         assert module.preprocess(["a " * 700])["input_ids"].shape[1] >= 1400
@@ -426,7 +426,7 @@ def test_parts_hold_texts_of_like_length(model, monkeypatch):
     seen.clear()
     by_length = sorted(UNSORTED, key=len)
     module(module.preprocess(by_length))
-    assert [length for part in seen for length in part] == lengths[::-1]
+    assert seen == [lengths[:2], lengths[2:4], lengths[4:]]
 
 
 def test_two_threads_with_two_models(shared):
@@ -523,3 +523,23 @@ def test_a_deep_copy_is_a_model_of_its_own(shared):
     twin = copy.deepcopy(model)
     assert np.array_equal(twin.encode(TEXTS), model.encode(TEXTS))
     assert twin[0].model is not model[0].model
+
+
+#: In the tests' vocabulary, of one token each.
+PROMPTS = ("cat", "dog")
+
+
+@pytest.mark.parametrize("recipe", ["reba-2", "reba-3 last", "reba-2 chunks", "metaeol"])
+def test_a_batch_with_prompts_of_their_own(recipe, model):
+    """Methods that read the same stretch of all texts take prompts of one length; MetaEOL takes any."""
+    embedder = model(recipe)
+    alike = [{"prompt": f"{prompt} ", "text": text} for prompt, text in zip(PROMPTS, TEXTS, strict=False)]
+    expected = np.stack([embedder.encode([each])[0] for each in alike])
+    assert relative_error(embedder.encode(alike), expected) < 1e-5
+    longer = [alike[0], {"prompt": "the dog and the cat: ", "text": TEXTS[1]}]
+    if recipe != "metaeol":
+        with pytest.raises(ValueError, match="prompts of different lengths, and the same stretch of all of them"):
+            embedder.encode(longer)
+        return
+    expected = np.stack([embedder.encode([each])[0] for each in longer])
+    assert relative_error(embedder.encode(longer), expected) < 1e-5

@@ -200,5 +200,5 @@ class TestRefusals:
             TokenProjection.from_moments(Moments(4), dimension=5)
 
     def test_of_an_expanded_query(self, shared):
-        with pytest.raises(ValueError, match="query_expansion: a causal language model was not trained to fill in"):
+        with pytest.raises(ValueError, match="query_expansion=.*: a causal language model was not trained to fill in"):
             CausalTransformer(shared(), query_expansion={"strategy": "fixed", "length": 8})

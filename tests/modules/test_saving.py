@@ -262,7 +262,7 @@ class TestRegistry:
 
         shutil.copytree(saved / "model", tmp_path / "model")
         path = tmp_path / "model" / "modules.json"
-        for reference in ("st_reba_cli.app", "os.system", "st_reba.modules.base.CausalModule"):
+        for reference in ("st_reba_cli.app", "os.system", "st_reba.modules.causal_module.CausalModule"):
             modules = json.loads(path.read_text())
             modules[0]["type"] = reference
             path.write_text(json.dumps(modules))

@@ -276,7 +276,10 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
     [
         (lambda backbone: CausalTransformer(backbone, template="prompteol"), "CausalTransformer is read to the end of"),
         (lambda backbone: KVReroutingModule(backbone), "KVReroutingModule is read to the end of its prompt"),
-        (lambda backbone: MetaEOLModule(backbone, templates=["So {text}:"]), "MetaEOLModule gives a text as a whole"),
+        (
+            lambda backbone: MetaEOLModule(backbone, templates=["So {text}:"]),
+            "MetaEOLModule hands on one vector a pro",
+        ),
         (lambda backbone: RefinedThoughtModule(backbone), "RefinedThoughtModule gives a text as a whole its vector"),
         (lambda backbone: ValueAggregationModule(backbone), "ValueAggregationModule gives a text as a whole"),
         (lambda backbone: EarlyLateModule(backbone, early_layer=2), "EarlyLateModule gives all tokens of a text the"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from st_reba.modules.reader import LayoutReader
+from st_reba.modules import CausalModule
 from st_reba.recipes import every_row
 
 from ..conftest import relative_error
@@ -33,7 +33,7 @@ def read(module):
 @each
 def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own(row):
     """Model cards have them."""
-    above = [other for other in row.module.__mro__[1:] if issubclass(other, LayoutReader)]
+    above = [other for other in row.module.__mro__[1:] if issubclass(other, CausalModule)]
     if any("_read" in vars(other) for other in above):
         for name in ("method", "equation"):
             said = getattr(row.module, name)
@@ -44,7 +44,7 @@ def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own
 def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, shared):
     module = made(row, shared())
     if module.rows == "all" and read(module)["token_embeddings"].shape[1] < int(module.lay_out([LONG]).text_lengths[0]):
-        assert module.unfit_for_chunks
+        assert module.no_chunks
 
 
 @each
@@ -52,7 +52,7 @@ def test_states_of_every_layer_are_read_alike_or_refused(row, shared, backbone_p
     """Beside the last layer's, the others may not change what is read."""
     usual = read(made(row, shared()))
     module = made(row, backbone_path(), config_kwargs={"output_hidden_states": True})
-    if not module.READS_HIDDEN_STATES:
+    if not module.reads_hidden_states:
         with pytest.raises(ValueError, match="does not read hidden states of one layer alone"):
             read(module)
         return

@@ -221,7 +221,7 @@ def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_p
         ("filtered bag", bag, f"the bag of input embeddings, {PARTWISE} as well"),
         ("random", f"Random weights, {recipe.result}", "itself on random weights"),
     ]
-    assert recipe.filter.settings(found[recipe.result][0].SHARES) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
+    assert recipe.filter.settings(found[recipe.result][0].shares) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
 
 
 def test_the_bag_has_every_filter_and_weighting_too():

@@ -56,7 +56,7 @@ def searched() -> list[Row]:
 
 def end(row: Row) -> int:
     """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
-    return preset(row.settings.get("template", "{text}")).output_layer or -1
+    return int(preset(row.settings.get("template", "{text}")).output_layer or -1)
 
 
 def candidates(layers: int, every: Sequence[Row] | None = None) -> list[Candidate]:

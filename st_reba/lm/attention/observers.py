@@ -126,7 +126,7 @@ class MeanWeights:
         if self.weights is None:
             raise RuntimeError(
                 "The layer was not seen, because the backbone was not set up to show its attention. Call "
-                "st_reba.modules.checks.watched_last_layer(self.model, ...) in the module's constructor."
+                "st_reba.lm.attention.setup.watched_last_layer(self.model, ...) in the module's constructor."
             )
         return self.weights
 

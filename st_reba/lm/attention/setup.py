@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -92,3 +93,45 @@ def micro_batch(model: PreTrainedModel, length: int) -> int:
     """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
     heads = model.config.get_text_config(decoder=True).num_attention_heads
     return max(1, MAP_BUDGET // (depth(model) * heads * length**2 * model.dtype.itemsize))
+
+
+def resolve_layers(
+    layers: Literal["all"] | Sequence[int], model: PreTrainedModel, attending: Collection[int]
+) -> frozenset[int]:
+    """The indices that are meant, of the layers that have attention; negative ones count from the top.
+
+    Raises:
+        ValueError: If there is no such layer, or it has no attention.
+    """
+    if layers == "all":
+        return frozenset(attending)
+    count = depth(model)
+    for layer in layers:
+        if not -count <= layer < count:
+            raise ValueError(
+                f"layers={layers}: the model has {count} layers, so {layer} is out of range; "
+                f"use {-count} to {count - 1}."
+            )
+    chosen = frozenset(layer % count for layer in layers)
+    if missing := sorted(chosen - set(attending)):
+        raise ValueError(
+            f"layers={layers}: layers {missing} of {type(model).__name__} have no attention; "
+            f"those with attention are {sorted(attending)}."
+        )
+    return chosen
+
+
+def watched_last_layer(model: PreTrainedModel, instead: str) -> int:
+    """The last layer's index, where its attention can be watched.
+
+    Args:
+        model: The model, which is set up for it.
+        instead: What to use where it cannot be watched.
+
+    Raises:
+        ValueError: If it cannot be watched.
+    """
+    last = depth(model) - 1
+    refusal = f"The attention of {type(model).__name__}'s last layer cannot be watched"
+    require_interface(model, [last], refusal, f"Use {instead}")
+    return last

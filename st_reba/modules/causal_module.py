@@ -1,0 +1,843 @@
+"""What all methods share: a causal language model as a sentence-transformers module.
+
+Five sections: settings, text in, the pass, vectors out, on disk. A method chooses a template and which states it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ..hub import compat
+from ..lm import anatomy, backbone, gguf
+from ..lm.attention import setup
+from ..lm.attention.observers import Observer
+from ..lm.run import Halt, PassChange, recording, run
+from ..lm.view import view
+from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
+from ..text.layout import NOT_TEXT, Layout
+from ..text.layouts import Frame, Tokenization, frames, lay_out, room
+from ..text.templates import PREPEND, Preset, Template, normalized
+from ..text.templates import PoolOver as PoolOver
+from ..text.templates import Rows as Rows
+from ..text.tokens import Span, special_tokens, tokenized
+from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
+from .checkpoints import SafeTransformer, backbone_of
+from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, picked, without_empty
+
+# The arguments of ``load`` that say where the files of a model are.
+_WHERE = ("token", "cache_folder", "revision", "local_files_only")
+
+_Value = TypeVar("_Value")
+_Change = TypeVar("_Change", bound=Change)
+
+#: The most copies any module takes, far above what helps: a configuration that asks for more is a mistake or an attack.
+MAX_COPIES = 1024
+
+POOL_OVER: Setting[PoolOver] = choice("pool_over", "text", "all", "whole")
+BIDIRECTIONAL_LAYERS = whole(
+    "bidirectional_layers", 0, says="give the number of last layers that attend both ways, 0 or more."
+)
+FINAL_NORM = flag("final_norm")
+READOUT: Setting[Literal["layer", "before_mlp"]] = choice("readout", "layer", "before_mlp")
+NORMALIZE_TEXT = flag("normalize_text")
+TOKENIZATION: Setting[Tokenization | None] = optional(choice("tokenization", "whole", "pieces"))
+DETERMINISTIC = flag("deterministic")
+# Those that several methods have.
+ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
+# Of ST's own, those with which the module would not be what it is.
+_OF_TRANSFORMER: tuple[Setting[Any], ...] = (
+    optional(flag("unpad_inputs")),
+    tokens("query_length"),
+    tokens("document_length"),
+    choice("backend", "torch", says='st_reba reads hidden states and attention; use backend="torch".'),
+    choice(
+        "transformer_task",
+        "feature-extraction",
+        says='st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.',
+    ),
+    Setting(
+        "query_expansion",
+        lambda value: value is None,
+        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
+        "out.",
+    ),
+)
+
+
+def repetitions_from(least: int) -> Setting[int]:
+    """How often a text stands in the input, which is checked before a template of them is made."""
+    return whole(
+        "repetitions",
+        least,
+        MAX_COPIES,
+        f"give a whole number from {least} to {MAX_COPIES}, how often the text stands in the input. 2 is the usual "
+        "choice.",
+    )
+
+
+def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value:
+    """The first of these that says something."""
+    return given if given is not None else usual if preset is None else preset
+
+
+class CausalModule(SafeTransformer):
+    """Base of the modules that replace ST's ``Transformer`` at the head of a pipeline.
+
+    A subclass chooses a template and overrides :meth:`_read`: which states of which tokens it hands on. What follows in
+    the pipeline (``Pooling``, ``Normalize``, ``Dense``) is ST's own.
+
+    A subclass sets and checks its settings first, then calls this constructor, then sets up what needs the model. So
+    nothing is loaded for a setting that is refused, and this constructor can end by laying out a text.
+
+    Args:
+        model_name_or_path: A decoder-only model's path or Hub id, or those of a GGUF file (see
+            :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
+            shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
+            other stays as it is, and none of its settings is taken over.
+        template: What stands around and between the copies of a text.
+        preset: How the template's authors read it: what it says of ``pool_over``, ``output_layer``, ``final_norm`` and
+            ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a fraction is a share of
+            the model's layers.
+        pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
+            there to the end of the layout, literals and special tokens included; where nothing but special tokens
+            precedes that copy, those too, so that the result is what ST's ``Transformer`` gives. ``"whole"``: the whole
+            layout, all that stands before the text included, the ``prompt`` and special tokens as well. None:
+            ``"text"``.
+        bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
+        output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one). The
+            layers above are not run, and not saved; the final norm is. None: the last layer.
+        final_norm: Whether the states that are read go through the model's final norm. False: they are those of the
+            residual stream, transformers' ``hidden_states[output_layer]``, of which only those of the very last layer
+            come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
+            projection, is left out with it. None: True.
+        readout: ``"layer"``: what is read is what the layer at which the model ends gives. ``"before_mlp"``: the
+            residual stream before that layer's feed-forward part, which is then not run (Zhu et al., FreeRet,
+            arXiv:2509.24621); through the final norm, unless ``final_norm`` is False.
+        normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
+            :func:`st_reba.text.templates.normalized`. None: False.
+        tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
+            characters of the text and of what stands beside it counts as text. ``"pieces"``: each on its own, as
+            version 0.1 did. None: the whole, where the template has the text once and the method does not repeat it.
+        deterministic: Whether each text runs alone, whatever its batch: then its embedding is the same to the bit, in
+            every precision, on one machine with one number of threads. It costs what a batch saves. Otherwise batches
+            differ by rounding: 1e-6 in float32, 1e-2 in bfloat16. What st_reba puts behind ``Pooling`` keeps to it;
+            ST's ``Dense`` does not.
+        changes: What is changed while the model reads, besides what is named here: a list of
+            :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
+        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
+        **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
+
+    Raises:
+        ValueError: If the model is not causal, or its checkpoint lacks weights, or ``template`` does not fit into its
+            positions, or it cannot be changed as ``changes`` or ``bidirectional_layers`` say, or it cannot stop after
+            ``output_layer``, or before its final norm.
+    """
+
+    # What a method's class says of itself
+
+    #: The method's name, its equation and its paper, for the model card. A module may set an equation of its own.
+    method: ClassVar[str]
+    equation: str
+    citation: ClassVar[str] = ""
+
+    #: What is saved of a module, besides what ST saves of it.
+    config_keys: list[str] = [
+        *Transformer.config_keys,
+        POOL_OVER.name,
+        BIDIRECTIONAL_LAYERS.name,
+        "output_layer",
+        FINAL_NORM.name,
+        READOUT.name,
+        NORMALIZE_TEXT.name,
+        TOKENIZATION.name,
+        DETERMINISTIC.name,
+        "changes",
+    ]
+
+    #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
+    repeats_text: ClassVar[bool] = False
+
+    #: Whether vectors are a linear function of one layer's states, so that those of each layer can be read alike. False
+    #: where weights depend on the states, or something else is read.
+    reads_hidden_states: ClassVar[bool] = True
+
+    #: Whether what was read of a text is combined at once; chunks of a text are combined one by one.
+    combines: bool = True
+
+    #: Why a token has no vector of its own, as a sentence about the module goes on; empty: it has one.
+    no_words: str = ""
+
+    #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
+    unfit_poolings: Mapping[str, str] = {}
+
+    #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
+    shares: ClassVar[tuple[float, ...]] = (1.0,)
+
+    #: Whether every token that is read is handed on, or the last alone.
+    rows: Rows = "all"
+
+    #: How many rows of a layout a text has.
+    rows_per_text: int = 1
+
+    #: Tokens a thread runs at a time on a CPU.
+    CPU_TOKENS: ClassVar[int] = 1024
+
+    # Settings
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: Template,
+        preset: Preset | None = None,
+        pool_over: PoolOver | None = None,
+        bidirectional_layers: int = 0,
+        output_layer: int | None = None,
+        final_norm: bool | None = None,
+        readout: Literal["layer", "before_mlp"] = "layer",
+        normalize_text: bool | None = None,
+        tokenization: Tokenization | None = None,
+        deterministic: bool = False,
+        changes: Sequence[Change | Mapping[str, Any]] = (),
+        own_changes: Sequence[Change] = (),
+        **transformer_kwargs: Any,
+    ) -> None:
+        preset = preset or Preset(str(template))
+        self.pool_over = POOL_OVER.check(chosen(pool_over, preset.pool_over, "text"))
+        self.final_norm = FINAL_NORM.check(chosen(final_norm, preset.final_norm, True))
+        self.normalize_text = NORMALIZE_TEXT.check(chosen(normalize_text, preset.normalize_text, False))
+        self.deterministic = DETERMINISTIC.check(deterministic)
+        self.tokenization = TOKENIZATION.check(tokenization) or ("pieces" if self.repeats_text else "whole")
+        if self.repeats_text and self.tokenization == "whole":
+            raise ValueError(
+                f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
+                'they are tokenised on their own; use "pieces", or leave it out.'
+            )
+        own = [*own_changes]
+        if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
+            own.append(AttendBothWays(bidirectional_layers))
+        if READOUT.check(readout) == "before_mlp":
+            own.append(BeforeFeedForward())
+        if output_layer is not None:
+            own.append(EarlyExit(output_layer))
+        wanted = combined(type(self).__name__, own, changes, self._unfit)
+        self._template = template
+        self._warned_empty = False
+        self._load(model_name_or_path, transformer_kwargs)
+        #: What is changed while the model reads.
+        self.changes = self._made(wanted, preset.output_layer)
+        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
+        #: Those of them that settings of the class's own say, by which they are saved.
+        self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
+        self.readout = "before_mlp" if any(isinstance(each, BeforeFeedForward) for each in self.changes) else "layer"
+        self.bidirectional_layers = sum(
+            change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
+        )
+        self._companions = {
+            change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
+        }
+        # Refused here, and not at the first text, where template and changes leave no room for one.
+        self._room()
+
+    def _unfit(self, change: Change) -> str | None:
+        """Why the method does not go together with a change, in a sentence; None where it does."""
+        return None
+
+    def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
+        """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
+        _check_transformer(kwargs)
+        if isinstance(model_name_or_path, Transformer):
+            if kwargs:
+                raise ValueError(
+                    f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out."
+                )
+            _check_transformer(vars(model_name_or_path))
+            self._share(model_name_or_path)
+        else:
+            path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
+            if "subfolder" not in (kwargs.get("model_kwargs") or {}):
+                path = backbone_of(path)
+            super().__init__(path, **kwargs)
+        compat.check_placement(self.model)
+        if self.tokenizer is None:
+            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
+        tokens("the tokenizer's model_max_length").check(self._tokenizer.model_max_length)
+        if hasattr(self.model.config, "use_cache"):
+            self.model.config.use_cache = False
+
+    def _share(self, other: Transformer) -> None:
+        nn.Module.__init__(self)
+        compat.share(other, self)
+        if isinstance(other, SafeTransformer):
+            self.lacking, self.checkpoint = other.lacking, other.checkpoint
+        self.unpad_inputs = False
+        # What is set here, and by what follows, is not the other's to bear.
+        self.model = view(other.model)
+
+    def _made(self, wanted: Sequence[Change], usual_output_layer: float | None) -> tuple[Change, ...]:
+        """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
+        #: Layers of the whole model; those above the output layer are not run.
+        self.whole_depth = backbone.depth(self.model)
+        exits = [change for change in wanted if isinstance(change, EarlyExit)]
+        if not exits and usual_output_layer is not None:
+            exits = [EarlyExit(self._as_layer(usual_output_layer))]
+        exits = [leaving.on(self.model, self.whole_depth) for leaving in exits]
+        self.output_layer = exits[0].output_layer if exits else None
+        if self.output_layer is not None:
+            self.model = anatomy.shortened(self.model, self.output_layer)
+        # Of layers that are left out, none is needed.
+        self.check_weights()
+        if not self.final_norm:
+            # Refused here where it is not found.
+            anatomy.final_norm(self.model)
+        setup.prepare(self.model)
+        others = [change for change in wanted if not isinstance(change, EarlyExit)]
+        return (*exits, *(change.on(self.model, self.whole_depth) for change in others))
+
+    def _as_layer(self, usual: float) -> int:
+        """An output layer, or a share of the layers, as an output layer that there is: below the first, the first."""
+        if isinstance(usual, float):
+            return max(1, round(usual * self.whole_depth))
+        return max(usual, -self.whole_depth)
+
+    def change(self, kind: type[_Change]) -> _Change:
+        """The change of this kind, which the module makes, with the settings that it has on this model."""
+        return next(change for change in self.changes if isinstance(change, kind))
+
+    def _changed(self, template: Template) -> Template:
+        """A template with what the module's changes need in it.
+
+        Raises:
+            ValueError: If it has a slot that none of them fills.
+        """
+        if PREPEND in str(template) and not any(isinstance(change, Prepend) for change in self.changes):
+            raise ValueError(
+                f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give changes=[Prepend()], or "
+                f"leave {PREPEND} out."
+            )
+        for change in self.changes:
+            template = change.laid_out(template)
+        return template
+
+    @property
+    def reuses_states(self) -> bool:
+        """Whether the states of what stands before a token are the same whatever follows, so that they can be kept."""
+        return not any(change.looks_ahead or change.replaces == "masks" for change in self.changes)
+
+    @property
+    def copies(self) -> int:
+        """How often the text stands in the input."""
+        return self._template.copies
+
+    @property
+    def cost(self) -> str:
+        """What an embedding costs beside the classical one, in a sentence, for the model card."""
+        if self.copies == 1:
+            return "One pass over the text, as for the classical embedding."
+        return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
+
+    def check_pooling(self, model: Any) -> None:
+        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
+        for part in model.children():
+            if not isinstance(part, Pooling):
+                continue
+            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
+            for mode in sorted(modes & self.unfit_poolings.keys()):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
+                )
+
+    def on_model_ready(self, model: Any) -> None:
+        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling."""
+        super().on_model_ready(model)
+        self.check_pooling(model)
+
+    # Text in
+
+    @property
+    def modalities(self) -> list[Any]:
+        """Text, whatever else the backbone could take."""
+        return ["text"]
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return cast(PreTrainedTokenizerBase, self.tokenizer)
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens of one copy of a text; longer ones are truncated.
+
+        What was asked for, or less where the whole layout would not fit the model's positions. None: no limit.
+        """
+        return self._limit(self._room())
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        tokens("max_seq_length").check(value)
+        # Modules that share the tokenizer keep their own length.
+        self.processor = copy.copy(self.processor)
+        if self.processor is not self._tokenizer:
+            self.processor.tokenizer = copy.copy(self._tokenizer)
+        self._tokenizer.model_max_length = NO_LIMIT if value is None else value
+
+    def _limit(self, *limits: int | None) -> int | None:
+        """The lowest of these and the tokenizer's own, or None if there is none."""
+        limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, NO_LIMIT) if limit is not None)
+        return None if limit >= NO_LIMIT else int(limit)
+
+    def layouts(self) -> list[Template]:
+        """One template for each layout that the method reads a text in."""
+        return [self._changed(self._template)]
+
+    def frames(self, prompt: str | None = None) -> list[Frame]:
+        """What stands around a text in each of these layouts, and then in those of the changes' companions."""
+        return frames([*self.layouts(), *self._companions.values()], self._tokenizer, prompt or "")
+
+    def _positions(self) -> int | None:
+        """Tokens that a layout may have; None: no limit."""
+        return backbone.positions(self.model)
+
+    def _room(self, prompt: str | None = None) -> int | None:
+        """Tokens one copy may have beside everything else in the layout, by the model's positions.
+
+        Raises:
+            ValueError: If none.
+        """
+        around, available = self.frames(prompt), self._positions()
+        return None if available is None else room(around, available)
+
+    def preprocess(
+        self,
+        inputs: Sequence[Any],
+        prompt: str | None = None,
+        processing_kwargs: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Lay texts out.
+
+        Args:
+            inputs: B texts: strings, or ``{"prompt": str, "text": str}`` for a text with a prompt of its own.
+            prompt: Literal text at the front of each layout: context, never repeated, never pooled. A prompt of the
+                text's own comes after it.
+            processing_kwargs: ``{"text": {"max_length": n}}`` truncates to n tokens a copy for this call.
+            **kwargs: What ST passes to every module. Of it ``task``, ``"query"`` or ``"document"``, truncates to ST's
+                ``query_length`` or ``document_length``, where the module was given one.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and ``copy_index``, each (B, N): see :class:`st_reba.text.layout.Layout`;
+            and those of the changes' companions, ``input_ids_of_steer`` and so on.
+
+        Raises:
+            ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
+                that the model has no embedding for.
+        """
+        if not inputs:
+            return {}
+        prompts, texts = self._split(inputs, prompt or "")
+        layouts = self._lay_out(self._texts(texts), prompts, self._asked_length(processing_kwargs, kwargs.get("task")))
+        if not self._warned_empty and bool((layouts[0].text_lengths == 0).any()):
+            self._warned_empty = True
+            warnings.warn(
+                "A text without tokens (empty, or nothing the tokenizer knows) is embedded as a zero vector. "
+                "This warning comes once.",
+                stacklevel=2,
+            )
+        for layout in layouts:
+            self._check_ids(layout)
+        companions = dict(zip(self._companions, layouts[1:], strict=True))
+        return replace(layouts[0], companions=companions).features()
+
+    def _check_ids(self, layout: Layout) -> None:
+        """Refuse token ids that the model has no embedding for, at which PyTorch would stop in words of its own."""
+        largest, known = int(layout.input_ids.max()), backbone.vocabulary_size(self.model)
+        if largest >= known:
+            raise ValueError(
+                f"The tokenizer gives {self._tokenizer.convert_ids_to_tokens(largest)!r} the id {largest}, and "
+                f"{type(self.model).__name__} has embeddings for {known} tokens: the two are of different models. Get "
+                "both from one place, or resize the embeddings (resize_token_embeddings)."
+            )
+
+    def lay_out(self, texts: Sequence[str], prompt: str | None = None) -> Layout:
+        """The layout of texts behind one prompt, as :meth:`preprocess` makes it, without a word on empty ones."""
+        return self._lay_out(self._texts(texts), prompt or "", self._asked_length())[0]
+
+    def _texts(self, texts: Sequence[str]) -> list[str]:
+        """As the tokenizer is given them."""
+        return [normalized(text) for text in texts] if self.normalize_text else list(texts)
+
+    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
+        """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
+        return lay_out(
+            [*self.layouts(), *self._companions.values()],
+            self._tokenizer,
+            texts,
+            prompt=prompt,
+            max_tokens=self._limit(asked_length),
+            positions=self._positions(),
+            tokenization=self.tokenization,
+        )
+
+    def _split(self, inputs: Sequence[Any], prompt: str) -> tuple[list[str], list[str]]:
+        """What stands in front of each text, and the texts."""
+        prompts, texts = [], []
+        for index, given in enumerate(inputs):
+            parts = {"prompt": "", "text": given} if isinstance(given, str) else given
+            if not isinstance(parts, dict) or [type(parts.get(name)) for name in ("prompt", "text")] != [str, str]:
+                raise ValueError(
+                    f"Input {index} is a {type(given).__name__}: {type(self).__name__} embeds strings, or "
+                    '{"prompt": ..., "text": ...} with two strings.'
+                )
+            prompts.append(prompt + parts["prompt"])
+            texts.append(parts["text"])
+        return prompts, texts
+
+    def _asked_length(self, processing_kwargs: Any = None, task: str | None = None) -> int | None:
+        """Tokens of one copy that a call asks for; else those of its task; else those that the module has."""
+        of_task = getattr(self, f"{task}_length", None) if task in ("query", "document") else None
+        own: dict[str, Any] = dict(self.processing_kwargs)
+        of_call = {} if of_task is None else {"max_length": of_task}
+        asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
+        if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
+            raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
+        return tokens("max_length").check(asked.get("max_length"))
+
+    def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
+        """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
+        return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, whole, without special tokens."""
+        return [found.ids for found in tokenized(self._tokenizer, self._texts(texts))]
+
+    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
+        """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
+
+        With ``normalize_text``, a mark that was added lies one past the text's end.
+
+        Args:
+            text: The text.
+            prompt: What stands before it: the tokens at its beginning may depend on it.
+
+        Raises:
+            ValueError: If tokens have no vectors of their own, or the tokenizer does not say where its tokens lie, and
+                they do not spell the text.
+        """
+        if self.no_words:
+            raise ValueError(
+                f"{type(self).__name__} {self.no_words}: it has no word embeddings. Use CausalTransformer, EchoModule "
+                "or ReBAModule for words."
+            )
+        return self._located(self.lay_out([text], prompt).spans[0])
+
+    def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
+
+        Raises:
+            ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
+        """
+        found = []
+        for text, own in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
+            inside = [(first, min(last, len(text))) for first, last in self._located(own.spans)]
+            found.append([(first, last) for first, last in inside if first < last])
+        return found
+
+    def _located(self, spans: list[Span] | None) -> list[Span]:
+        if spans is None:
+            raise ValueError(
+                f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
+            )
+        return spans
+
+    # The pass
+
+    def run(
+        self,
+        layout: Layout,
+        *,
+        inputs: Callable[[], Mapping[str, Any]] | None = None,
+        change: Sequence[PassChange] = (),
+        observe: Observer | None = None,
+        is_companion: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        """One pass of the language model, the one way to run it: see :func:`st_reba.lm.run.run`.
+
+        Args:
+            layout: B texts.
+            inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
+            change: What is changed besides the module's own ``changes``.
+            observe: Looks on at attention.
+            is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            Last hidden states (B, N, D).
+
+        Raises:
+            ValueError: If states are changed or anything is looked at, and the backbone is trained with gradient
+                checkpointing.
+        """
+
+        # A word of ST's, for modules that are one for queries and another for documents: no backbone knows it.
+        kwargs.pop("task", None)
+        made = [own.effect(self.model, layout) for own in self.changes if own.companion is None or not is_companion]
+        return run(
+            self.model,
+            layout,
+            changes=[*made, *change],
+            observe=observe,
+            hands_out_maps=not anatomy.anatomy_of(self.model).calls_our_attention,
+            inputs=inputs,
+            reader=self._reader,
+            **kwargs,
+        )
+
+    @property
+    def _reader(self) -> str:
+        """The class, and what is changed, for a refusal."""
+        changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
+        return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
+
+    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
+        """What changes see of the texts in layouts of their own, for each row of the layout."""
+        found = {}
+        for change in self.changes:
+            if change.companion is not None:
+                companion = layout.companions[change.key]
+                size = 1 if self.deterministic else CausalModule._part_size(self, companion)
+                parts = [companion.part(part) for part in in_parts(len(companion.input_ids), size)]
+                seen = torch.cat([self._seen_by(change, part, **kwargs) for part in parts])
+                found[change.key] = seen.repeat_interleave(self.rows_per_text, dim=0)
+        return found
+
+    def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
+        observer = change.observer(self.model, companion)
+        with contextlib.suppress(Halt):
+            self.run(companion, change=[observer.as_change()], is_companion=True, **kwargs)
+        return observer.states()[0]
+
+    def layer(self, index: int) -> nn.Module:
+        """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
+        return self.model.get_submodule(anatomy.layer_paths(self.model)[index])
+
+    # Vectors out
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Run the backbone over layouts and hand on the states that the method reads.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
+            A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
+            as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
+        """
+        if not getattr(self.model.config, "output_hidden_states", False):
+            return self._handed_on(features, Layout.of(features), **kwargs)
+        found = self.forward_all_layers(features, **kwargs)
+        # In place, as ST's Transformer does: what asks for the layers reads them there.
+        features.clear()
+        features.update(found)
+        return features
+
+    def forward_all_layers(
+        self, features: dict[str, Any], *, norm: Callable[[Tensor], Tensor] = lambda states: states, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As :meth:`forward`, with the same reading of every layer's states.
+
+        Args:
+            features: What :meth:`preprocess` returned.
+            norm: What is done to the states of every layer but the last before they are read.
+            **kwargs: For the backbone's forward.
+
+        Returns:
+            What :meth:`forward` does, and ``all_layer_embeddings``: L + 1 times (B, n, D), first what enters the first
+            layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer, or the
+                layers are not found, or would run a second time for their gradients.
+        """
+        self.check_all_layers()
+        with recording(self.model, anatomy.layer_paths(self.model), norm) as record:
+            found = self._handed_on(features, Layout.of(features), **kwargs)
+        layers = record.split(found["token_embeddings"])
+        return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
+
+    def check_all_layers(self) -> None:
+        """Refuse to read every layer's states where they would not be read alike.
+
+        Raises:
+            ValueError: If the method reads something else than hidden states, or a state inside its last layer.
+        """
+        if self.readout == "before_mlp":
+            raise ValueError(
+                f'{type(self).__name__} with readout="before_mlp" reads a state inside its last layer, and the other '
+                'layers would be read behind their feed-forward parts. Use readout="layer" to read every layer.'
+            )
+        if not self.reads_hidden_states:
+            raise ValueError(
+                f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
+                "states of one layer alone, so it has none of each to hand on. Set "
+                "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
+            )
+
+    def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
+        """The features with what is read of a batch in place of its layout."""
+        with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
+            seen = replace(layout, seen=self._seen(layout, **kwargs))
+            states, mask, ids, extra = self._read_parts(seen, **kwargs)
+        states, mask = without_empty(states, mask, layout.text_lengths == 0)
+        rest = {name: value for name, value in features.items() if name not in layout.features()}
+        if self.deterministic:
+            rest[ONE_BY_ONE] = True
+        return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
+
+    def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        """What the method reads, part by part."""
+        parts = self.parts(layout)
+        read = [self._read(layout.part(part), **kwargs) for part in parts]
+        return joined([self.combined(vectors) for vectors in read] if self.combines else read, parts)
+
+    def combined(self, vectors: TokenVectors) -> TokenVectors:
+        """What is handed on of what was read of texts, or of chunks of them. Here: all of it."""
+        return vectors
+
+    def parts(self, layout: Layout) -> Sequence[Tensor]:
+        """The rows of a layout that run together, (rows,) each; the result does not depend on it."""
+        count = len(layout.input_ids)
+        parts = in_parts(count, self.rows_per_text if self.deterministic else self._part_size(layout))
+        if self.deterministic or len(parts) == 1:
+            return parts
+        # Those of nearly one length, so that little is padded. ST's encode has sorted them, its trainer has not.
+        order = layout.lengths.argsort(descending=True, stable=True)
+        return [order[part] for part in parts]
+
+    def _part_size(self, layout: Layout) -> int:
+        """How many rows of a layout may run at a time.
+
+        On an accelerator, the batch that was asked for. On a CPU, about as many tokens as its caches hold the
+        activations of: larger batches are slower, and padded further.
+        """
+        batch, length = layout.input_ids.shape
+        if backbone.device(self.model).type != "cpu":
+            return batch
+        return max(1, self.CPU_TOKENS * torch.get_num_threads() // length)
+
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        """The method. Here: the last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
+        selected = self.selected(layout)
+        if self.rows == "last":
+            selected = last_of(selected)
+        return picked(self.run(layout, **kwargs), layout.input_ids, selected)
+
+    @property
+    def copies_read(self) -> tuple[int, int]:
+        """The first and the last of the copies of a text whose tokens are read."""
+        return 0, 0
+
+    def selected(self, layout: Layout) -> Tensor:
+        """(B, N): the tokens that ``pool_over`` names, of the copies that are read."""
+        if self.pool_over == "whole":
+            # The slots of token prepending hold no token.
+            return layout.attention_mask & (layout.copy_index >= NOT_TEXT)
+        first_copy, last_copy = self.copies_read
+        copies = (layout.copy_index >= first_copy) & (layout.copy_index <= last_copy)
+        if self.pool_over == "text":
+            return copies
+        reached = copies.cummax(dim=1).values
+        if first_copy == 0:
+            reached = reached | (layout.text_starts == self._leading())[:, None]
+        return reached & layout.attention_mask & (layout.copy_index >= NOT_TEXT)
+
+    def _leading(self) -> int:
+        """How many special tokens stand before everything else in a layout."""
+        return len(special_tokens(self._tokenizer)[0])
+
+    # Chunks of a text, of which :func:`st_reba.encode_chunks` makes vectors
+
+    @property
+    def no_chunks(self) -> str:
+        """Why chunks of a text have no vectors, as a sentence about the module goes on; empty: they have."""
+        instead = "Encode each chunk as a text of its own, or use another recipe."
+        if self.no_words:
+            return f"{self.no_words}: a chunk has no vector in it. {instead}"
+        if self.pool_over == "whole":
+            return f'has pool_over="whole", the prompt read with the text: use pool_over="text". {instead}'
+        if self.pool_over == "all" and self._template.literals[-1]:
+            return (
+                f"is read to the end of its prompt, {self._template.literals[-1]!r}, behind the text, where no chunk "
+                f'stands: use pool_over="text" with rows="all". {instead}'
+            )
+        return ""
+
+    # On disk
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module, as ST's ``Transformer.load`` does.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
+            *args: As for ST's ``Transformer.load``.
+            **kwargs: As for ST's ``Transformer.load``.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
+                has, a change is none that is registered, or weights are missing.
+        """
+        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
+        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
+        place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        find = partial(cls.load_file_path, place, subfolder=subfolder, **where)
+        module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
+        return module
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings that were saved. What version 0.1 did not write is as it was then."""
+        config = super().load_config(*args, **kwargs)
+        return {"tokenization": "pieces", **config} if "pool_over" in config else config
+
+    def get_config_dict(self) -> dict[str, Any]:
+        config = super().get_config_dict()
+        config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
+        # Settings that came later are written where they are not what every model had before.
+        for name, former in (("readout", "layer"), ("changes", [])):
+            if config[name] == former:
+                del config[name]
+        return config
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
+
+        Raises:
+            ValueError: If the backbone was quantised in a way that it cannot be saved in.
+        """
+        backbone.check_it_can_be_saved(self.model)
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        for change in self.changes:
+            change.save(Path(output_path))
+
+
+def _check_transformer(given: Mapping[str, Any]) -> None:
+    """Refuse what a ``Transformer`` is, or is to be, with which the module would not be what it is."""
+    for setting in _OF_TRANSFORMER:
+        if setting.name in given:
+            setting.check(given[setting.name])
