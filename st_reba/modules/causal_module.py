@@ -32,6 +32,7 @@ from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
+from ..text.templates import preset as preset_of
 from ..text.tokens import Span, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import SafeTransformer, backbone_of
@@ -107,15 +108,17 @@ class CausalModule(SafeTransformer):
             :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
             other stays as it is, and none of its settings is taken over.
-        template: What stands around and between the copies of a text.
-        preset: How the template's authors read it: what it says of ``pool_over``, ``output_layer``, ``final_norm`` and
-            ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a fraction is a share of
-            the model's layers.
+        template: What stands around and between the copies of a text: a text with ``{text}`` for each, or a name in
+            :data:`st_reba.TEMPLATES`. A class whose method repeats the text says so: ``repeats_text``.
+        preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
+            ``final_norm`` and ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a
+            fraction is a share of the model's layers. None: as the template's name says.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
             precedes that copy, those too, so that the result is what ST's ``Transformer`` gives. ``"whole"``: the whole
             layout, all that stands before the text included, the ``prompt`` and special tokens as well. None:
             ``"text"``.
+        rows: ``"all"`` hands on every token that is read, ``"last"`` the last alone. None: ``"all"``.
         bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
         output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one). The
             layers above are not run, and not saved; the final norm is. None: the last layer.
@@ -201,9 +204,10 @@ class CausalModule(SafeTransformer):
         self,
         model_name_or_path: str | Transformer,
         *,
-        template: Template,
+        template: str | Template = "{text}",
         preset: Preset | None = None,
         pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
         final_norm: bool | None = None,
@@ -215,7 +219,10 @@ class CausalModule(SafeTransformer):
         own_changes: Sequence[Change] = (),
         **transformer_kwargs: Any,
     ) -> None:
-        preset = preset or Preset(str(template))
+        self._template = self._parsed(template)
+        self.template = str(self._template)
+        preset = preset or preset_of(str(template))
+        self.rows = ROWS.check(chosen(rows, preset.rows, "all"))
         self.pool_over = POOL_OVER.check(chosen(pool_over, preset.pool_over, "text"))
         self.final_norm = FINAL_NORM.check(chosen(final_norm, preset.final_norm, True))
         self.normalize_text = NORMALIZE_TEXT.check(chosen(normalize_text, preset.normalize_text, False))
@@ -234,7 +241,6 @@ class CausalModule(SafeTransformer):
         if output_layer is not None:
             own.append(EarlyExit(output_layer))
         wanted = combined(type(self).__name__, own, changes, self._unfit)
-        self._template = template
         self._warned_empty = False
         self._load(model_name_or_path, transformer_kwargs)
         #: What is changed while the model reads.
@@ -251,6 +257,20 @@ class CausalModule(SafeTransformer):
         }
         # Refused here, and not at the first text, where template and changes leave no room for one.
         self._room()
+
+    def _parsed(self, template: str | Template) -> Template:
+        """The template of this text or name.
+
+        Raises:
+            ValueError: If it repeats the text, and the method reads one copy.
+        """
+        parsed = template if isinstance(template, Template) else Template.parse(template)
+        if parsed.copies > 1 and not self.repeats_text:
+            raise ValueError(
+                f"The template {str(parsed)!r} has {parsed.copies} slots: {type(self).__name__} reads one copy. "
+                "Use EchoModule for templates that repeat the text."
+            )
+        return parsed
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
