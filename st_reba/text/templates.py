@@ -218,7 +218,8 @@ def preset(template: str) -> Preset:
     A text that happens to be a preset's is a text: how it is read is the caller's to say. So a saved model, whose
     configuration has the text, is read as it was saved.
     """
-    return PRESETS.get(template, Preset(template))
+    # What is no text is refused where it is parsed.
+    return PRESETS.get(str(template), Preset(template))
 
 
 def agreed(presets: Sequence[Preset]) -> Preset:
