@@ -374,21 +374,18 @@ class CausalModule(SafeTransformer):
             return "One pass over the text, as for the classical embedding."
         return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
-    def check_pooling(self, model: Any) -> None:
-        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
-        for part in model.children():
-            if not isinstance(part, Pooling):
-                continue
-            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
-            for mode in sorted(modes & self.unfit_poolings.keys()):
-                warnings.warn(
-                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
-                )
-
     def on_model_ready(self, model: Any) -> None:
-        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling."""
+        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling.
+
+        A warning comes if what pools this module's tokens reads others than the method is about.
+        """
         super().on_model_ready(model)
-        self.check_pooling(model)
+        for part in model.children():
+            modes = part.pooling_mode if isinstance(part, Pooling) else ()
+            for mode in sorted(self.unfit_poolings.keys() & ({modes} if isinstance(modes, str) else modes)):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=2
+                )
 
     # Text in
 
@@ -533,7 +530,8 @@ class CausalModule(SafeTransformer):
         asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
-        return tokens("max_length").check(asked.get("max_length"))
+        length = asked.get("max_length")
+        return None if length is None else tokens("max_length").check(length)
 
     def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
@@ -720,7 +718,7 @@ class CausalModule(SafeTransformer):
     def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
         parts = self.parts(layout)
-        read = [self._read(layout.part(part), **kwargs) for part in parts]
+        read = [self._read(layout if len(parts) == 1 else layout.part(part), **kwargs) for part in parts]
         return joined([self.combined(vectors) for vectors in read] if self.combines else read, parts)
 
     def combined(self, vectors: TokenVectors) -> TokenVectors:
