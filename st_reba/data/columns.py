@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from .rows import check_characters, listed, parquet_file, rows
-from .sources import FORMATS, File
+from .sources import TO_MEASURE, File, files_of
 
 
 @dataclass(frozen=True)
@@ -256,31 +258,38 @@ def place(file: File, line: int) -> str:
     return f"{file.name}, {'row' if file.kind == 'parquet' else 'line'} {line}"
 
 
-def read_table(name: str, files: Sequence[File], schemas: Sequence[Schema], columns: str | None = None) -> Table:
-    """Read files that are shards of one table.
+def read_table(
+    source: str | Path, schemas: Sequence[Schema], columns: str | None = None, splits: Sequence[str] = TO_MEASURE
+) -> Table:
+    """Read a table, whose files may be many.
 
     Args:
-        name: What the user calls it.
-        files: In order. Each may have a header of its own.
+        source: As for :func:`st_reba.data.sources.files_of`. Each of its files may have a header of its own.
         schemas: What the rows may be: the first that the columns fit is taken.
         columns: What the columns are called, as :meth:`Schema.asked` takes it; None: by their usual names.
+        splits: As for :func:`st_reba.data.sources.files_of`.
 
     Raises:
         ValueError: If a row is malformed, naming file and line; or there is none; or no schema fits.
+        FileNotFoundError: If there is nothing of that name.
+        OSError: If it cannot be read.
+        ImportError: If a package is missing that reads it.
     """
     table: Table | None = None
-    for file in files:
-        header, content = opened(file, schemas if table is None else [table.header.schema], columns)
-        if header is None:
-            continue
-        if table is None:
-            table = Table(name, header, {column.name: [] for column in header.schema.columns}, [])
-        for line, row in content:
-            for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
-                values.append(value)
-            table.places.append((file, line))
+    # What is not on this machine is copied to it, until it is read.
+    with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
+        for file in files_of(source, splits, Path(scratch)):
+            header, content = opened(file, schemas if table is None else [table.header.schema], columns)
+            if header is None:
+                continue
+            if table is None:
+                table = Table(str(source), header, {column.name: [] for column in header.schema.columns}, [])
+            for line, row in content:
+                for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
+                    values.append(value)
+                table.places.append((file, line))
     if table is None or not table.places:
-        raise ValueError(f"{name} holds no rows. {schemas[0].expected}")
+        raise ValueError(f"{source} holds no rows. {schemas[0].expected}")
     return table
 
 
@@ -291,8 +300,7 @@ def opened(
 
     Args and errors as for :func:`read_table`.
     """
-    if not file.kind:
-        raise ValueError(f"{file.name}: of no known format. Give {FORMATS}.")
+    file = _sniffed(file, schemas)
     if file.kind == "parquet":
         names = dict.fromkeys(parquet_file(file).schema_arrow.names)
         header = named_columns(place(file, 1), names, schemas, columns)
@@ -308,17 +316,20 @@ def opened(
     return header, content if is_header else chain([first], content)
 
 
-def sniffed(file: File) -> File:
+def _sniffed(file: File, schemas: Sequence[Schema]) -> File:
     """A file whose name does not tell what it is, by its first line that is not empty.
+
+    Of plain text only a line with tabs may be a row of several columns.
 
     Raises:
         ValueError: If that line names columns with commas between, which ``.csv`` would tell.
     """
-    if file.kind not in ("", "txt"):
+    several = any(len(schema.needed) > 1 for schema in schemas)
+    if file.kind and not (file.kind == "txt" and several):
         return file
     plain = replace(file, kind="txt")
     line, first = next(((line, text) for line, text in rows(plain) if text.strip()), (1, ""))
-    if len(named := _known(first.split(","), MEASURED)) > 1:
+    if len(named := _known(first.split(","), schemas)) > 1:
         raise ValueError(
             f"{place(file, line)}: names columns ({', '.join(named)}) with commas between. Is it CSV? Then end the "
             "file's name in .csv."
@@ -433,5 +444,3 @@ QRELS = Schema(
         Column("score", ("relevance", "label", "rel"), number()),
     ),
 )
-#: What rows may be that recipes are measured on.
-MEASURED = (PAIRS, TRIPLETS, TEXTS)

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,18 +83,6 @@ class File:
 def is_remote(source: str | Path) -> bool:
     """Whether fsspec is to find it: ``s3://``, ``hf://``, ``gs://``, ``https://`` ..."""
     return "://" in str(source)
-
-
-@contextmanager
-def located(source: str | Path, splits: Sequence[str] = TO_MEASURE) -> Iterator[list[File]]:
-    """The files that a name stands for; what is not on this machine is copied to it, until the context ends.
-
-    Args:
-        source: As for :func:`files_of`.
-        splits: As for :func:`files_of`.
-    """
-    with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
-        yield files_of(source, splits, Path(scratch))
 
 
 def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[File]:
