@@ -302,7 +302,7 @@ def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
 
 def _texts(table: Table, tell: Tell) -> list[str]:
     texts = [text.strip() for text in table.values["text"]]
-    one_a_line = table.places[0][0].kind in ("", "txt") and not table.header.titles
+    one_a_line = table.places[0][0].kind in ("", "txt") and table.header.unsure
     tabs = next((row for row, text in enumerate(texts) if "\t" in text), None)
     if one_a_line and tabs is not None:
         before = f", but line {table.places[0][1]} has none" if tabs else ""
