@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from ..lm.backbone import vocabulary_size
 from ..modules import CausalModule
-from ..text.idf import DocumentFrequencies
+from ..text.words import DocumentFrequencies
 
 
 class TfIdf:

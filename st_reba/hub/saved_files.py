@@ -294,30 +294,12 @@ class ShardIndex(_File):
     weight_map: Annotated[dict[str, _FileName], Field(min_length=1)]
 
 
-#: The names that architectures have for their sizes.
-_SIZES = (
-    "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "head_dim", "num_attention_heads",
-    "n_head", "n_heads", "num_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings", "n_positions",
-    "max_seq_len", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
-)  # fmt: skip
+class LanguageModelFile(_File):
+    """A backbone's ``config.json``: what is read of it before transformers makes a configuration of it."""
 
-
-class _Sizes(RootModel[dict[str, _Size]]):
-    pass
-
-
-class _LanguageModelFile(_File):
-    """A backbone's ``config.json``: what is in nearly all, besides the sizes."""
-
-    model_type: str | None = None
     architectures: list[str] | None = None
-    rope_theta: _Number = None
-    rms_norm_eps: _Number = None
-    layer_norm_eps: _Number = None
     attention_types: Annotated[Any, AfterValidator(_attention_types)] = None
-    rope_parameters: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
-    quantization_config: dict[str, Any] | None = None
     transformers_weights: _FileName | None = None
     configuration_files: list[_FileName] = []
 
@@ -336,7 +318,6 @@ class AdapterFile(_File):
 class TokenizerFile(_File):
     """``tokenizer_config.json``."""
 
-    tokenizer_class: str | None = None
     model_max_length: _Number = None
     fast_tokenizer_files: list[_FileName] = []
     added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
@@ -359,16 +340,6 @@ class TransformerFile(_File):
 
 
 # A whole model
-
-
-def check_language_model(config: dict[str, Any], file: object) -> None:
-    """Hold a backbone's ``config.json`` to what it may say.
-
-    Raises:
-        ValueError: If it is malformed.
-    """
-    checked(_Sizes, {name: config[name] for name in _SIZES if name in config}, file)
-    checked(_LanguageModelFile, config, file)
 
 
 def check_saved(directory: Path) -> list[ModuleEntry]:

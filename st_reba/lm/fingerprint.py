@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..version import __version__
@@ -23,11 +24,8 @@ def fingerprint(model: PreTrainedModel, tokenizer: Any, max_seq_length: int | No
     It keeps results of one model from being taken for those of another.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_MODEL}
-    found = _Digest(__version__, max_seq_length, config)
-    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
-        found.add(name, [weight])
-    found.note(_tokenizer(tokenizer))
-    return found.text()
+    weights = [_of_weight(name, [weight]) for name, weight in [*model.named_parameters(), *model.named_buffers()]]
+    return _hashed([(__version__, max_seq_length, config)], *weights, [_tokenizer(tokenizer)])
 
 
 def content(weight: Tensor) -> memoryview | bytes:
@@ -40,48 +38,33 @@ def content(weight: Tensor) -> memoryview | bytes:
 
 def fingerprint_of_weight(name: str, blocks: Iterable[Tensor]) -> str:
     """Tells a weight, which may come in blocks of rows, from any other: 16 hexadecimal digits."""
-    found = _Digest()
-    found.add(name, blocks)
-    return found.text()
-
-
-def weights_digest(module: nn.Module) -> str:
-    """Of all parameters and buffers of a module, to the byte."""
-    digest = hashlib.blake2b()
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(content(tensor))
-    return digest.hexdigest()
+    return _hashed([()], _of_weight(name, blocks))
 
 
 def fingerprint_of(*settings: Any) -> str:
     """Tells settings, which JSON or ``str`` can write down, from others: 16 hexadecimal digits."""
-    return _Digest(*settings).text()
+    return _hashed([settings])
 
 
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
 
 
-class _Digest:
-    """A hash over settings and whole weights."""
+def _of_weight(name: str, blocks: Iterable[Tensor]) -> Iterator[Any]:
+    """What of a weight, which may come in blocks of rows, is hashed."""
+    for block in blocks:
+        yield [name, str(block.dtype), list(block.shape)]
+        # What accelerate has offloaded is nowhere to be read; its name and shape are.
+        if not block.is_meta:
+            yield block
 
-    def __init__(self, *settings: Any) -> None:
-        self._hash = hashlib.sha256()
-        self.note(settings)
 
-    def note(self, settings: Any) -> None:
-        self._hash.update(json.dumps(settings, sort_keys=True, default=str).encode() + b"\0")
-
-    def add(self, name: str, blocks: Iterable[Tensor]) -> None:
-        """A weight, which may come in blocks of rows."""
-        for block in blocks:
-            self.note([name, str(block.dtype), list(block.shape)])
-            # What accelerate has offloaded is nowhere to be read; its name and shape are.
-            if not block.is_meta:
-                self._hash.update(content(block))
-
-    def text(self) -> str:
-        return self._hash.hexdigest()[:16]
+def _hashed(*several: Iterable[Any]) -> str:
+    """16 hexadecimal digits of settings, written as JSON, and of tensors, to the byte."""
+    found = hashlib.sha256()
+    for part in chain(*several):
+        is_weight = isinstance(part, Tensor)
+        found.update(content(part) if is_weight else json.dumps(part, sort_keys=True, default=str).encode() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def _tokenizer(tokenizer: Any) -> Any:

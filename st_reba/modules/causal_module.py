@@ -32,6 +32,7 @@ from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
+from ..text.templates import preset as preset_of
 from ..text.tokens import Span, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import SafeTransformer, backbone_of
@@ -107,15 +108,17 @@ class CausalModule(SafeTransformer):
             :func:`st_reba.lm.gguf.as_directory`); or a loaded ST ``Transformer``, whose weights and tokenizer are then
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
             other stays as it is, and none of its settings is taken over.
-        template: What stands around and between the copies of a text.
-        preset: How the template's authors read it: what it says of ``pool_over``, ``output_layer``, ``final_norm`` and
-            ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a fraction is a share of
-            the model's layers.
+        template: What stands around and between the copies of a text: a text with ``{text}`` for each, or a name in
+            :data:`st_reba.TEMPLATES`. A class whose method repeats the text says so: ``repeats_text``.
+        preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
+            ``final_norm`` and ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a
+            fraction is a share of the model's layers. None: as the template's name says.
         pool_over: Which tokens are handed on. ``"text"``: those of the copy or copies that are read. ``"all"``: from
             there to the end of the layout, literals and special tokens included; where nothing but special tokens
             precedes that copy, those too, so that the result is what ST's ``Transformer`` gives. ``"whole"``: the whole
             layout, all that stands before the text included, the ``prompt`` and special tokens as well. None:
             ``"text"``.
+        rows: ``"all"`` hands on every token that is read, ``"last"`` the last alone. None: ``"all"``.
         bidirectional_layers: How many of the last layers attend to later tokens too, as in BeLLM.
         output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one). The
             layers above are not run, and not saved; the final norm is. None: the last layer.
@@ -154,8 +157,8 @@ class CausalModule(SafeTransformer):
     citation: ClassVar[str] = ""
 
     #: What is saved of a module, besides what ST saves of it.
-    config_keys: list[str] = [
-        *Transformer.config_keys,
+    config_keys = [
+        *SafeTransformer.config_keys,
         POOL_OVER.name,
         BIDIRECTIONAL_LAYERS.name,
         "output_layer",
@@ -173,6 +176,9 @@ class CausalModule(SafeTransformer):
     #: Whether vectors are a linear function of one layer's states, so that those of each layer can be read alike. False
     #: where weights depend on the states, or something else is read.
     reads_hidden_states: ClassVar[bool] = True
+
+    #: Whether what was read of a text is combined at once; chunks of a text are combined one by one.
+    combines: bool = True
 
     #: Why a token has no vector of its own, as a sentence about the module goes on; empty: it has one.
     no_words: str = ""
@@ -198,9 +204,10 @@ class CausalModule(SafeTransformer):
         self,
         model_name_or_path: str | Transformer,
         *,
-        template: Template,
+        template: str | Template = "{text}",
         preset: Preset | None = None,
         pool_over: PoolOver | None = None,
+        rows: Rows | None = None,
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
         final_norm: bool | None = None,
@@ -212,7 +219,10 @@ class CausalModule(SafeTransformer):
         own_changes: Sequence[Change] = (),
         **transformer_kwargs: Any,
     ) -> None:
-        preset = preset or Preset(str(template))
+        self._template = self._parsed(template)
+        self.template = str(self._template)
+        preset = preset or preset_of(str(template))
+        self.rows = ROWS.check(chosen(rows, preset.rows, "all"))
         self.pool_over = POOL_OVER.check(chosen(pool_over, preset.pool_over, "text"))
         self.final_norm = FINAL_NORM.check(chosen(final_norm, preset.final_norm, True))
         self.normalize_text = NORMALIZE_TEXT.check(chosen(normalize_text, preset.normalize_text, False))
@@ -231,7 +241,6 @@ class CausalModule(SafeTransformer):
         if output_layer is not None:
             own.append(EarlyExit(output_layer))
         wanted = combined(type(self).__name__, own, changes, self._unfit)
-        self._template = template
         self._warned_empty = False
         self._load(model_name_or_path, transformer_kwargs)
         #: What is changed while the model reads.
@@ -246,8 +255,27 @@ class CausalModule(SafeTransformer):
         self._companions = {
             change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
         }
+        # With slots for what is prepended, and those of the changes' companions behind the method's own.
+        self._laid_out = [*map(self._changed, self.layouts()), *self._companions.values()]
+        # Who reads, for a refusal.
+        said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
+        self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
         # Refused here, and not at the first text, where template and changes leave no room for one.
         self._room()
+
+    def _parsed(self, template: str | Template) -> Template:
+        """The template of this text or name.
+
+        Raises:
+            ValueError: If it repeats the text, and the method reads one copy.
+        """
+        parsed = template if isinstance(template, Template) else Template.parse(template)
+        if parsed.copies > 1 and not self.repeats_text:
+            raise ValueError(
+                f"The template {str(parsed)!r} has {parsed.copies} slots: {type(self).__name__} reads one copy. "
+                "Use EchoModule for templates that repeat the text."
+            )
+        return parsed
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
@@ -346,21 +374,18 @@ class CausalModule(SafeTransformer):
             return "One pass over the text, as for the classical embedding."
         return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
-    def check_pooling(self, model: Any) -> None:
-        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
-        for part in model.children():
-            if not isinstance(part, Pooling):
-                continue
-            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
-            for mode in sorted(modes & self.unfit_poolings.keys()):
-                warnings.warn(
-                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
-                )
-
     def on_model_ready(self, model: Any) -> None:
-        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling."""
+        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling.
+
+        A warning comes if what pools this module's tokens reads others than the method is about.
+        """
         super().on_model_ready(model)
-        self.check_pooling(model)
+        for part in model.children():
+            modes = part.pooling_mode if isinstance(part, Pooling) else ()
+            for mode in sorted(self.unfit_poolings.keys() & ({modes} if isinstance(modes, str) else modes)):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=2
+                )
 
     # Text in
 
@@ -397,11 +422,11 @@ class CausalModule(SafeTransformer):
 
     def layouts(self) -> list[Template]:
         """One template for each layout that the method reads a text in."""
-        return [self._changed(self._template)]
+        return [self._template]
 
     def frames(self, prompt: str | None = None) -> list[Frame]:
         """What stands around a text in each of these layouts, and then in those of the changes' companions."""
-        return frames([*self.layouts(), *self._companions.values()], self._tokenizer, prompt or "")
+        return frames(self._laid_out, self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -417,11 +442,7 @@ class CausalModule(SafeTransformer):
         return None if available is None else room(around, available)
 
     def preprocess(
-        self,
-        inputs: Sequence[Any],
-        prompt: str | None = None,
-        processing_kwargs: Any = None,
-        **kwargs: Any,
+        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Lay texts out.
 
@@ -478,7 +499,7 @@ class CausalModule(SafeTransformer):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
-            [*self.layouts(), *self._companions.values()],
+            self._laid_out,
             self._tokenizer,
             texts,
             prompt=prompt,
@@ -509,7 +530,8 @@ class CausalModule(SafeTransformer):
         asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
-        return tokens("max_length").check(asked.get("max_length"))
+        length = asked.get("max_length")
+        return None if length is None else tokens("max_length").check(length)
 
     def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
@@ -602,29 +624,17 @@ class CausalModule(SafeTransformer):
             **kwargs,
         )
 
-    @property
-    def _reader(self) -> str:
-        """The class, and what is changed, for a refusal."""
-        changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
-        return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
-
-    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
-        """What changes see of the texts in layouts of their own, for each row of the layout."""
-        found = {}
-        for change in self.changes:
-            if change.companion is not None:
-                companion = layout.companions[change.key]
-                size = 1 if self.deterministic else CausalModule._part_size(self, companion)
-                parts = [companion.part(part) for part in in_parts(len(companion.input_ids), size)]
-                seen = torch.cat([self._seen_by(change, part, **kwargs) for part in parts])
-                found[change.key] = seen.repeat_interleave(self.rows_per_text, dim=0)
-        return found
-
-    def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
-        observer = change.observer(self.model, companion)
-        with contextlib.suppress(Halt):
-            self.run(companion, change=[observer.as_change()], is_companion=True, **kwargs)
-        return observer.states()[0]
+    def _seen(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
+        """What a change sees of the texts in a layout of their own, for each row of the method's."""
+        companion, found = layout.companions[change.key], []
+        size = 1 if self.deterministic else CausalModule._part_size(self, companion)
+        for rows in in_parts(len(companion.input_ids), size):
+            part = companion.part(rows)
+            observer = change.observer(self.model, part)
+            with contextlib.suppress(Halt):
+                self.run(part, change=[observer.as_change()], is_companion=True, **kwargs)
+            found += observer.states()
+        return torch.cat(found).repeat_interleave(self.rows_per_text, dim=0)
 
     def layer(self, index: int) -> nn.Module:
         """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
@@ -697,8 +707,8 @@ class CausalModule(SafeTransformer):
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with what is read of a batch in place of its layout."""
         with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
-            seen = replace(layout, seen=self._seen(layout, **kwargs))
-            states, mask, ids, extra = self._read_parts(seen, **kwargs)
+            seen = {own.key: self._seen(own, layout, **kwargs) for own in self.changes if own.companion is not None}
+            states, mask, ids, extra = self._read_parts(replace(layout, seen=seen), **kwargs)
         states, mask = without_empty(states, mask, layout.text_lengths == 0)
         rest = {name: value for name, value in features.items() if name not in layout.features()}
         if self.deterministic:
@@ -708,7 +718,12 @@ class CausalModule(SafeTransformer):
     def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
         parts = self.parts(layout)
-        return joined([self._read(layout.part(part), **kwargs) for part in parts], parts)
+        read = [self._read(layout if len(parts) == 1 else layout.part(part), **kwargs) for part in parts]
+        return joined([self.combined(vectors) for vectors in read] if self.combines else read, parts)
+
+    def combined(self, vectors: TokenVectors) -> TokenVectors:
+        """What is handed on of what was read of texts, or of chunks of them. Here: all of it."""
+        return vectors
 
     def parts(self, layout: Layout) -> Sequence[Tensor]:
         """The rows of a layout that run together, (rows,) each; the result does not depend on it."""
@@ -778,22 +793,6 @@ class CausalModule(SafeTransformer):
             )
         return ""
 
-    def handing_on_all(self) -> Self:
-        """The same module on the same weights, which hands on every token that ``pool_over`` names."""
-        twin = copy.copy(self)
-        twin.rows = "all"
-        return twin
-
-    def leading_handed_on(self, layout: Layout) -> Tensor:
-        """(B,): how many tokens :meth:`forward` hands on before those of the text."""
-        if self.pool_over == "text" or self.copies > 1:
-            return torch.zeros_like(layout.text_lengths)
-        return (layout.text_starts == self._leading()).long() * self._leading()
-
-    def read_chunk(self, vectors: TokenVectors) -> TokenVectors:
-        """What is pooled of chunks, from what :meth:`handing_on_all` gives of their tokens."""
-        return vectors
-
     # On disk
 
     @classmethod
@@ -824,13 +823,12 @@ class CausalModule(SafeTransformer):
         return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = super().get_config_dict()
-        config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
-        # Settings that came later are written where they are not what every model had before.
-        for name, former in (("readout", "layer"), ("changes", [])):
-            if config[name] == former:
-                del config[name]
-        return config
+        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        # Settings that came later are written only where they are not what every model had before.
+        if config["readout"] == "layer":
+            del config["readout"]
+        added = [change.settings() for change in self.changes if change not in self.own_changes]
+        return {**config, "changes": added} if added else config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..lm import backbone
 from ..lm.run import recorded
 from ..text.layout import Layout
-from ..text.templates import Preset, Template, preset
-from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
+from .causal_module import CausalModule, PoolOver, Rows
 from .changes import AttendBothWays, Change, EarlyExit
 
 
@@ -52,24 +51,7 @@ class CausalTransformer(CausalModule):
         rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = check_one_copy(Template.parse(template), type(self)), self._preset(template)
-        self.template = str(parsed)
-        self.rows = ROWS.check(chosen(rows, known.rows, "all"))
-        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over=pool_over, **transformer_kwargs)
-
-    def _preset(self, template: str) -> Preset:
-        """How a template is read where nothing else says."""
-        return preset(template)
-
-
-def check_one_copy(template: Template, reader: type[CausalModule]) -> Template:
-    """Refuse a template that repeats the text, for a module that reads it once."""
-    if template.copies != 1:
-        raise ValueError(
-            f"The template {str(template)!r} has {template.copies} slots: {reader.__name__} reads one copy. "
-            "Use EchoModule for templates that repeat the text."
-        )
-    return template
+        super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **transformer_kwargs)
 
 
 class InputEmbeddings(CausalTransformer):

@@ -56,12 +56,8 @@ IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in on
 _Kind = TypeVar("_Kind", bound="type[Change]")
 
 
-class Fitted(nn.Module):
-    """Deprecated: base of what a change's former method ``fitted`` returns; see :meth:`Change.on`."""
-
-    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        """What the change does in one pass."""
-        return PassChange()
+#: Deprecated: base of what a change's former method ``fitted`` returns; see :meth:`Change.on`.
+Fitted = nn.Module
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Change:
     replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
     #: Deprecated: what the method ``fitted`` of a class of before 0.8 makes for a model.
-    former: Fitted | None = field(default=None, kw_only=True, compare=False, repr=False)
+    former: Any = field(default=None, kw_only=True, compare=False, repr=False)
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         """The change as it is made to one model, which is set up for it.
@@ -101,10 +97,8 @@ class Change:
         """
         if not hasattr(self, "fitted"):
             return self
-        message = (
-            f"{type(self).__name__} has the method fitted: give it on(model, depth) and effect(model, layout) in place "
-            "of that, because the next release will not call fitted."
-        )
+        name = type(self).__name__
+        message = f"{name} has the method fitted, which the next release will not call: give it on and effect instead."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return replace(self, former=self.fitted(model))
 
@@ -113,7 +107,7 @@ class Change:
 
         ``layout.seen`` has what was seen of the change's companion, if it has one.
         """
-        return PassChange() if self.former is None else self.former.effect(model, layout)
+        return self.former.effect(model, layout) if self.former else PassChange()
 
     def laid_out(self, template: Template) -> Template:
         """The template of a text that is read with it."""
@@ -385,7 +379,7 @@ class Prepend(Change):
 
     def laid_out(self, template: Template) -> Template:
         before, *others = template.literals
-        return template if PREPEND in before else Template((before + PREPEND, *others))
+        return template if PREPEND in before else replace(template, literals=(before + PREPEND, *others))
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale

@@ -30,7 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import checked, quoted, read_object, shown
-from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS
+from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
 from ..lm.sizes import check_size, in_a_line
 from ..settings import described, tokens
 from ..version import REQUIREMENT
@@ -61,7 +61,7 @@ _ARGUMENTS: dict[str, dict[str, Callable[[Any], bool]]] = {
 # The names that ST gave them before, and still reads.
 _FORMER_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 # What earlier versions of ST wrote beside the settings of today.
-_FORMER_SETTINGS = ("do_lower_case", "max_seq_length")
+_FORMER_SETTINGS = ("do_lower_case", "max_seq_length", "unpad_inputs")
 # By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be.
 _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
 # The parts of a config.json that are configurations of their own, by the ends of their names.
@@ -90,6 +90,9 @@ class SafeTransformer(compat.ReportingTransformer):
         ValueError: If the model's files ask for more than they may, or a length is none.
     """
 
+    # Batches are padded: that is no setting here, and is not saved as one.
+    config_keys: list[str] = [key for key in Transformer.config_keys if key != "unpad_inputs"]
+
     #: The weights that were not in the checkpoint, and what is there instead, if anything.
     lacking: Mapping[str, str] = {}
     #: The checkpoint that lacks them.
@@ -109,7 +112,6 @@ class SafeTransformer(compat.ReportingTransformer):
             kwargs.pop("tokenizer_args", None)
         try:
             with compat.tokenizer_apart():
-                # Batches are padded.
                 super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
@@ -197,10 +199,6 @@ class SafeTransformer(compat.ReportingTransformer):
             check_transformer_settings(read_object(Path(found)), cls.config_keys, cls.__name__, file)
         where["config_filename"] = name
         return super().load_config(model_name_or_path, subfolder, **where)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        # Padding is not a setting here, so it is not saved as one.
-        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""
@@ -345,7 +343,7 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """A configuration, or an object within one, which stands at ``path``, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_PARTS):
-        saved_files.check_language_model(config, f"{file}, {path}," if path else file)
+        checked(saved_files.LanguageModelFile, config, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
@@ -363,6 +361,29 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
                 _check_part(inner, file, attention_is_chosen, place)
+
+
+def read_config(files: Files) -> PreTrainedConfig:
+    """The configuration of a model that :func:`check_model` has looked at.
+
+    Raises:
+        ValueError: If transformers makes none of it, or a size in it is none.
+    """
+    file = f"{files}/{utils.CONFIG_NAME}"
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(files.name, **files.arguments)
+    except (ImportError, MemoryError, OSError):
+        raise
+    # What its own class finds wrong with a configuration may be of any type.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
+        size = getattr(config.get_text_config(decoder=True), name, None)
+        if type(size) is int and not 1 <= size <= MAX_SIZE:
+            raise ValueError(f"{file} sets {name} to {size}: it must be a whole number, from 1 to {MAX_SIZE}.")
+    return config
 
 
 def _check_ranks(settings: saved_files.AdapterFile, adapter: Path) -> None:
@@ -440,19 +461,10 @@ def check_checkpoint(
     if files.arguments.get("trust_remote_code") or model_kwargs.get("trust_remote_code"):
         # Its code may build anything.
         return base
-    file = f"{files}/{utils.CONFIG_NAME}"
-    try:
-        config = AutoConfig.from_pretrained(files.name, **files.arguments)
-    except (ImportError, MemoryError, OSError):
-        raise
-    # What its own class finds wrong with a configuration may be of any type.
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise
-        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    config = read_config(files)
     weights = _weights(files, model_kwargs, config)
     if weights:
-        check_size(config, sum(_numbers(path, config) for path in weights), file)
+        check_size(config, sum(_numbers(path, config) for path in weights), f"{files}/{utils.CONFIG_NAME}")
     return base
 
 

@@ -8,9 +8,8 @@ from sentence_transformers.base.modules import Transformer
 
 from ..lm import backbone
 from ..settings import Setting, choice
-from ..text.templates import USUAL_CONTRAST, Template, preset
+from ..text.templates import USUAL_CONTRAST, preset
 from .causal_module import CausalModule, PoolOver
-from .causal_transformer import check_one_copy
 from .changes import IRRELEVANT, Scale, Steer
 from .token_prepending import stopping_early
 
@@ -74,27 +73,22 @@ class ContrastivePromptingModule(CausalModule):
         scale: Scale | None = None,
         template: str = "prompteol",
         auxiliary_template: str = IRRELEVANT,
-        output_layer: int | None = None,
-        final_norm: bool | None = None,
         pool_over: PoolOver = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
+        known = preset(template)
         contrast = known.contrast or USUAL_CONTRAST
         steering = Steer(
             contrast if contrast_layer is None else contrast_layer,
             contrast.scale if scale is None else scale,
             auxiliary_template,
         )
-        self.template = str(parsed)
-        self.rows = "last"
         super().__init__(
             model_name_or_path,
-            template=parsed,
+            template=template,
             preset=stopping_early(known),
             pool_over=AT_THE_END.check(pool_over),
-            output_layer=output_layer,
-            final_norm=final_norm,
+            rows="last",
             own_changes=[steering],
             **transformer_kwargs,
         )

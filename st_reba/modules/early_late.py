@@ -12,9 +12,7 @@ from ..lm import backbone
 from ..lm.anatomy import anatomy_of, layer_paths
 from ..lm.run import StatesAt, at
 from ..text.layout import Layout
-from ..text.templates import Template, preset
 from .causal_module import CausalModule, PoolOver
-from .causal_transformer import check_one_copy
 from .token_vectors import TokenVectors, picked
 
 #: After which share of the layers the tokens are read.
@@ -80,9 +78,7 @@ class EarlyLateModule(CausalModule):
     ) -> None:
         if pool_over not in (None, "text"):
             raise ValueError(f'pool_over={pool_over!r}: {type(self).__name__} has vectors for text only; use "text".')
-        parsed, known = check_one_copy(Template.parse(template), type(self)), preset(template)
-        self.template = str(parsed)
-        super().__init__(model_name_or_path, template=parsed, preset=known, pool_over="text", **transformer_kwargs)
+        super().__init__(model_name_or_path, template=template, pool_over="text", rows="all", **transformer_kwargs)
         self.early_layer = self._checked(early_layer)
         self._check_widths()
         self.equation = self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (

@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Transformer
 
 from ..settings import Setting, choice
 from ..text.templates import Template
-from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
+from .causal_module import CausalModule, PoolOver, Rows, repetitions_from
 
 PoolCopies = Literal["last", "repeated"]
 
@@ -58,7 +58,6 @@ class EchoModule(CausalModule):
         rows: Rows = "all",
         **transformer_kwargs: Any,
     ) -> None:
-        self.rows = ROWS.check(rows)
         self.pool_copies = POOL_COPIES.check(pool_copies)
         if repetitions is not None:
             REPETITIONS.check(repetitions)
@@ -74,8 +73,7 @@ class EchoModule(CausalModule):
                 f"template with as many slots as repetitions, at least 2. {remedy}"
             )
         self.repetitions = REPETITIONS.check(parsed.copies)
-        self.template = str(parsed)
-        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, **transformer_kwargs)
+        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, rows=rows, **transformer_kwargs)
 
     @property
     def no_chunks(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..lm.backbone import vocabulary_size
-from ..text.idf import DocumentFrequencies
+from ..text.words import DocumentFrequencies
 from .causal_module import CausalModule
 from .moments import in_chunks
 from .stored import FixedWeights

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
 
 from ..lm.precision import for_summing
 from ..settings import flag
-from ..text.layout import Layout
 from .causal_module import PoolOver, Rows
 from .causal_transformer import CausalTransformer
 from .changes import Reroute
@@ -65,9 +64,6 @@ class KVReroutingModule(CausalTransformer):
         "LLMs. ACL 2026."
     )
 
-    # Of a chunk, where the whole text is read token by token.
-    _reads_both = False
-
     def __init__(
         self,
         model_name_or_path: str | Transformer,
@@ -108,18 +104,9 @@ class KVReroutingModule(CausalTransformer):
             "One pass over the text and the template; one more key a layer: little more than the classical embedding."
         )
 
-    def handing_on_all(self) -> Self:
-        twin = super().handing_on_all()
-        twin._reads_both, twin.hybrid = self.hybrid, False
-        return twin
-
-    def read_chunk(self, tokens: TokenVectors) -> TokenVectors:
-        """With ``hybrid``, the mean of a chunk's tokens, and the last of them."""
-        return _mean_and_last(tokens) if self._reads_both else tokens
-
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        tokens = super()._read(layout, **kwargs)
-        return _mean_and_last(tokens) if self.hybrid else tokens
+    def combined(self, vectors: TokenVectors) -> TokenVectors:
+        """With ``hybrid``, the mean of the tokens, and the last of them."""
+        return _mean_and_last(vectors) if self.hybrid else vectors
 
 
 def _mean_and_last(tokens: TokenVectors) -> TokenVectors:

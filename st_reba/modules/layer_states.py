@@ -11,7 +11,7 @@ from sentence_transformers.base.modules import Transformer
 from ..lm.anatomy import layer_paths
 from ..lm.run import StatesAt
 from ..text.layout import Layout
-from ..text.templates import Preset
+from ..text.templates import preset
 from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
 from .changes import BeforeFeedForward, Change
@@ -60,13 +60,11 @@ class LayerStates(CausalTransformer):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, **transformer_kwargs)
+        # Every layer is read, so it means nothing at which one a prompt's authors read it.
+        known = replace(preset(template), output_layer=None, final_norm=None)
+        super().__init__(model_name_or_path, template=template, preset=known, pool_over=pool_over, **transformer_kwargs)
         #: L, the number of layers.
         self.depth = len(layer_paths(self.model))
-
-    def _preset(self, template: str) -> Preset:
-        # Every layer is read, so it means nothing at which one a prompt's authors read it.
-        return replace(super()._preset(template), output_layer=None, final_norm=None)
 
     @property
     def no_chunks(self) -> str:

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.saved_files import checked_index
 from ..lm import gguf
-from .checkpoints import Files, backbone_of, check_model
+from .checkpoints import Files, backbone_of, check_model, read_config
 from .stored import check_magnitudes
 
 #: Rows of the head (tokens of the vocabulary) in a block.
@@ -204,7 +204,7 @@ def _checkpoint_blocks(path: str, asked: dict[str, Any]) -> Iterator[Tensor]:
     files = Files(backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0]), asked)
     check_model(files.name, None, asked)
     # A tied head is kept as the input embeddings or, seldom, as itself.
-    names = (*_EMBEDDINGS, *_HEADS) if _is_tied(AutoConfig.from_pretrained(files.name, **asked)) else _HEADS
+    names = (*_EMBEDDINGS, *_HEADS) if _is_tied(read_config(files)) else _HEADS
     index = files.find(SAFE_WEIGHTS_INDEX_NAME)
     shards = {} if index is None else checked_index(index).weight_map
     name = SAFE_WEIGHTS_NAME if index is None else shards.get(_find(names, shards) or "")

@@ -18,7 +18,6 @@ from ..settings import Setting, choice
 from ..text.layout import Layout
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from .causal_module import CausalModule, PoolOver
-from .causal_transformer import check_one_copy
 from .token_vectors import TokenVectors, joined, last_of, picked
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -72,15 +71,15 @@ class MetaEOLModule(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         presets = _presets(templates)
-        self._parsed = [check_one_copy(Template.parse(preset.template), type(self)) for preset in presets]
-        self.templates = [str(template) for template in self._parsed]
-        self.rows = "last"
-        self.rows_per_text = len(self._parsed)
+        self._templates = [self._parsed(preset.template) for preset in presets]
+        self.templates = [str(template) for template in self._templates]
+        self.rows_per_text = len(presets)
         super().__init__(
             model_name_or_path,
-            template=self._parsed[0],
+            template=self._templates[0],
             preset=agreed(presets),
             pool_over=AT_THE_END.check(pool_over),
+            rows="last",
             **transformer_kwargs,
         )
         # Where tokens see what follows, what stands before a text changes with it.
@@ -101,7 +100,7 @@ class MetaEOLModule(CausalModule):
         )
 
     def layouts(self) -> list[Template]:
-        return [self._changed(template) for template in self._parsed]
+        return self._templates
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)

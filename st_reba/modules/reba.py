@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,8 +18,7 @@ from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
 from ..lm.precision import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
-from ..text.chunks import chunk_sizes, repeated_chunks
-from ..text.layout import Layout
+from ..text.layout import Layout, repeated_chunks
 from ..text.templates import Template
 from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
 from .changes import Change
@@ -35,9 +35,6 @@ CHUNK_LENGTH = optional(
     )
 )
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
-
-#: Sums of a_ij v_j and of a_ij over j, and the type of the v_j.
-_Sums = tuple[Tensor, Tensor, torch.dtype]
 
 
 class ReBAModule(CausalModule):
@@ -81,7 +78,8 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
+    settings = (REPETITIONS, LAYERS, ROWS, NORMALIZE_WEIGHTS, CHUNK_LENGTH)
+    config_keys = [*CausalModule.config_keys, *(setting.name for setting in settings)]
     repeats_text = True
     method = "ReBA"
     equation = (
@@ -121,7 +119,6 @@ class ReBAModule(CausalModule):
         self.repetitions = REPETITIONS.check(repetitions)
         LAYERS.check(layers)
         self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
-        self.rows = ROWS.check(rows)
         self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
         self.chunk_length = CHUNK_LENGTH.check(chunk_length)
         if chunk_length is not None:
@@ -130,6 +127,7 @@ class ReBAModule(CausalModule):
             model_name_or_path,
             template=Template.repeat(repetitions if chunk_length is None else 1),
             pool_over=TEXT_ONLY.check(pool_over),
+            rows=rows,
             **transformer_kwargs,
         )
         anatomy = setup.watch_attention(self.model)
@@ -195,16 +193,15 @@ class ReBAModule(CausalModule):
         return room
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        if self.chunk_length is None:
-            sums, totals, dtype = self._sums(layout, **kwargs)
-        else:
-            sums, totals, dtype = self._chunk_sums(layout, **kwargs)
+        read = self._sums if self.chunk_length is None else self._sums_in_chunks
+        sums, dtype = read(layout, **kwargs)
+        embeddings, totals = sums[..., :-1], sums[..., -1:]
         if self.normalize_weights:
-            sums = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)
+            embeddings = embeddings / totals.clamp(min=torch.finfo(totals.dtype).tiny)
         rows, mask = self._rows(layout)
         ids = layout.input_ids.gather(1, layout.text_start + rows)
         mask, ids = (part.to(sums.device, non_blocking=True) for part in (mask, ids))
-        return TokenVectors(sums.to(dtype), mask, ids)
+        return TokenVectors(embeddings.to(dtype), mask, ids)
 
     def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
@@ -218,91 +215,67 @@ class ReBAModule(CausalModule):
 
         Returns:
             The weights a_ij (B, rows, M), which are 0 where j < i or j is no token of these copies; and the states v_j
-            (B, M, D) of the last M tokens of the layout.
+            (B, M, D), from the text's first token on.
         """
-        key = layout.text_start + self._rows(layout)[0]
-        first_key, end = int(key.min()), layout.input_ids.shape[1]
-        # Queries before the first copy that counts are not asked for.
-        first = max(first_key, layout.text_start + first_copy * int(layout.text_lengths.min()))
-        key = key.to(backbone.device(self.model), non_blocking=True)
-        watched = key[:, 0] if self.rows == "last" else slice(first_key, first_key + key.shape[1])
-        maximum = RunningMaximum(watched, slice(first, end), self._watched)
-        states = self.run(layout, observe=maximum, **kwargs)[:, first:]
-        query, key = torch.arange(first, end, device=states.device), key.to(states.device)[..., None]
-        is_text = (layout.copy_index[:, None, first:] >= first_copy).to(states.device, non_blocking=True)
-        counts = (query >= key) & is_text
-        return _weights(maximum, key, query, counts), states
+        start, end = layout.text_start, layout.input_ids.shape[1]
+        key = (start + self._rows(layout)[0]).to(backbone.device(self.model), non_blocking=True)
+        watched = key[:, 0] if self.rows == "last" else slice(start, start + key.shape[1])
+        maximum = RunningMaximum(watched, slice(start, end), self._watched)
+        states = self.run(layout, observe=maximum, **kwargs)[:, start:]
+        counts = (layout.copy_index[:, None, start:] >= first_copy).to(states.device, non_blocking=True)
+        query = torch.arange(start, end, device=states.device)
+        return _weights(maximum, key.to(states.device)[..., None], query, counts), states
 
     def _part_size(self, layout: Layout) -> int:
-        if self.chunk_length is None:
-            return self._fitting(layout, layout.input_ids.shape[1])
-        return self._fitting(layout, min(layout.longest_text, self.chunk_length))
-
-    def _fitting(self, layout: Layout, queries: int) -> int:
-        """How many of these rows may run at a time: as many as the weights' budget allows, at least one.
-
-        Args:
-            layout: The rows.
-            queries: From how many tokens each of them is looked back from.
-        """
-        size = super()._part_size(layout)
+        size, queries = super()._part_size(layout), layout.input_ids.shape[1]
         if self._stores_maps:
-            return min(size, setup.micro_batch(self.model, layout.input_ids.shape[1]))
+            return min(size, setup.micro_batch(self.model, queries))
+        if self.chunk_length is not None:
+            queries = min(queries, layout.text_start + self.copies * self.chunk_length)
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))
 
-    def _sums(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> _Sums:
-        """What the rows' tokens look back to in the copies from the first that counts, (B, rows, ...)."""
+    def _sums(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
+        """The sums of a_ij v_j over j, with that of a_ij behind each, (B, rows, D + 1); and the dtype of the v_j."""
         weights, states = self.look_back(layout, first_copy, **kwargs)
-        return weighted_sum(weights, states), weights.sum(dim=-1, keepdim=True), states.dtype
+        return weighted_sum(weights, pad(states, (0, 1), value=1)), states.dtype
 
-    def _chunk_sums(self, layout: Layout, **kwargs: Any) -> _Sums:
-        """(B, rows, ...): ReBA-k in chunks, of texts that stand once."""
+    def _sums_in_chunks(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
+        """The same of ReBA-k in chunks, of texts that stand once."""
         assert self.chunk_length is not None
-        sizes = chunk_sizes(layout, self.chunk_length)
-        count = sizes.shape[1]
-        last = self.rows == "last"
+        last, count = self.rows == "last", ceil(layout.longest_text / self.chunk_length)
         chunks = repeated_chunks(layout, self.chunk_length, self.copies, last_only=last)
         place = chunks.text if last else chunks.text * count + chunks.number
+        place = place.to(backbone.device(self.model), non_blocking=True)
         if count == 1:
             # The first copy in a row of its own is then the whole text.
-            sums, totals, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
-            order = place.argsort().to(sums.device, non_blocking=True)
-            return sums[order], totals[order], dtype
+            sums, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
+            return sums[place.argsort()], dtype
         # Of the last token, only what it gives itself is left in the whole text.
-        sums, totals, dtype = self._sums(layout, **kwargs) if last else self._once_sums(layout, sizes, **kwargs)
+        sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
         if self.copies > 1:
-            again, totals_again, _ = self._sums_in_parts(chunks.layout, 1, **kwargs)
-            place = place.to(sums.device, non_blocking=True)
-            sums, totals = sums.index_add(0, place, again), totals.index_add(0, place, totals_again)
-        if last:
-            return sums, totals, dtype
-        longest = layout.longest_text
-        sums, totals = (values.unflatten(0, (-1, count)).flatten(1, 2)[:, :longest] for values in (sums, totals))
-        return sums, totals, dtype
+            sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])
+        return sums if last else sums.unflatten(0, (-1, count)).flatten(1, 2)[:, : layout.longest_text], dtype
 
-    def _once_sums(self, layout: Layout, sizes: Tensor, **kwargs: Any) -> _Sums:
-        """What tokens look back to within their chunks of the whole text, (B * chunks, chunk_length, ...)."""
+    def _sums_once(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
+        """What tokens look back to within their chunks of the whole text, (B * count, chunk_length, D + 1)."""
         assert self.chunk_length is not None
-        start, length, count = layout.text_start, self.chunk_length, sizes.shape[1]
+        start, length = layout.text_start, self.chunk_length
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
-        chunks = InChunks(maximum, start, length, count)
-        states = self.run(layout, observe=chunks, **kwargs)
-        values = split(states, 1, start, length, count).flatten(0, 1)
+        states = self.run(layout, observe=InChunks(maximum, start, length, count), **kwargs)
+        counts = split(layout.copy_index == 0, 1, start, length, count).flatten(0, 1)[:, None]
         query = torch.arange(length, device=states.device)
-        key, is_text = query[:, None], query < sizes.view(-1, 1, 1).to(states.device, non_blocking=True)
-        weights = _weights(maximum, key, query, (query >= key) & is_text)
-        return weighted_sum(weights, values), weights.sum(dim=-1, keepdim=True), states.dtype
+        weights = _weights(maximum, query[:, None], query, counts.to(states.device, non_blocking=True))
+        chunks = split(states, 1, start, length, count).flatten(0, 1)
+        return weighted_sum(weights, pad(chunks, (0, 1), value=1)), states.dtype
 
-    def _sums_in_parts(self, chunks: Layout, first_copy: int, **kwargs: Any) -> _Sums:
-        """What the rows' tokens of R chunks look back to in these copies, (R, rows, ...), a few chunks at a time."""
+    def _sums_in_parts(self, chunks: Layout, first_copy: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
+        """What the tokens of R chunks look back to in these copies, (R, rows, D + 1), a few chunks at a time."""
         rows = self._rows(chunks)[0].shape[1]
-        parts = in_parts(len(chunks.input_ids), self._fitting(chunks, chunks.input_ids.shape[1]))
+        parts = in_parts(len(chunks.input_ids), self._part_size(chunks))
         found = [self._sums(chunks.part(part), first_copy, **kwargs) for part in parts]
-        sums = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for part, _, _ in found])
-        totals = torch.cat([pad(part, (0, 0, 0, rows - part.shape[1])) for _, part, _ in found])
-        return sums, totals, found[0][2]
+        return torch.cat([pad(sums, (0, 0, 0, rows - sums.shape[1])) for sums, _ in found]), found[0][1]
 
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""
@@ -315,7 +288,7 @@ class ReBAModule(CausalModule):
 
 
 def _weights(maximum: RunningMaximum, key: Tensor, query: Tensor, counts: Tensor) -> Tensor:
-    """a_ij (..., rows, queries) from the maximum of log A_ji over layers and heads.
+    """a_ij (..., rows, queries) from the maximum of log A_ji over layers and heads; 0 where j < i.
 
     Symmetrising a lower triangular map halves what is off the diagonal and leaves the diagonal as it is; so does
     symmetrising the maximum of such maps.
@@ -324,7 +297,7 @@ def _weights(maximum: RunningMaximum, key: Tensor, query: Tensor, counts: Tensor
         maximum: Of these queries on these keys.
         key: (..., rows, 1), positions i.
         query: (queries,), positions j.
-        counts: Whether j is summed over for i.
+        counts: (..., 1, queries), whether j is summed over.
     """
-    weights = maximum.result().to(query.device).masked_fill(~counts, float("-inf")).exp()
+    weights = maximum.result().to(query.device).masked_fill(~counts | (query < key), float("-inf")).exp()
     return torch.where(query == key, weights, weights / 2)

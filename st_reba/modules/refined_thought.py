@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,29 +26,11 @@ from ..text.templates import Template
 from .causal_module import CausalModule, PoolOver
 from .token_vectors import TokenVectors, in_parts, picked
 
-#: The most passes, far above what helps: a configuration that asks for more is a mistake or an attack.
-MAX_ITERATIONS = 1024
-
 # What each further pass sets for tokens of its own.
-_OWN = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "input_ids",
-        "inputs_embeds",
-        "past_key_values",
-        "position_ids",
-        "use_cache",
-    }
-)
+OWN = ("attention_mask", "cache_position", "input_ids", "inputs_embeds", "past_key_values", "position_ids", "use_cache")
 
-
-ITERATIONS = whole(
-    "iterations",
-    1,
-    MAX_ITERATIONS,
-    f"give a whole number of passes from 1 to {MAX_ITERATIONS}; 1 is the base model.",
-)
+# The upper end is far above what helps: a configuration that asks for more is a mistake or an attack.
+ITERATIONS = whole("iterations", 1, 1024, "give a whole number of passes from 1 to 1024; 1 is the base model.")
 TOLERANCE: Setting[float | None] = Setting(
     "tolerance",
     lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < 2),
@@ -87,7 +68,8 @@ class RefinedThoughtModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*CausalModule.config_keys, ITERATIONS.name, TOLERANCE.name]
+    settings = (ITERATIONS, TOLERANCE)
+    config_keys = [*CausalModule.config_keys, *(setting.name for setting in settings)]
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Refined Thought"
     equation = (
@@ -115,13 +97,20 @@ class RefinedThoughtModule(CausalModule):
         if iterations == 1:
             # It is the base model, and any pooling will do.
             self.unfit_poolings = {}
-        super().__init__(
-            model_name_or_path, template=Template.repeat(1), pool_over=IN_EOS.check(pool_over), **transformer_kwargs
-        )
-        self._last_layer = 0
+        super().__init__(model_name_or_path, pool_over=IN_EOS.check(pool_over), **transformer_kwargs)
         self._reuses_cache = False
-        if iterations > 1:
-            self._prepare_passes()
+        if iterations == 1:
+            return
+        self._last_layer = watched_last_layer(self.model, "iterations=1")
+        # Where tokens see what follows, the text's own states change with the memory.
+        if self.reuses_states:
+            self._reuses_cache = make_cacheable(self.model)
+            if not self._reuses_cache:
+                warnings.warn(
+                    f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole "
+                    "text. The numbers are the same; it takes more time.",
+                    stacklevel=2,
+                )
 
     @property
     def cost(self) -> str:
@@ -135,22 +124,8 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
-    def _prepare_passes(self) -> None:
-        self._last_layer = watched_last_layer(self.model, "iterations=1")
-        if not self.reuses_states:
-            # Then the text's own states change with what follows them.
-            return
-        self._reuses_cache = make_cacheable(self.model)
-        if not self._reuses_cache:
-            warnings.warn(
-                f"The cache of {type(self.model).__name__} cannot be reused, so every pass runs over the whole text. "
-                "The numbers are the same; it takes more time.",
-                stacklevel=3,
-            )
-
     def layouts(self) -> list[Template]:
-        [template] = super().layouts()
-        return [replace(template, end=True)]
+        return [replace(self._template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()
@@ -165,21 +140,18 @@ class RefinedThoughtModule(CausalModule):
             states = self.run(layout, **kwargs)
             passes = torch.ones(len(states), dtype=torch.long, device=states.device)
         else:
-            self._refuse_what_is_for_one_pass(kwargs)
+            unfit = sorted(name for name, value in kwargs.items() if name in OWN or isinstance(value, Tensor))
+            if unfit:
+                raise ValueError(
+                    f"forward was given {', '.join(unfit)}: with iterations={self.iterations} each pass reads other "
+                    "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
+                )
             take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
-            states, passes = take_passes(layout, self.iterations, **kwargs)
-        reading = picked(states, layout.input_ids, self.selected(layout))
-        return reading._replace(extra={"passes": passes})
+            states, passes = take_passes(layout, **kwargs)
+        vectors = picked(states, layout.input_ids, self.selected(layout))
+        return vectors._replace(extra={"passes": passes})
 
-    def _refuse_what_is_for_one_pass(self, kwargs: Mapping[str, Any]) -> None:
-        unfit = sorted(name for name, value in kwargs.items() if name in _OWN or isinstance(value, Tensor))
-        if unfit:
-            raise ValueError(
-                f"forward was given {', '.join(unfit)}: with iterations={self.iterations} each pass reads other "
-                "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
-            )
-
-    def _cached_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def _cached_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         last = layout.ends.to(backbone.device(self.model), non_blocking=True)
         states, memory, cache = self._first_pass(layout, last, **kwargs)
@@ -190,7 +162,9 @@ class RefinedThoughtModule(CausalModule):
         behind = [PassChange(masking=BehindPrefix(last, new=2))]
         both = torch.ones(len(last), 2, dtype=torch.long)
         pair = Layout(both, both.bool(), NOT_TEXT * both, seen=layout.seen)
-        while thought.passes_taken < iterations and thought.goes_on:
+        for _ in range(self.iterations - 1):
+            if thought.has_settled:
+                break
             weights = MeanWeights(torch.ones_like(last), self._last_layer)
             inputs = {
                 "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
@@ -226,13 +200,22 @@ class RefinedThoughtModule(CausalModule):
         layers = [tuple(map(torch.cat, zip(*of_parts, strict=True))) for of_parts in zip(*caches, strict=True)]
         return torch.cat(states), torch.cat(memories), DynamicCache(layers)
 
-    def _whole_passes(self, layout: Layout, iterations: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def _whole_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
         last = layout.ends
         states, memory = self._whole_pass(layout, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
-        longer = _with_room_for_memory(layout)
-        while thought.passes_taken < iterations and thought.goes_on:
+        # One more token, whose id means nothing, right before EOS.
+        end = last[:, None]
+        longer = replace(
+            layout,
+            input_ids=pad(layout.input_ids, (0, 1)).scatter(1, end + 1, layout.input_ids.gather(1, end)),
+            attention_mask=pad(layout.attention_mask, (0, 1)).scatter(1, end + 1, True),
+            copy_index=pad(layout.copy_index, (0, 1), value=NOT_TEXT),
+        )
+        for _ in range(self.iterations - 1):
+            if thought.has_settled:
+                break
             refined, memory = self._whole_pass(longer, memory, **kwargs)
             # The text's own states change only where tokens see what follows, and only while it is thought about.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
@@ -255,15 +238,6 @@ class RefinedThoughtModule(CausalModule):
         return states, _weighted(weights.result() * real, states)
 
 
-def _with_room_for_memory(layout: Layout) -> Layout:
-    """The layout with one more token, whose id means nothing, right before the last of each row."""
-    last = layout.ends[:, None]
-    ids = pad(layout.input_ids, (0, 1)).scatter(1, last + 1, layout.input_ids.gather(1, last))
-    mask = pad(layout.attention_mask, (0, 1)).scatter(1, last + 1, True)
-    longer = pad(layout.copy_index, (0, 1), value=NOT_TEXT)
-    return replace(layout, input_ids=ids, attention_mask=mask, copy_index=longer)
-
-
 class _Thought:
     """EOS's state of each text, (B, D), while it is refined."""
 
@@ -272,12 +246,11 @@ class _Thought:
         self.tolerance = tolerance
         self.active = torch.ones(len(embedding), dtype=torch.bool, device=embedding.device)
         self.passes = torch.ones(len(embedding), dtype=torch.long, device=embedding.device)
-        self.passes_taken = 1
 
     @property
-    def goes_on(self) -> bool:
-        """Whether any text has not settled; without a tolerance none does, and nobody waits to be told so."""
-        return self.tolerance is None or bool(self.active.any())
+    def has_settled(self) -> bool:
+        """Whether all texts have. Without a tolerance none does, and the accelerator is not waited for."""
+        return self.tolerance is not None and not bool(self.active.any())
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
@@ -285,7 +258,6 @@ class _Thought:
         moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active
-        self.passes_taken += 1
         if self.tolerance is not None:
             self.active = self.active & (moved >= self.tolerance)
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, cast
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
-from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset, Template
-from .causal_module import ROWS, CausalModule, PoolOver, Rows, chosen
-from .causal_transformer import check_one_copy
+from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset
+from .causal_module import CausalModule, PoolOver, Rows
 from .changes import Prepend
 
 
@@ -75,36 +74,29 @@ class TokenPrependingModule(CausalModule):
         *,
         prepend_layers: int | None = None,
         template: str | None = None,
-        output_layer: int | None = None,
-        final_norm: bool | None = None,
         seed: int = 0,
         pool_over: PoolOver | None = None,
         rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
         known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        parsed = check_one_copy(Template.parse(known.template), type(self))
+        parsed = self._parsed(known.template)
         if PREPEND not in parsed.literals[0]:
             raise ValueError(
                 f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
                 "stands."
             )
-        self.template = str(parsed)
-        self.rows = ROWS.check(chosen(rows, known.rows, "all"))
         self.seed = seed
-        prepending = self.PREPENDING(prepend_layers, seed)
         super().__init__(
             model_name_or_path,
             template=parsed,
             preset=stopping_early(known),
             pool_over=pool_over,
-            output_layer=output_layer,
-            final_norm=final_norm,
-            own_changes=[prepending],
+            rows=rows,
+            own_changes=[self.PREPENDING(prepend_layers, seed)],
             **transformer_kwargs,
         )
-        made = self.change(Prepend)
-        self.prepend_layers = made.prepend_layers
+        self.prepend_layers = self.change(Prepend).prepend_layers
 
     @property
     def cost(self) -> str:

@@ -16,9 +16,8 @@ from ..lm.attention import setup
 from ..lm.run import Halt, StatesAt
 from ..settings import layers_or_all
 from ..text.layout import Layout
-from ..text.templates import Template, preset
+from ..text.templates import preset
 from .causal_module import CausalModule, PoolOver
-from .causal_transformer import check_one_copy
 from .changes import BeforeFeedForward, Change
 from .token_vectors import TokenVectors, last_position
 
@@ -73,16 +72,15 @@ class ValueAggregationModule(CausalModule):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        parsed = check_one_copy(Template.parse(template), type(self))
-        self.template = str(parsed)
         LAYERS.check(layers)
         self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         super().__init__(
             model_name_or_path,
-            template=parsed,
+            template=template,
             # Every layer is read, so it means nothing at which one a prompt's authors read it.
             preset=replace(preset(template), output_layer=None, final_norm=None),
             pool_over="all" if pool_over is None else pool_over,
+            rows="all",
             **transformer_kwargs,
         )
         self._projections = output_projections(self.model)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 SLOT = "{text}"
@@ -97,15 +97,7 @@ def _read_at_its_end(template: str, contrast: Contrast | None = None) -> Preset:
 
 def _last_but_one(template: str) -> Preset:
     """By Zhang et al., who read ``hidden_states[-2]`` of transformers' output: after all layers but one, unnormed."""
-    return Preset(
-        template,
-        pool_over="all",
-        rows="last",
-        normalize_text=True,
-        output_layer=-2,
-        final_norm=False,
-        contrast=Contrast(layer=7, scale=3.0),
-    )
+    return replace(_read_at_its_end(template, Contrast(layer=7, scale=3.0)), output_layer=-2, final_norm=False)
 
 
 def _one_word_to_find(template: str, query: str, document: str) -> Preset:
@@ -226,7 +218,8 @@ def preset(template: str) -> Preset:
     A text that happens to be a preset's is a text: how it is read is the caller's to say. So a saved model, whose
     configuration has the text, is read as it was saved.
     """
-    return PRESETS.get(template, Preset(template))
+    # What is no text is refused where it is parsed.
+    return PRESETS.get(str(template), Preset(template))
 
 
 def agreed(presets: Sequence[Preset]) -> Preset:

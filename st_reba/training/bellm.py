@@ -18,11 +18,11 @@ from transformers import set_seed
 
 from ..hub.card import take_training
 from ..lm import backbone, gguf
-from ..lm.fingerprint import weights_digest
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
 from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
+from .digests import weights_digest
 from .fitting import asked, begin, fit, publish, save
 from .losses import ContrastiveAngleLoss
 from .rows import read_scored_pairs, read_triplets

@@ -1,4 +1,4 @@
-"""What tells data from any other: all of their content, wherever they lie."""
+"""What tells data and weights from any other: all of their content, wherever they lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+from torch import nn
+
+from ..lm.fingerprint import content
 
 
 def data_digest(dataset: Any) -> str:
@@ -34,3 +37,12 @@ def _vectors(column: Any) -> Iterator[bytes | memoryview]:
 
 def _is_list(kind: Any) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Of all parameters and buffers of a module, to the byte."""
+    digest = hashlib.blake2b()
+    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(content(tensor))
+    return digest.hexdigest()

@@ -22,12 +22,12 @@ from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
 from ..files import atomic_file
-from ..lm.fingerprint import weights_digest
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require
 from ..recipes import Recipe, find
 from ..recipes.parts import POOLINGS
 from .bellm import add_lora, merge_adapter
+from .digests import weights_digest
 from .fitting import asked, begin, fit, publish, save
 from .rows import read_scored_pairs, read_sentences
 from .run_settings import RunSettings

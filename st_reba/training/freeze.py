@@ -16,11 +16,10 @@ from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
-from ..lm.fingerprint import weights_digest
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require
 from .arguments import without_evaluation
-from .digests import data_digest
+from .digests import data_digest, weights_digest
 from .fitting import asked, begin, fit, publish, save
 from .losses import (
     COSENT_SCALE,

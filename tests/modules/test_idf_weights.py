@@ -23,7 +23,7 @@ from st_reba import (
     KVReroutingModule,
     ReBAModule,
 )
-from st_reba.text.idf import DocumentFrequencies
+from st_reba.text.words import DocumentFrequencies
 from st_reba.version import REQUIREMENT
 
 from .. import oracles

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.lm.attention.weights import diagonal_blocks, split
-from st_reba.text.chunks import chunk_sizes, repeated_chunks
-from st_reba.text.layout import Layout
+from st_reba.text.layout import Layout, chunk_sizes, repeated_chunks
 from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer

@@ -8,8 +8,8 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_reba import LayerStates, LayerwiseAutoencoder
-from st_reba.lm.fingerprint import weights_digest
 from st_reba.training import DivergedError, freeze
+from st_reba.training.digests import weights_digest
 from st_reba.training.freeze import FreezeTraining, train_freeze
 from st_reba.training.losses import ReconstructionLoss
 
