@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
 from ..hub.saved_files import read_object
+from ..settings import described
 from .checkpoints import check_inside, check_settings, note_requirement
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
@@ -21,6 +22,10 @@ LARGEST_WEIGHT = 1e12
 
 class StoredModule(Module):
     """Base of the modules whose directory holds a configuration and weights, and nothing else."""
+
+    def extra_repr(self) -> str:
+        """The settings, by which ST's ``merge`` tells whether two modules are alike."""
+        return described(self, self.config_keys)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save settings and weights, and note in the pipeline's configuration that st_reba is needed to load it."""

@@ -79,6 +79,12 @@ def same_up_to_signs(found, expected):
     return relative_error(found, (expected * signs).astype(found.dtype))
 
 
+def test_settings_are_shown(filters):
+    for module in filters:
+        shown = module.extra_repr()
+        assert module.config_keys and all(f"{name}={getattr(module, name)!r}" in shown for name in module.config_keys)
+
+
 class TestEmbeddingFilter:
     @pytest.mark.parametrize(
         ("choice", "low", "high"),

@@ -126,6 +126,15 @@ def test_save_and_load(case, kind, backbone_path, shared, tmp_path):
         assert path.read_bytes() == (tmp_path / path.relative_to(again)).read_bytes(), path.name
 
 
+@pytest.mark.parametrize("case", FIRST.values())
+def test_settings_are_shown(case, shared):
+    """By its ``extra_repr`` ST's ``merge`` tells whether two modules are alike."""
+    module_class, settings = CASES[case]
+    module = module_class(shared(), **settings)
+    shown = module.extra_repr()
+    assert all(f"{name}={getattr(module, name)!r}" in shown for name in module.config_keys)
+
+
 def test_every_setting_is_saved():
     import inspect
 
