@@ -537,6 +537,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
         columns=(Column("two at once / one", show="cost"),),
         caption=("precision", "batch", "how", "date", "versions"),
     ),
+    "cost-beside-echo": costs("beside-echo", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-step": costs("step", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast, overload
 
 import numpy as np
@@ -28,6 +28,8 @@ _SLACK = 8
 
 # The numbers of a text, and of a chunk in it.
 _Chunk = tuple[int, int]
+# The number of a text, and the characters of it that are read at a time.
+_Window = tuple[int, Span]
 
 
 @dataclass(frozen=True)
@@ -138,24 +140,26 @@ def encode_chunks(
     _check_settings(several, spans, chunk_tokens, overlap, batch_size)
     reader, prompt = _reader(model), _prompt(model, prompt_name, prompt)
     known: list[list[Span]] = []
-    windows: list[_Window] = []
+    # By the characters of a text that are read at a time, the chunks that are read off them.
+    windows: dict[_Window, list[int]] = {}
     for number, (text, own) in enumerate(zip(several, reader.own_offsets(several), strict=True)):
         if chunk_tokens is not None:
             known.append(_cut(own, chunk_tokens, overlap))
         else:
             assert spans is not None
             known.append([_checked(span, text, number) for span in spans[number]])
-        windows += _windows(reader, text, number, own, known[-1], prompt)
+        for chunk, part in enumerate(_parts(reader, text, number, own, known[-1], prompt)):
+            windows.setdefault((number, part), []).append(chunk)
     dimension = truncate_dim or model.truncate_dim
     found: dict[_Chunk, np.ndarray] = {}
     # Longest first, as in encode.
-    windows.sort(key=lambda window: window.part[0] - window.part[1])
+    order = sorted(windows, key=lambda window: window[1][0] - window[1][1])
     model.eval()
     model.to(model.device)
     with torch.inference_mode(), tqdm(total=len(windows), desc="Windows", disable=not show_progress_bar) as progress:
         for start in range(0, len(windows), batch_size):
-            batch = windows[start : start + batch_size]
-            chunks = _read(reader, several, batch, prompt)
+            batch = {window: windows[window] for window in order[start : start + batch_size]}
+            chunks = _read(reader, several, known, batch, prompt)
             found.update(_pooled(model, reader, chunks, dimension, normalize_embeddings))
             progress.update(len(batch))
             on_windows(start + len(batch), len(windows))
@@ -181,21 +185,6 @@ def check_chunk_tokens(chunk_tokens: int, overlap: int) -> None:
             f"overlap={overlap!r}: give the tokens that a chunk shares with the next one, 0 to {chunk_tokens - 1}, "
             "fewer than it has."
         )
-
-
-@dataclass
-class _Window:
-    """What is read at a time.
-
-    Attributes:
-        text: Its text's number.
-        part: The characters of it.
-        chunks: The numbers and spans of the chunks that are read off it.
-    """
-
-    text: int
-    part: Span
-    chunks: list[tuple[int, Span]] = field(default_factory=list)
 
 
 def _check_settings(
@@ -268,24 +257,22 @@ def _checked(span: Any, text: str, number: int) -> Span:
     return pair[0], pair[1]
 
 
-def _windows(
+def _parts(
     reader: CausalModule, text: str, number: int, own: Sequence[Span], spans: Sequence[Span], prompt: str | None
-) -> list[_Window]:
-    """What is read of a text, for its chunks."""
-    if not spans:
-        return []
+) -> list[Span]:
+    """The characters of a text that are read for each of its chunks."""
     limit = reader.max_tokens(prompt)
-    whole = _Window(number, (0, len(text)), list(enumerate(spans)))
-    if not own or limit is None:
-        return [whole]
+    whole = [(0, len(text))] * len(spans)
+    if not spans or not own or limit is None:
+        return whole
     # With all that stands around it, the text may have a token more than on its own.
     if len(own) <= limit and reader.token_offsets(text, prompt)[-1][1] >= own[-1][1]:
-        return [whole]
+        return whole
     length = max(1, limit - min(_SLACK, limit // 4))
     step = max(1, length // 2)
     begins, ends = [begin for begin, _ in own], [end for _, end in own]
-    windows: dict[int, _Window] = {}
-    for chunk, span in enumerate(spans):
+    parts = []
+    for span in spans:
         first, behind = bisect_right(ends, span[0]), bisect_left(begins, span[1])
         if behind - first > length:
             raise ValueError(
@@ -294,19 +281,20 @@ def _windows(
             )
         start = -(-max(0, behind - length) // step) * step
         start = min(start if start <= first else behind - length, max(0, len(own) - length))
-        if start not in windows:
-            end = start + length
-            part = (begins[start] if start else 0, ends[end - 1] if end < len(own) else len(text))
-            windows[start] = _Window(number, part)
-        windows[start].chunks.append((chunk, span))
-    return list(windows.values())
+        end = start + length
+        parts.append((begins[start] if start else 0, ends[end - 1] if end < len(own) else len(text)))
+    return parts
 
 
 def _read(
-    reader: CausalModule, texts: Sequence[str], windows: Sequence[_Window], prompt: str | None
+    reader: CausalModule,
+    texts: Sequence[str],
+    spans: Sequence[Sequence[Span]],
+    windows: Mapping[_Window, Sequence[int]],
+    prompt: str | None,
 ) -> dict[_Chunk, tuple[Tensor, Tensor]]:
     """The states (n, D) and ids (n,) of the tokens of each chunk of these windows."""
-    parts = [texts[window.text][slice(*window.part)] for window in windows]
+    parts = [texts[number][begin:end] for number, (begin, end) in windows]
     features = reader.preprocess(parts, prompt=prompt)
     layout = Layout.of(features)
     # What is handed on before the text: special tokens, as a rule.
@@ -315,24 +303,25 @@ def _read(
     handed = reader(features)
     counts = handed["attention_mask"].sum(dim=1).tolist()
     found = {}
-    for row, (part, window) in enumerate(zip(parts, windows, strict=True)):
-        text, offsets = texts[window.text], reader.token_offsets(part, prompt)
-        for number, (begin, end) in window.chunks:
-            first, last = begin - window.part[0], end - window.part[0]
+    for row, (number, (part_begin, part_end)) in enumerate(windows):
+        text, offsets = texts[number], reader.token_offsets(parts[row], prompt)
+        for chunk in windows[number, (part_begin, part_end)]:
+            begin, end = spans[number][chunk]
+            first, last = begin - part_begin, end - part_begin
             own = [index for index, (start, stop) in enumerate(offsets) if start < last and stop > first]
             if not own:
                 raise ValueError(
-                    f"Text {window.text} has the span {(begin, end)}, {text[begin:end]!r}, in which the tokenizer "
-                    "finds no token. Leave it out, or make it longer."
+                    f"Text {number} has the span {(begin, end)}, {text[begin:end]!r}, in which the tokenizer finds no "
+                    "token. Leave it out, or make it longer."
                 )
             start, stop = leading[row] + own[0], leading[row] + own[-1] + 1
             # What stands around the text belongs to the chunks at its ends.
-            if own[0] == 0 and window.part[0] == 0:
+            if own[0] == 0 and part_begin == 0:
                 start = 0
-            if own[-1] == len(offsets) - 1 and window.part[1] == len(text):
+            if own[-1] == len(offsets) - 1 and part_end == len(text):
                 stop = counts[row]
             own_states, own_ids = handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]
-            found[window.text, number] = own_states, own_ids
+            found[number, chunk] = own_states, own_ids
     return found
 
 
