@@ -70,7 +70,7 @@ def test_half_precision_has_a_kernel_that_tells_its_sums():
     """Else each layer's scores are computed twice."""
     for dtype in (torch.bfloat16, torch.float16):
         for size, groups in ((64, 1), (64, 4), (128, 1)):
-            assert kernels.trusted_kernel("cuda", dtype, size, groups, False) is not kernels.plain_attention
+            assert kernels.trusted_kernel("cuda", dtype, size, groups, False) is not kernels.explicit_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -15,8 +15,9 @@ SOURCES = {path: path.read_text(encoding="utf-8") for package in PACKAGES for pa
 
 #: A private name asked of anything but oneself, or written as a string, as for getattr.
 FOREIGN = re.compile(r"(?:(?<!self)(?<!cls)(?<!super\(\))\.|(?<=\"))(_[a-z]\w*)\b(?<!_)")
-#: Documented, in spite of its underscore: of named tuples, and of os; what documents of a data set are known by.
-PUBLIC = {"_replace", "_exit", "_id"}
+#: Documented, in spite of its underscore: of named tuples, and of os; what documents of a data set are known by; how
+#: the names of a configuration's parts end.
+PUBLIC = {"_replace", "_exit", "_id", "_config"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())

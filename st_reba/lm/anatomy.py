@@ -187,8 +187,9 @@ def _layers(tried: PreTrainedModel, calls: Mapping[str, Call]) -> tuple[str, ...
     for path, found in tried.named_modules():
         if isinstance(found, nn.ModuleList) and len(found) == backbone.depth(tried):
             layers = tuple(f"{path}.{index}" for index in range(len(found)))
-            states = [side for layer in layers if layer in calls for side in (calls[layer].given, calls[layer].gave)]
-            if len(states) == 2 * len(layers) and all(isinstance(side, Tensor) for side in states):
+            called = [calls[layer] for layer in layers if layer in calls]
+            are_states = all(isinstance(call.given, Tensor) and isinstance(call.gave, Tensor) for call in called)
+            if len(called) == len(layers) and are_states:
                 return layers
     return ()
 

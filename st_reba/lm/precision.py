@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 
-def summing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add numbers of ``dtype`` up in."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def for_summing(values: Tensor) -> Tensor:
     """The same values, to be added up."""
-    return values.to(summing_dtype(values.dtype))
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -157,8 +157,8 @@ class CausalModule(SafeTransformer):
     citation: ClassVar[str] = ""
 
     #: What is saved of a module, besides what ST saves of it.
-    config_keys: list[str] = [
-        *Transformer.config_keys,
+    config_keys = [
+        *SafeTransformer.config_keys,
         POOL_OVER.name,
         BIDIRECTIONAL_LAYERS.name,
         "output_layer",
@@ -255,6 +255,11 @@ class CausalModule(SafeTransformer):
         self._companions = {
             change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
         }
+        # With slots for what is prepended, and those of the changes' companions behind the method's own.
+        self._laid_out = [*map(self._changed, self.layouts()), *self._companions.values()]
+        # Who reads, for a refusal.
+        said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
+        self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
         # Refused here, and not at the first text, where template and changes leave no room for one.
         self._room()
 
@@ -369,21 +374,18 @@ class CausalModule(SafeTransformer):
             return "One pass over the text, as for the classical embedding."
         return f"One pass over {self.copies} copies of the text: about {self.copies} times the classical embedding."
 
-    def check_pooling(self, model: Any) -> None:
-        """Warn if what pools this module's tokens in a complete pipeline reads others than the method is about."""
-        for part in model.children():
-            if not isinstance(part, Pooling):
-                continue
-            modes = {part.pooling_mode} if isinstance(part.pooling_mode, str) else set(part.pooling_mode)
-            for mode in sorted(modes & self.unfit_poolings.keys()):
-                warnings.warn(
-                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=3
-                )
-
     def on_model_ready(self, model: Any) -> None:
-        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling."""
+        """Called by ST when the pipeline is complete: give it our model card, and look at its pooling.
+
+        A warning comes if what pools this module's tokens reads others than the method is about.
+        """
         super().on_model_ready(model)
-        self.check_pooling(model)
+        for part in model.children():
+            modes = part.pooling_mode if isinstance(part, Pooling) else ()
+            for mode in sorted(self.unfit_poolings.keys() & ({modes} if isinstance(modes, str) else modes)):
+                warnings.warn(
+                    f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=2
+                )
 
     # Text in
 
@@ -420,11 +422,11 @@ class CausalModule(SafeTransformer):
 
     def layouts(self) -> list[Template]:
         """One template for each layout that the method reads a text in."""
-        return [self._changed(self._template)]
+        return [self._template]
 
     def frames(self, prompt: str | None = None) -> list[Frame]:
         """What stands around a text in each of these layouts, and then in those of the changes' companions."""
-        return frames([*self.layouts(), *self._companions.values()], self._tokenizer, prompt or "")
+        return frames(self._laid_out, self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -440,11 +442,7 @@ class CausalModule(SafeTransformer):
         return None if available is None else room(around, available)
 
     def preprocess(
-        self,
-        inputs: Sequence[Any],
-        prompt: str | None = None,
-        processing_kwargs: Any = None,
-        **kwargs: Any,
+        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Lay texts out.
 
@@ -501,7 +499,7 @@ class CausalModule(SafeTransformer):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
-            [*self.layouts(), *self._companions.values()],
+            self._laid_out,
             self._tokenizer,
             texts,
             prompt=prompt,
@@ -532,7 +530,8 @@ class CausalModule(SafeTransformer):
         asked = {**own.get("text", {}), **of_call, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: only max_length means something here.')
-        return tokens("max_length").check(asked.get("max_length"))
+        length = asked.get("max_length")
+        return None if length is None else tokens("max_length").check(length)
 
     def max_tokens(self, prompt: str | None = None, processing_kwargs: Any = None) -> int | None:
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
@@ -625,29 +624,17 @@ class CausalModule(SafeTransformer):
             **kwargs,
         )
 
-    @property
-    def _reader(self) -> str:
-        """The class, and what is changed, for a refusal."""
-        changes = [str(change) for change in self.changes if not isinstance(change, EarlyExit)]
-        return " with ".join([type(self).__name__, *([", ".join(changes)] if changes else [])])
-
-    def _seen(self, layout: Layout, **kwargs: Any) -> dict[str, Tensor]:
-        """What changes see of the texts in layouts of their own, for each row of the layout."""
-        found = {}
-        for change in self.changes:
-            if change.companion is not None:
-                companion = layout.companions[change.key]
-                size = 1 if self.deterministic else CausalModule._part_size(self, companion)
-                parts = [companion.part(part) for part in in_parts(len(companion.input_ids), size)]
-                seen = torch.cat([self._seen_by(change, part, **kwargs) for part in parts])
-                found[change.key] = seen.repeat_interleave(self.rows_per_text, dim=0)
-        return found
-
-    def _seen_by(self, change: Change, companion: Layout, **kwargs: Any) -> Tensor:
-        observer = change.observer(self.model, companion)
-        with contextlib.suppress(Halt):
-            self.run(companion, change=[observer.as_change()], is_companion=True, **kwargs)
-        return observer.states()[0]
+    def _seen(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
+        """What a change sees of the texts in a layout of their own, for each row of the method's."""
+        companion, found = layout.companions[change.key], []
+        size = 1 if self.deterministic else CausalModule._part_size(self, companion)
+        for rows in in_parts(len(companion.input_ids), size):
+            part = companion.part(rows)
+            observer = change.observer(self.model, part)
+            with contextlib.suppress(Halt):
+                self.run(part, change=[observer.as_change()], is_companion=True, **kwargs)
+            found += observer.states()
+        return torch.cat(found).repeat_interleave(self.rows_per_text, dim=0)
 
     def layer(self, index: int) -> nn.Module:
         """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""
@@ -720,8 +707,8 @@ class CausalModule(SafeTransformer):
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with what is read of a batch in place of its layout."""
         with contextlib.nullcontext() if self.final_norm else anatomy.without_final_norm(self.model):
-            seen = replace(layout, seen=self._seen(layout, **kwargs))
-            states, mask, ids, extra = self._read_parts(seen, **kwargs)
+            seen = {own.key: self._seen(own, layout, **kwargs) for own in self.changes if own.companion is not None}
+            states, mask, ids, extra = self._read_parts(replace(layout, seen=seen), **kwargs)
         states, mask = without_empty(states, mask, layout.text_lengths == 0)
         rest = {name: value for name, value in features.items() if name not in layout.features()}
         if self.deterministic:
@@ -731,7 +718,7 @@ class CausalModule(SafeTransformer):
     def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
         parts = self.parts(layout)
-        read = [self._read(layout.part(part), **kwargs) for part in parts]
+        read = [self._read(layout if len(parts) == 1 else layout.part(part), **kwargs) for part in parts]
         return joined([self.combined(vectors) for vectors in read] if self.combines else read, parts)
 
     def combined(self, vectors: TokenVectors) -> TokenVectors:
@@ -836,13 +823,12 @@ class CausalModule(SafeTransformer):
         return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = super().get_config_dict()
-        config["changes"] = [change.settings() for change in self.changes if change not in self.own_changes]
-        # Settings that came later are written where they are not what every model had before.
-        for name, former in (("readout", "layer"), ("changes", [])):
-            if config[name] == former:
-                del config[name]
-        return config
+        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        # Settings that came later are written only where they are not what every model had before.
+        if config["readout"] == "layer":
+            del config["readout"]
+        added = [change.settings() for change in self.changes if change not in self.own_changes]
+        return {**config, "changes": added} if added else config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.

@@ -379,7 +379,7 @@ class Prepend(Change):
 
     def laid_out(self, template: Template) -> Template:
         before, *others = template.literals
-        return template if PREPEND in before else Template((before + PREPEND, *others))
+        return template if PREPEND in before else replace(template, literals=(before + PREPEND, *others))
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale

@@ -61,7 +61,7 @@ _ARGUMENTS: dict[str, dict[str, Callable[[Any], bool]]] = {
 # The names that ST gave them before, and still reads.
 _FORMER_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 # What earlier versions of ST wrote beside the settings of today.
-_FORMER_SETTINGS = ("do_lower_case", "max_seq_length")
+_FORMER_SETTINGS = ("do_lower_case", "max_seq_length", "unpad_inputs")
 # By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be.
 _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
 # The parts of a config.json that are configurations of their own, by the ends of their names.
@@ -90,6 +90,9 @@ class SafeTransformer(compat.ReportingTransformer):
         ValueError: If the model's files ask for more than they may, or a length is none.
     """
 
+    # Batches are padded: that is no setting here, and is not saved as one.
+    config_keys: list[str] = [key for key in Transformer.config_keys if key != "unpad_inputs"]
+
     #: The weights that were not in the checkpoint, and what is there instead, if anything.
     lacking: Mapping[str, str] = {}
     #: The checkpoint that lacks them.
@@ -109,7 +112,6 @@ class SafeTransformer(compat.ReportingTransformer):
             kwargs.pop("tokenizer_args", None)
         try:
             with compat.tokenizer_apart():
-                # Batches are padded.
                 super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
@@ -197,10 +199,6 @@ class SafeTransformer(compat.ReportingTransformer):
             check_transformer_settings(read_object(Path(found)), cls.config_keys, cls.__name__, file)
         where["config_filename"] = name
         return super().load_config(model_name_or_path, subfolder, **where)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        # Padding is not a setting here, so it is not saved as one.
-        return {key: value for key, value in super().get_config_dict().items() if key != "unpad_inputs"}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""

@@ -100,7 +100,7 @@ class MetaEOLModule(CausalModule):
         )
 
     def layouts(self) -> list[Template]:
-        return [self._changed(template) for template in self._templates]
+        return self._templates
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)

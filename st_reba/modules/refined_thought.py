@@ -125,8 +125,7 @@ class RefinedThoughtModule(CausalModule):
         )
 
     def layouts(self) -> list[Template]:
-        [template] = super().layouts()
-        return [replace(template, end=True)]
+        return [replace(self._template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()

@@ -172,5 +172,4 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
         )
 
     def layouts(self) -> list[Template]:
-        [template] = super().layouts()
-        return [replace(template, blocks=Blocks(self.block_length, self.whole_sentences))]
+        return [replace(self._template, blocks=Blocks(self.block_length, self.whole_sentences))]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -69,10 +68,7 @@ class TwinTower(SafeTransformer):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    # Batches are always padded here, so unpad_inputs is no setting and is not saved as one.
-    config_keys = [
-        key for key in (*Transformer.config_keys, "cross_every", "second_subfolder") if key != "unpad_inputs"
-    ]
+    config_keys = [*SafeTransformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
 
     method = "JTCSE"

@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -163,12 +163,12 @@ def encode_chunks(
             found.update(_pooled(model, reader, chunks, dimension, normalize_embeddings))
             progress.update(len(batch))
             on_windows(start + len(batch), len(windows))
-    result = [
-        DocumentChunks(of_text, np.stack([found[number, chunk] for chunk in range(len(of_text))]))
-        if of_text
-        else DocumentChunks([], np.zeros((0, _width(model, dimension)), np.float32))
-        for number, of_text in enumerate(known)
-    ]
+    width = model.get_embedding_dimension() or 0
+    nothing = np.zeros((0, min(width, dimension or width)), np.float32)
+    result = []
+    for number, of_text in enumerate(known):
+        vectors = [found[number, chunk] for chunk in range(len(of_text))]
+        result.append(DocumentChunks(of_text, np.stack(vectors) if vectors else nothing))
     return result[0] if isinstance(texts, str) else result
 
 
@@ -365,8 +365,3 @@ def _groups(lengths: Mapping[_Chunk, int]) -> Iterator[list[_Chunk]]:
         group.append(chunk)
     if group:
         yield group
-
-
-def _width(model: SentenceTransformer, dimension: int | None) -> int:
-    whole = cast(int, model.get_embedding_dimension())
-    return whole if dimension is None else min(whole, dimension)

@@ -77,12 +77,6 @@ def repeated(copies: int) -> list[Row]:
     ]
 
 
-def _thought(passes: int) -> Row:
-    return Row(f"rt-{passes}", f"RT-{passes}", modules.RefinedThoughtModule,
-        f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
-        page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",))
-
-
 #: What every model has without a recipe.
 CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
     "the last hidden states of one ordinary causal pass",
@@ -114,7 +108,12 @@ OTHERS = (
         "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
         "word",
         page="bidirectional", poolings=("last",)),
-    *map(_thought, (2, 4, 8)),
+    *(
+        Row(f"rt-{passes}", f"RT-{passes}", modules.RefinedThoughtModule,
+            f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
+            page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",))
+        for passes in (2, 4, 8)
+    ),
     _PROMPTEOL,
     replace(_PROMPTEOL.in_chinese(), compared="all"),
     Row("pretended-cot", "Pretended CoT", modules.CausalTransformer,

@@ -115,7 +115,7 @@ class Layout:
     def part(self, texts: slice | Tensor) -> Layout:
         """The same layout for some of the rows, at least one, without the columns that only the others needed.
 
-        It has no companions, which may have fewer rows, and what was seen of them.
+        It keeps what was seen of the companions, and not the companions, which may have fewer rows.
         """
         longest = max(1, int(self.lengths[texts].max()))
         parts = (part[texts, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index))

@@ -97,10 +97,10 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
     """
     before, after = special_tokens(tokenizer)
     literals = [part for template in templates for literal in template.literals for part in literal.split(PREPEND)]
-    strings = list(dict.fromkeys([prompt, *literals]))
-    ids = [_not_text(tokens.ids) for tokens in tokenized(tokenizer, strings)]
     # Some tokenizers make a token of no character.
-    found = {**dict(zip(strings, ids, strict=True)), "": []}
+    strings = [string for string in dict.fromkeys([prompt, *literals]) if string]
+    ids = [_not_text(tokens.ids) for tokens in tokenized(tokenizer, strings)]
+    found: dict[str, list[Marked]] = {"": [], **dict(zip(strings, ids, strict=True))}
     eos, name = tokenizer.eos_token_id, type(tokenizer).__name__
     result = []
     for template in templates:

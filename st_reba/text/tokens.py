@@ -171,6 +171,8 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
         ValueError: If texts do not show them: the tokenizer reads a text differently with and without them, or puts
             other ones around other texts, or gives no text any tokens.
     """
+    if tokenizer.is_fast and tokenizer.num_special_tokens_to_add() == 0:
+        return [], []
     name, special = type(tokenizer).__name__, set(tokenizer.all_special_ids)
     entries = islice((token for token in range(len(tokenizer)) if token not in special), _FURTHER_SAMPLES)
     found: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None

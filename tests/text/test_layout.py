@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -178,6 +180,22 @@ class TestLayout:
             assert_same(whole.part(slice(row, row + 1)), alone)
             assert whole.spans[row] == alone.spans[0]
             assert whole.text_starts[row] == alone.text_start
+
+    def test_as_features_and_back(self, kind):
+        """A change's companion travels with it; what was seen of a companion stays with its row."""
+        batch = ["a cat", "the quick brown fox jumps"]
+        companion = laid_out("x {text}", TOKENIZERS[kind], batch)
+        whole = replace(laid_out("{text}", TOKENIZERS[kind], batch), companions={"steer": companion})
+        features = whole.features()
+        assert all(values.dtype == torch.int64 for values in features.values())
+        again = Layout.of(features)
+        assert again.attention_mask.dtype == torch.bool
+        assert_same(again, whole)
+        assert again.companions.keys() == {"steer"}
+        assert_same(again.companions["steer"], companion)
+        part = replace(whole, seen={"steer": torch.tensor([[1.0], [2.0]])}).part(slice(1, 2))
+        assert part.seen["steer"].tolist() == [[2.0]]
+        assert not part.companions
 
     def test_rows_drop_the_columns_nobody_needs(self, kind):
         batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]

@@ -306,7 +306,9 @@ def test_pieces_are_as_they_were(tokenizers):
 
 
 class _Wrapped:
-    """A tokenizer whose ids another function makes."""
+    """A slow tokenizer whose ids another function makes."""
+
+    is_fast = False
 
     def __init__(self, plain, full):
         self.plain, self.full, self.all_special_ids, self.size = plain, full, [9], 20

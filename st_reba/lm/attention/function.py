@@ -21,8 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..precision import autocast_dtype, for_summing, without_autocast
 from ..run import current
 from .changes import Bidirectional
-from .kernels import attention_with_lse, group_slices
-from .weights import LayerWeights, by_group
+from .kernels import attention_with_lse, explicit_attention
+from .weights import LayerWeights
 
 ATTENTION = "st_reba"
 
@@ -95,13 +95,12 @@ def observable_attention(
         causal = causal and attention_mask is None and query.shape[2] > 1
         # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
         explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
-        if causal and (explicit or bias is not None):
-            hidden = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu(1)
-            bias, causal = (hidden[None, None] if bias is None else bias + hidden), False
+        if causal and bias is not None:
+            bias, causal = bias + query.new_full(bias.shape[2:], float("-inf")).triu(1), False
         if explicit:
-            output, lse = _explicit_attention(query, key, value, bias, scale, softcap, s_aux, dropout)
+            output, lse = explicit_attention(query, key, value, bias, causal, scale, softcap, s_aux, dropout)
         else:
-            output, lse = attention_with_lse(query, key, value, bias=bias, causal=causal, scale=scale)
+            output, lse = attention_with_lse(query, key, value, bias, causal, scale)
         if here.rerouting is not None:
             logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
@@ -145,47 +144,6 @@ def _as_bias(attention_mask: Tensor | None, position_bias: Tensor | None, length
     if position_bias is None:
         return bias
     return position_bias if bias is None else bias + position_bias
-
-
-def _explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention written out, rounded where eager attention is, a few heads at a time.
-
-    Same shapes as the fused one. A sink is one more logit of each head, (H,), that takes weight and gives no value.
-    """
-    sinks = sinks if sinks is None else by_group(sinks[None], key)[0]
-    outputs, sums = [], []
-    for part in group_slices(query, key):
-        scores = by_group(query, key, part) @ key[:, part, None].mT
-        if torch.is_grad_enabled():
-            scores = scores * scale
-            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-        else:
-            scores.mul_(scale)
-            scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
-        scores = for_summing(scores)
-        if bias is not None:
-            scores = scores + by_group(bias, key, part)
-        weights = scores.softmax(dim=-1)
-        # The largest weight is exp(its score - lse): no second sum over all of them.
-        lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
-        if sinks is not None:
-            alone, lse = lse, torch.logaddexp(lse, sinks[part, :, None].to(lse))
-            weights = weights * (alone - lse).exp()[..., None]
-        weights = weights.to(query.dtype)
-        if dropout > 0:
-            weights = nn.functional.dropout(weights, dropout)
-        outputs.append((weights @ value[:, part, None]).flatten(1, 2))
-        sums.append(lse.flatten(1, 2))
-    return torch.cat(outputs, dim=1), torch.cat(sums, dim=1)
 
 
 def register() -> None:

@@ -14,18 +14,17 @@ the place of :func:`~st_reba.lm.attention.weights.fold` where it has agreed with
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor, nn
 
 from ..precision import for_summing, without_autocast
 from ..sizes import in_a_line
-from .weights import LayerWeights, by_group, fold
+from .weights import LayerWeights, by_group, fold, slices
 
 # Bytes of the scores that are formed at a time where attention is written out: on a CPU what its caches hold, on an
 # accelerator enough to fill it.
@@ -37,7 +36,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Te
 
 
 def attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention and the log of each softmax's denominator. Not differentiable through the latter.
 
@@ -58,37 +57,52 @@ def attention_with_lse(
     return kernel(query, key, value, bias, causal, scale)
 
 
-def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The public fused attention for the output; the log-sum-exp from the scores, a few heads at a time."""
-    groups = query.shape[1] // key.shape[1]
-    output = scaled_dot_product_attention(
-        query,
-        key if groups == 1 else key.repeat_interleave(groups, dim=1),
-        value if groups == 1 else value.repeat_interleave(groups, dim=1),
-        attn_mask=None if bias is None else bias.to(query.dtype),
-        is_causal=causal,
-        scale=scale,
-    )
+    """The same written out, rounded where eager attention is, a few heads at a time; differentiable.
+
+    Args:
+        query: As for :func:`attention_with_lse`, and so are ``key``, ``value``, ``bias``, ``causal`` and ``scale``.
+        softcap: c of c * tanh(score / c), or None.
+        sinks: (H,), one more logit of each head, that takes weight and gives no value; or None.
+        dropout: The share of the weights that is left out.
+    """
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
-    sums = []
-    for part in group_slices(query, key):
-        scores = for_summing(by_group(query, key, part)) @ for_summing(key[:, part, None]).mT * scale
+    groups = key.shape[1]
+    of_a_group = 4 * len(query) * query.shape[1] // groups * later.numel()
+    size = max(1, _SCORE_BYTES.get(query.device.type, _SCORE_BYTES_ACCELERATOR) // max(1, of_a_group))
+    outputs, sums = [], []
+    for part in slices(0, groups, size):
+        # In place where no gradient needs what was there.
+        scores = (by_group(query, key, part) @ key[:, part, None].mT).mul_(scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh() * softcap
+        scores = for_summing(scores)
         if bias is not None:
-            scores += by_group(bias, key, part)
+            scores = scores + by_group(bias, key, part)
         if causal:
             scores.masked_fill_(later, float("-inf"))
-        sums.append(scores.logsumexp(dim=-1))
-    return output, torch.cat(sums, dim=1).flatten(1, 2)
-
-
-def group_slices(query: Tensor, key: Tensor) -> Iterator[slice]:
-    """Key-value heads whose scores are formed at a time."""
-    groups = key.shape[1]
-    of_a_group = 4 * len(query) * query.shape[1] // groups * query.shape[2] * key.shape[2]
-    size = max(1, _SCORE_BYTES.get(query.device.type, _SCORE_BYTES_ACCELERATOR) // max(1, of_a_group))
-    return (slice(first, first + size) for first in range(0, groups, size))
+        weights = scores.softmax(dim=-1)
+        # The largest weight is exp(its score - lse): no second sum over all of them.
+        lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
+        if sinks is not None:
+            alone, lse = lse, torch.logaddexp(lse, by_group(sinks[None], key, part)[0, ..., None].to(lse))
+            weights = weights * (alone - lse).exp()[..., None]
+        weights = weights.to(query.dtype)
+        if dropout > 0:
+            weights = nn.functional.dropout(weights, dropout)
+        outputs.append((weights @ value[:, part, None]).flatten(1, 2))
+        sums.append(lse.flatten(1, 2))
+    return torch.cat(outputs, dim=1), torch.cat(sums, dim=1)
 
 
 def _cpu_flash(
@@ -138,7 +152,7 @@ _CANDIDATES: dict[str, tuple[Kernel, ...]] = {"cpu": (_cpu_flash,), "cuda": (_va
 
 @cache
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
-    """The first kernel for such inputs that exists and proves itself here, else :func:`plain_attention`.
+    """The first kernel for such inputs that exists and proves itself here, else :func:`explicit_attention`.
 
     The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
     reference, nor on torch's default dtype.
@@ -154,7 +168,7 @@ def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups:
     with without_autocast(torch.device(device_type)):
         # The reference runs on wider copies: it has no rounding of its own.
         wide = [for_summing(states) for states in (query, key, value)]
-        expected = plain_attention(wide[0], wide[1], wide[2], bias, bias is None, scale)
+        expected = explicit_attention(wide[0], wide[1], wide[2], bias, bias is None, scale)
         for kernel in _CANDIDATES.get(device_type, ()):
             try:
                 found = kernel(query, key, value, bias, bias is None, scale)
@@ -164,7 +178,7 @@ def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups:
                 continue
             if found[1].dtype == expected[1].dtype and _agree(found, expected, tolerance, tolerance):
                 return kernel
-    return plain_attention
+    return explicit_attention
 
 
 def _sampling(device: torch.device) -> Callable[..., Tensor]:

@@ -192,18 +192,19 @@ def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) ->
     of_a_group = 4 * (weights.heads // weights.groups) * maximum.shape[2] * max(block, weights.head_size)
     texts_at_once = min(weights.batch, max(1, scratch // max(1, of_a_group)))
     groups_at_once = max(1, scratch // max(1, of_a_group * texts_at_once))
-    for texts in _slices(0, weights.batch, texts_at_once):
-        for part in _slices(keys.start, keys.stop, block):
+    for texts in slices(0, weights.batch, texts_at_once):
+        for part in slices(keys.start, keys.stop, block):
             skipped = max(0, part.start - queries.start) if weights.positions is None else 0
             target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-            for groups in _slices(0, weights.groups, groups_at_once):
+            for groups in slices(0, weights.groups, groups_at_once):
                 formed = weights.log_weights(texts, groups, part, slice(queries.start + skipped, queries.stop))
                 # Of one head there is no maximum to take, which spares a pass over the rectangle.
                 is_one = formed.shape[1] * formed.shape[3] == 1
                 torch.maximum(target, formed[:, 0, :, 0] if is_one else formed.amax(dim=(1, 3)), out=target)
 
 
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+def slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """From ``start`` to ``stop``, of ``size`` each but for the last."""
     return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 

@@ -37,9 +37,9 @@ def test_equals_the_formula(groups, with_bias, implementation):
     bias = window() if with_bias else None
     expected, expected_lse = naive(query, key, value, bias, not with_bias, 0.3)
     if implementation == "trusted":
-        output, lse = kernels.attention_with_lse(query, key, value, bias=bias, causal=not with_bias, scale=0.3)
+        output, lse = kernels.attention_with_lse(query, key, value, bias, not with_bias, 0.3)
     else:
-        output, lse = kernels.plain_attention(query, key, value, bias, not with_bias, 0.3)
+        output, lse = kernels.explicit_attention(query, key, value, bias, not with_bias, 0.3)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(lse, expected_lse)
     assert lse.dtype == torch.float32
@@ -55,7 +55,7 @@ def test_the_private_cpu_kernel_is_there_and_right(dtype, with_bias):
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
     def wrong(*args):
-        output, lse = kernels.plain_attention(*args)
+        output, lse = kernels.explicit_attention(*args)
         return output, lse + 1
 
     def missing(*args):
@@ -64,7 +64,7 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
     for kernel in (wrong, missing):
         kernels.trusted_kernel.cache_clear()
         monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernel,))
-        assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels.plain_attention
+        assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels.explicit_attention
     kernels.trusted_kernel.cache_clear()
     monkeypatch.setitem(kernels._CANDIDATES, "cpu", (wrong, kernels._cpu_flash))
     assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels._cpu_flash
@@ -122,7 +122,7 @@ def test_the_public_kernel_is_not_used_where_it_does_not_run(monkeypatch):
 
 
 def test_an_unknown_device_takes_the_plain_way():
-    assert kernels.trusted_kernel("meta", torch.float32, 16, 1, False) is kernels.plain_attention
+    assert kernels.trusted_kernel("meta", torch.float32, 16, 1, False) is kernels.explicit_attention
 
 
 def test_the_signatures_of_the_private_operators():
