@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from .rows import check_characters, listed, parquet_file, rows
-from .sources import FORMATS, File
+from .sources import TO_MEASURE, File, files_of
 
 
 @dataclass(frozen=True)
@@ -98,123 +100,97 @@ class Header:
 
     Attributes:
         schema: What its rows are.
-        titles: By the columns' names, what the file calls them; empty if it calls them nothing.
-        places: By the columns' names, where they stand in a row of cells.
-        header: All that the file calls its columns.
-        cells: How many cells a row has.
-        first: Where the first row stands, if it may hold names that are not known.
-        asked: Whether a user has named the columns.
+        titles: By the columns' names, what the file calls them: places, from 1, where it does not say.
+        every: All that the file calls its columns.
+        unsure: Where the first row stands, if the file does not say and that row may do so in words not known here.
+        fixed: Whether all rows have these titles: lines of JSON may differ in what they call things.
     """
 
     schema: Schema
     titles: dict[str, str]
-    places: dict[str, int]
-    header: Collection[str]
-    cells: int
-    first: str
-    asked: bool
-
-    @classmethod
-    def named(cls, where: str, schema: Schema, titles: dict[str, str], header: list[str], asked: bool) -> Header:
-        """Of a file that names its columns."""
-        for title in titles.values():
-            if (count := header.count(title)) > 1:
-                raise ValueError(f'{where}: {count} columns are called "{title}", in {listed(header)}.')
-        places = {name: header.index(title) for name, title in titles.items()}
-        return cls(schema, titles, places, dict.fromkeys(header).keys(), len(header), "", asked)
+    every: list[str]
+    unsure: str = ""
+    fixed: bool = True
 
     @property
     def unread(self) -> list[str]:
         """What else the file calls its columns."""
-        return [title for title in self.header if title not in self.titles.values()]
+        return [title for title in self.every if title not in self.titles.values()]
 
-    def values(self, where: str, row: Any) -> list[Any]:
+    def values(self, where: str, row: Mapping[str, Any]) -> list[Any]:
         """The values of a row, in the order of the schema's columns.
 
         Args:
             where: Where it stands, for messages.
-            row: An object, cells, or a line of plain text.
+            row: Its cells by their titles.
 
         Raises:
             ValueError: If it does not fit.
         """
-        cells, values = self._cells(where, row), []
+        titles = self.titles if self.fixed or list(row) == self.every else self.schema.find(row)
+        if titles is None:
+            raise _unfit(where, row, [self.schema])
+        cells = {name: row.get(title) for name, title in titles.items()}
+        values = []
         for column in self.schema.columns:
             try:
                 values.append(column.read(cells.get(column.name)))
             except ValueError as error:
                 said = f"{where}: {column.name}: {str(error).rstrip('.')}. {self.schema.expected}"
                 hint = f" If this line names the columns, say with {self.schema.option} which is what."
-                raise ValueError(said + hint if where == self.first else said) from None
+                raise ValueError(said + hint if where == self.unsure else said) from None
         return values
 
-    def _cells(self, where: str, row: Any) -> dict[str, Any]:
-        """The cells of a row by the columns' names."""
-        if isinstance(row, dict):
-            titles: dict[str, str] | None = self.titles
-            if not self.asked and row.keys() != self.header:
-                # Lines of JSON may differ in what they call things, and in what they have.
-                titles = self.schema.find(row)
-            if titles is None:
-                raise _lacking(where, row, [self.schema])
-            return {name: row.get(title) for name, title in titles.items()}
-        cells = [row] if isinstance(row, str) else row
-        if len(cells) != self.cells:
-            more = "" if self.titles else f" Other columns need a header that names these, or {self.schema.option}."
-            raise ValueError(
-                f"{where}: {len(cells)} columns where {self.cells} are expected. {self.schema.expected}{more}"
-            )
-        return {name: cells[index] for name, index in self.places.items()}
 
-
-def named_columns(where: str, row: Any, schemas: Sequence[Schema], asked: str | None) -> Header:
-    """Which columns of a file are read, by its first row.
+def named_columns(
+    header: Collection[str], schemas: Sequence[Schema], asked: str | None
+) -> tuple[Schema, dict[str, str]] | None:
+    """The first schema that titles fit, and by the names of its columns which title each has; None if none does.
 
     Args:
-        where: Where that row stands, for messages.
-        row: An object, whose keys are titles; or cells, which may be titles; or a line of plain text, which is none.
-        schemas: What the rows may be: the first that fits is taken.
+        header: The titles.
+        schemas: What rows may be.
         asked: What the columns are called, as :meth:`Schema.asked` takes it; None: by their usual names.
-
-    Raises:
-        ValueError: If none fits.
     """
-    cells = [row] if isinstance(row, str) else list(row)
-    header = [] if isinstance(row, str) else cells if isinstance(row, dict) else [cell.strip() for cell in cells]
-    if asked is not None:
-        return _asked_columns(where, header, len(cells), schemas, asked)
     for schema in schemas:
-        if (titles := schema.find(header)) is not None:
-            return Header.named(where, schema, titles, header, asked=False)
-    if isinstance(row, dict) or schemas[0].headed or len(_known(header, schemas)) > 1:
-        raise _lacking(where, header, schemas)
-    fitting = [schema for schema in schemas if len(schema.needed) == len(cells)]
+        titles = schema.find(header) if asked is None else schema.asked(asked)
+        if titles is not None and set(titles.values()) <= set(header):
+            return schema, titles
+    return None
+
+
+def _header(where: str, kind: str, names: list[str], schemas: Sequence[Schema], asked: str | None) -> Header:
+    """The columns of a file, by their names, or by the cells of its first row, which may be names."""
+    # No line of plain text names columns.
+    found = None if kind == "txt" else named_columns(names, schemas, asked)
+    if found is not None:
+        for title in found[1].values():
+            if (count := names.count(title)) > 1:
+                raise ValueError(f'{where}: {count} columns are called "{title}", in {listed(names)}.')
+        # Other lines of JSON may call things otherwise, and have more of them.
+        return Header(*found, names, fixed=kind != "jsonl" or asked is not None)
+    meant_as_names = schemas[0].headed or len(_known(names, schemas)) > 1
+    if kind in ("jsonl", "parquet") or (asked is None and meant_as_names):
+        raise _unfit(where, names, schemas, asked)
+    if asked is None:
+        return _header_by_count(where, len(names), schemas)
+    places = [str(place) for place, _ in enumerate(names, 1)]
+    found = named_columns(places, schemas, asked)
+    if found is None:
+        raise _unfit(where, names, schemas, asked)
+    return Header(*found, places, where)
+
+
+def _header_by_count(where: str, count: int, schemas: Sequence[Schema]) -> Header:
+    """The columns of a file that does not name them, and that nobody has named."""
+    fitting = [schema for schema in schemas if len(schema.needed) == count]
     if not fitting and len(schemas) > 1:
         ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
-        said = f"{where}: {len(cells)} columns, and no header that names them. Rows are {ways}."
+        said = f"{where}: {count} columns, and no header that names them. Rows are {ways}."
         raise ValueError(f"{said} Say with {schemas[0].option} which is what.")
     schema = (fitting or schemas)[0]
-    places = {name: place for place, name in enumerate(schema.needed)}
-    return Header(schema, {}, places, [], len(places), where, asked=False)
-
-
-def _asked_columns(where: str, header: list[str], cells: int, schemas: Sequence[Schema], asked: str) -> Header:
-    """The columns that a user names, by their titles or by their places."""
-    fitting = [(schema, titles) for schema in schemas if (titles := schema.asked(asked)) is not None]
-    if not fitting:
-        ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
-        raise ValueError(f"--columns {asked}: give {ways}, with the file's own names, or places from 1.")
-    for schema, titles in fitting:
-        if set(titles.values()) <= set(header):
-            return Header.named(where, schema, titles, header, asked=True)
-    schema, titles = fitting[0]
-    if not all(title.isdecimal() for title in titles.values()):
-        missing = [title for title in titles.values() if title not in header]
-        raise ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
-    places = {name: int(title) - 1 for name, title in titles.items()}
-    if not all(0 <= place < cells for place in places.values()):
-        raise ValueError(f"{where}: {cells} columns, but --columns asks for others.")
-    return Header(schema, {}, places, [], cells, where, asked=True)
+    titles = {name: str(place) for place, name in enumerate(schema.needed, 1)}
+    return Header(schema, titles, list(titles.values()), where)
 
 
 @dataclass
@@ -224,7 +200,6 @@ class Table:
     Attributes:
         name: What the user calls it.
         header: Which columns it has, by its first file.
-        files: What was read.
         values: By the columns' names.
         places: Where each row stands: the file, and the line, or the row of Parquet.
     """
@@ -244,9 +219,9 @@ class Table:
     @property
     def in_words(self) -> str:
         """Which columns were read, and which were not."""
-        names = [name if title == name else f"{title} as {name}" for name, title in self.header.titles.items()] or [
-            f"{', '.join(self.header.schema.needed)}, in this order: there is no header"
-        ]
+        names = [name if title == name else f"{title} as {name}" for name, title in self.header.titles.items()]
+        if self.header.unsure:
+            return f"columns: {', '.join(self.header.schema.needed)}, in this order: there is no header"
         left = f"; not read: {', '.join(self.header.unread)}" if self.header.unread else ""
         return f"columns: {', '.join(names)}{left}"
 
@@ -256,69 +231,101 @@ def place(file: File, line: int) -> str:
     return f"{file.name}, {'row' if file.kind == 'parquet' else 'line'} {line}"
 
 
-def read_table(name: str, files: Sequence[File], schemas: Sequence[Schema], columns: str | None = None) -> Table:
-    """Read files that are shards of one table.
+def read_table(
+    source: str | Path, schemas: Sequence[Schema], columns: str | None = None, splits: Sequence[str] = TO_MEASURE
+) -> Table:
+    """Read a table, whose files may be many.
 
     Args:
-        name: What the user calls it.
-        files: In order. Each may have a header of its own.
+        source: As for :func:`st_reba.data.sources.files_of`. Each of its files may have a header of its own.
         schemas: What the rows may be: the first that the columns fit is taken.
         columns: What the columns are called, as :meth:`Schema.asked` takes it; None: by their usual names.
+        splits: As for :func:`st_reba.data.sources.files_of`.
 
     Raises:
         ValueError: If a row is malformed, naming file and line; or there is none; or no schema fits.
+        FileNotFoundError: If there is nothing of that name.
+        OSError: If it cannot be read.
+        ImportError: If a package is missing that reads it.
     """
+    if columns is not None and all(schema.asked(columns) is None for schema in schemas):
+        ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
+        raise ValueError(f"--columns {columns}: give {ways}, with the file's own names, or places from 1.")
     table: Table | None = None
-    for file in files:
-        header, content = opened(file, schemas if table is None else [table.header.schema], columns)
-        if header is None:
-            continue
-        if table is None:
-            table = Table(name, header, {column.name: [] for column in header.schema.columns}, [])
-        for line, row in content:
-            for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
-                values.append(value)
-            table.places.append((file, line))
+    # What is not on this machine is copied to it, until it is read.
+    with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
+        for file in files_of(source, splits, Path(scratch)):
+            header, content = opened(file, schemas if table is None else [table.header.schema], columns)
+            if header is None:
+                continue
+            if table is None:
+                table = Table(str(source), header, {column.name: [] for column in header.schema.columns}, [])
+            for line, row in content:
+                for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
+                    values.append(value)
+                table.places.append((file, line))
     if table is None or not table.places:
-        raise ValueError(f"{name} holds no rows. {schemas[0].expected}")
+        raise ValueError(f"{source} holds no rows. {schemas[0].expected}")
     return table
 
 
 def opened(
-    file: File, schemas: Sequence[Schema], columns: str | None = None
-) -> tuple[Header | None, Iterator[tuple[int, Any]]]:
-    """Which columns of a file are read, None if there is no row, and its rows.
+    file: File, schemas: Sequence[Schema], asked: str | None = None
+) -> tuple[Header | None, Iterator[tuple[int, dict[str, Any]]]]:
+    """Which columns of a file are read, None if there is no row; and its rows, the cells by their titles.
 
     Args and errors as for :func:`read_table`.
     """
-    if not file.kind:
-        raise ValueError(f"{file.name}: of no known format. Give {FORMATS}.")
+    file = _sniffed(file, schemas)
     if file.kind == "parquet":
-        names = dict.fromkeys(parquet_file(file).schema_arrow.names)
-        header = named_columns(place(file, 1), names, schemas, columns)
+        names = parquet_file(file).schema_arrow.names
+        header = _header(place(file, 1), file.kind, names, schemas, asked)
         # Other columns may be large: vectors, images.
         return header, rows(file, list(header.titles.values()))
-    # Of plain text every line is a row, also an empty one, which a table has none of.
-    content = ((line, row) for line, row in rows(file) if not isinstance(row, str) or row.strip())
+    content = rows(file)
+    if file.kind == "txt":
+        # Every line is a row, also an empty one, which a table has none of.
+        content = ((line, [text]) for line, text in content if text.strip())
     first = next(content, None)
     if first is None:
         return None, content
-    header = named_columns(place(file, first[0]), first[1], schemas, columns)
-    is_header = isinstance(first[1], list) and header.titles
-    return header, content if is_header else chain([first], content)
+    line, cells = first
+    names = list(cells) if file.kind == "jsonl" else [cell.strip() for cell in cells]
+    header = _header(place(file, line), file.kind, names, schemas, asked)
+    if file.kind == "jsonl":
+        return header, chain([first], content)
+    return header, _by_titles(file, header, chain([first], content) if header.unsure else content)
 
 
-def sniffed(file: File) -> File:
+def _by_titles(
+    file: File, header: Header, content: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of cells, by their titles."""
+    for line, cells in content:
+        if len(cells) != len(header.every):
+            option = header.schema.option
+            more = f" Other columns need a header that names these, or {option}." if header.unsure else ""
+            raise ValueError(
+                f"{place(file, line)}: {len(cells)} columns where {len(header.every)} are expected. "
+                f"{header.schema.expected}{more}"
+            )
+        yield line, dict(zip(header.every, cells, strict=True))
+
+
+def _sniffed(file: File, schemas: Sequence[Schema]) -> File:
     """A file whose name does not tell what it is, by its first line that is not empty.
+
+    Of plain text only a line with tabs may be a row of several columns.
 
     Raises:
         ValueError: If that line names columns with commas between, which ``.csv`` would tell.
     """
-    if file.kind not in ("", "txt"):
+    several = any(len(schema.needed) > 1 for schema in schemas)
+    if file.kind and not (file.kind == "txt" and several):
         return file
     plain = replace(file, kind="txt")
     line, first = next(((line, text) for line, text in rows(plain) if text.strip()), (1, ""))
-    if len(named := _known(first.split(","), MEASURED)) > 1:
+    if len(named := _known(first.split(","), schemas)) > 1:
         raise ValueError(
             f"{place(file, line)}: names columns ({', '.join(named)}) with commas between. Is it CSV? Then end the "
             "file's name in .csv."
@@ -328,9 +335,13 @@ def sniffed(file: File) -> File:
     return replace(file, kind="jsonl") if not file.kind and first.lstrip().startswith("{") else plain
 
 
-def _lacking(where: str, header: Iterable[str], schemas: Sequence[Schema]) -> ValueError:
-    """What is wrong with names that fit no schema."""
-    lack = " or ".join(f"{', '.join(schema.lacking([*header]))} ({schema.name})" for schema in schemas)
+def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked: str | None = None) -> ValueError:
+    """What is wrong with titles that fit no schema."""
+    if asked is not None:
+        wanted = next(titles for schema in schemas if (titles := schema.asked(asked)) is not None)
+        missing = [title for title in wanted.values() if title not in header]
+        return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
+    lack = " or ".join(f"{', '.join(schema.lacking(header))} ({schema.name})" for schema in schemas)
     said = f"{where} lacks {lack}; its columns are {', '.join(header)}."
     return ValueError(f"{said} Say with {schemas[0].option} which is what.")
 
@@ -373,14 +384,17 @@ def _identifier(cell: Any) -> str:
     return str(cell).strip()
 
 
+_WORDS: dict[str, str | float] = {"true": 1.0, "false": 0.0}
+
+
 def number(least: float = -math.inf, most: float = math.inf) -> Callable[[Any], float]:
     """Reads a number within a range; true and false are 1 and 0."""
 
     def read(cell: Any) -> float:
-        word = {"true": 1, "false": 0}.get(cell.strip().lower(), cell) if isinstance(cell, str) else cell
+        word = _WORDS.get(cell.strip().lower(), cell) if isinstance(cell, str) else cell
         try:
             # To Python 1_000 is a number.
-            found = math.nan if "_" in str(word) else float(word)
+            found = math.nan if isinstance(word, str) and "_" in word else float(word)
         except (TypeError, ValueError):
             found = math.nan
         if not least <= found <= most or math.isinf(found):
@@ -433,5 +447,3 @@ QRELS = Schema(
         Column("score", ("relevance", "label", "rel"), number()),
     ),
 )
-#: What rows may be that recipes are measured on.
-MEASURED = (PAIRS, TRIPLETS, TEXTS)

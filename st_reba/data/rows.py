@@ -152,7 +152,7 @@ def _object(file: File, line: int, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name}, line {line}: not JSON ({error}).") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name}, line {line}: {kind_of(found)}, but a line is a JSON object.")
+        raise ValueError(f"{file.name}, line {line}: {text[:20]} is JSON, but a line is a JSON object.")
     return found
 
 
@@ -171,12 +171,6 @@ def _decimal(digits: str) -> float:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_decimal)
-
-
-def kind_of(value: object) -> str:
-    """What a value of JSON is, in words."""
-    names = {"dict": "an object", "list": "a list", "str": "a string", "bool": "true or false", "NoneType": "null"}
-    return names.get(type(value).__name__, "a number")
 
 
 def listed(names: Iterable[str]) -> str:

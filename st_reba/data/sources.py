@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ TO_TRAIN = ("train",)
 #: Where all is wanted, none stands for it: of several splits one has to be named.
 ALL: tuple[str, ...] = ()
 
-# What tells a remote file from one that was written in its place: whichever of these its file system knows.
-_STATE = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "blob_id", "md5Hash")
 # What a web server answers where there is no such file, or no longer.
 _NOT_THERE = (404, 410)
 # No backslash: C:\data\pairs is a path of Windows.
@@ -84,18 +81,6 @@ class File:
 def is_remote(source: str | Path) -> bool:
     """Whether fsspec is to find it: ``s3://``, ``hf://``, ``gs://``, ``https://`` ..."""
     return "://" in str(source)
-
-
-@contextmanager
-def located(source: str | Path, splits: Sequence[str] = TO_MEASURE) -> Iterator[list[File]]:
-    """The files that a name stands for; what is not on this machine is copied to it, until the context ends.
-
-    Args:
-        source: As for :func:`files_of`.
-        splits: As for :func:`files_of`.
-    """
-    with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
-        yield files_of(source, splits, Path(scratch))
 
 
 def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[File]:
@@ -180,11 +165,9 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
     places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
     with _asking(name):
         names = [name if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
-        states = []
-        for each in paths:
-            info = filesystem.info(each)
-            states.append([each, *(f"{key} {info[key]}" for key in _STATE if key in info)])
-        wanted, copied = json.dumps(states), scratch / "copied.json"
+        # Of a file system its checksum tells a file from one that was written in its place.
+        wanted = json.dumps([[each, filesystem.checksum(each)] for each in paths])
+        copied = scratch / "copied.json"
         if not (copied.is_file() and copied.read_text("utf-8") == wanted):
             shutil.rmtree(scratch, ignore_errors=True)
             for each, place in zip(paths, places, strict=True):

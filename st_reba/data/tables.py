@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from .columns import CORPUS, MEASURED, PAIRS, QRELS, QUERIES, TEXTS, Table, place, read_table, sniffed
-from .rows import rows
-from .sources import TO_MEASURE, File, is_remote, located
+from .columns import CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
+from .sources import is_remote
 
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
@@ -205,16 +204,12 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     """
     if columns is None and (retrieval := _in_layout_of_beir(source)) is not None:
         return read_retrieval(*retrieval, tell=tell)
-    with located(source, TO_MEASURE) as files:
-        files = [sniffed(file) for file in files]
-        if all(file.kind == "txt" for file in files) and columns is None:
-            return _texts(str(source), files, tell)
-        table = read_table(str(source), files, MEASURED, columns)
+    table = read_table(source, (PAIRS, TRIPLETS, TEXTS), columns)
     if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
     if table.header.schema is TEXTS:
-        return _checked_texts(table, tell)
-    triplets = Triplets(*(table.values[column.name] for column in table.header.schema.columns))
+        return _texts(table, tell)
+    triplets = Triplets(*table.values.values())
     tell(f"{source}: {triplets.in_words}; {table.in_words}.")
     return triplets
 
@@ -225,10 +220,7 @@ def read_texts(source: str | Path, columns: str | None = None, tell: Tell = _qui
     Args and errors as for :func:`read_data`; a text that stands twice is read twice. Fewer than three different texts
     are refused, and so are tabs in a file without columns.
     """
-    with located(source, TO_MEASURE) as files:
-        if all(file.kind in ("", "txt") for file in files) and columns is None:
-            return _texts(str(source), files, tell)
-        return _checked_texts(read_table(str(source), files, [TEXTS], columns), tell)
+    return _texts(read_table(source, [TEXTS], columns), tell)
 
 
 def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Pairs:
@@ -236,10 +228,7 @@ def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = _qui
 
     Args and errors as for :func:`read_data`; what holds no pairs is refused.
     """
-    with located(source, TO_MEASURE) as files:
-        files = [sniffed(file) for file in files]
-        table = read_table(str(source), [_rows_of(file) for file in files], [PAIRS], columns)
-    return _pairs(table, columns, tell)
+    return _pairs(read_table(source, [PAIRS], columns), columns, tell)
 
 
 def read_retrieval(
@@ -264,16 +253,11 @@ def read_retrieval(
             a query or a document that is not there; or nothing is relevant.
         FileNotFoundError: If there is nothing of one of these names.
     """
-    tables = {}
-    for source, schema in ((queries, QUERIES), (corpus, CORPUS), (qrels, QRELS)):
-        with located(source, TO_MEASURE) as files:
-            tables[schema.name] = read_table(str(source), files, [schema])
-    asked = _by_identifier(tables["queries"])
-    documents = _by_identifier(tables["documents"])
+    asked = _by_identifier(read_table(queries, [QUERIES]))
+    documents = _by_identifier(read_table(corpus, [CORPUS]))
     relevant: dict[str, dict[str, None]] = {}
-    judgements = tables["judgements"]
-    columns = (judgements.values[column.name] for column in QRELS.columns)
-    for row, (query, document, score) in enumerate(zip(*columns, strict=True)):
+    judgements = read_table(qrels, [QRELS])
+    for row, (query, document, score) in enumerate(zip(*judgements.values.values(), strict=True)):
         for name, there, what, where in ((query, asked, "query", queries), (document, documents, "document", corpus)):
             if name not in there:
                 raise ValueError(f'{judgements.where(row)}: there is no {what} "{name}" in {where}.')
@@ -316,44 +300,25 @@ def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
     return names["queries"], names["corpus"], names["qrels"]
 
 
-def _rows_of(file: File) -> File:
-    """A file in which pairs are looked for: where nothing else is known, tabs separate."""
-    return File(file.path, file.name, "tsv", file.compression) if file.kind == "txt" else file
-
-
-def _texts(name: str, files: Sequence[File], tell: Tell) -> list[str]:
-    texts = []
-    for file in files:
-        first = 0
-        for line, text in rows(File(file.path, file.name, "txt", file.compression)):
-            if "\t" in text:
-                before = f", but line {first} has none" if first else ""
-                raise ValueError(
-                    f"{place(file, line)}: has a tab{before}. Plain texts stand one a line, without tabs; labelled "
-                    "pairs are two texts and a score on each line, separated by tabs."
-                )
-            if text.strip():
-                first = first or line
-                texts.append(text.strip())
-    _check_enough(name, texts)
-    tell(f"{name}: {len(texts):,} plain texts, one a line.")
-    return texts
-
-
-def _checked_texts(table: Table, tell: Tell) -> list[str]:
+def _texts(table: Table, tell: Tell) -> list[str]:
     texts = [text.strip() for text in table.values["text"]]
-    _check_enough(table.name, texts)
-    tell(f"{table.name}: {len(texts):,} plain texts, read without labels; {table.in_words}.")
-    return texts
-
-
-def _check_enough(name: str, texts: Sequence[str]) -> None:
+    one_a_line = table.places[0][0].kind in ("", "txt") and table.header.unsure
+    tabs = next((row for row, text in enumerate(texts) if "\t" in text), None)
+    if one_a_line and tabs is not None:
+        before = f", but line {table.places[0][1]} has none" if tabs else ""
+        raise ValueError(
+            f"{table.where(tabs)}: has a tab{before}. Plain texts stand one a line, without tabs; labelled pairs are "
+            "two texts and a score on each line, separated by tabs."
+        )
     if (different := len(set(texts))) < LEAST_TEXTS:
-        raise ValueError(f"{name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
+        raise ValueError(f"{table.name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
+    how = "one a line" if one_a_line else f"read without labels; {table.in_words}"
+    tell(f"{table.name}: {len(texts):,} plain texts, {how}.")
+    return texts
 
 
 def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
-    first, second, scores = (table.values[column.name] for column in PAIRS.columns)
+    first, second, scores = table.values.values()
     pairs = Pairs(first, second, scores)
     if (different := len(set(pairs.scores))) < 2:
         raise ValueError(f"{table.name}: {len(pairs)} pairs with {different} different scores leave nothing to rank.")

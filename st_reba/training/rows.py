@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.columns import CONDITIONAL, PAIRS, SENTENCES, TRIPLETS, Schema, read_table
-from ..data.sources import TO_TRAIN, located
+from ..data.sources import TO_TRAIN
 from ..optional import require
 
 
@@ -55,6 +55,4 @@ def read_sentences(source: str | Path) -> Any:
 
 def _read(source: str | Path, schema: Schema) -> Any:
     datasets = require("datasets", "train", "Training data")
-    with located(source, TO_TRAIN) as files:
-        table = read_table(str(source), files, [schema])
-    return datasets.Dataset.from_dict(table.values)
+    return datasets.Dataset.from_dict(read_table(source, [schema], splits=TO_TRAIN).values)

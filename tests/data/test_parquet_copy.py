@@ -78,7 +78,7 @@ class TestLines:
             ("t.txt", b"", "t.txt{} holds no texts."),
             ("t.jsonl", b"\n\n", "t.jsonl{} holds no texts."),
             ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl{}, line 3: not JSON (Expecting value"),
-            ("t.jsonl", b"[1]\n", "line 1: a list, but a line is a JSON object."),
+            ("t.jsonl", b"[1]\n", "line 1: [1] is JSON, but a line is a JSON object."),
             (
                 "t.jsonl",
                 b'{"body": "a", "id": 1}\n',

@@ -125,7 +125,7 @@ def test_reading_plain_texts(tmp_path):
         ),
         (b"a\n\nb\nc \xff\n", r"texts\.txt, line 4: not UTF-8"),
         (b"a\na\nb\n", r"texts\.txt: 2 different texts; at least 3 are needed"),
-        (b"", "0 different texts"),
+        (b"", "texts.txt holds no rows. A row is text."),
         ("a\nb\nc\n".encode("utf-16"), "line 1: not UTF-8"),
     ],
 )
@@ -153,7 +153,7 @@ def test_pairs_or_texts(tmp_path):
             "a\tnews\nb\tsport\n",
             "data, line 1: 2 columns, and no header that names them. Rows are sentence1",
         ),
-        ("", "data: 0 different texts"),
+        ("", "data holds no rows. A row is sentence1"),
     ],
 )
 def test_neither_pairs_nor_texts(content, message, tmp_path):

@@ -290,6 +290,12 @@ class TestBaseModel:
         assert not [line for line in text.splitlines() if line.startswith(("# Free", "<script>"))]
         assert metadata(text)["license"] == licence
 
+    def test_a_model_of_no_name_takes_nothing_of_the_working_directory(self, base, tmp_path, monkeypatch):
+        module = ReBAModule(str(base))
+        module.model.config._name_or_path = ""
+        monkeypatch.chdir(base)
+        assert "license" not in metadata(written(pipeline(module), tmp_path / "model"))
+
     def test_from_the_cache_when_the_hub_is_out_of_reach(self, base, tmp_path, monkeypatch):
         monkeypatch.setattr(card, "try_to_load_from_cache", lambda name, file: str(base / file))
         module = ReBAModule(str(base))

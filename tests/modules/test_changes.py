@@ -477,8 +477,8 @@ class TestSaved:
             ([{"layers": [1]}], "None is not the key"),
             ([{"key": ["reroute"]}], "is not the key of a change"),
             ([{"key": "reroute", "layer": 1}], "'reroute' has no setting layer; it has layers, prefix_bias"),
-            (["reroute"], "it is a list of objects, each with a key"),
-            ({"key": "reroute"}, "it is a list of objects, each with a key"),
+            (["reroute"], "changes has 'reroute': give changes, such as"),
+            ({"key": "reroute"}, "changes={'key': 'reroute'}: give a list of changes"),
             ([{"key": "prepend", "seed": "1"}], "seed='1': give a whole number"),
         ],
     )
