@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -51,6 +51,7 @@ class Anatomy:
         projections: Paths of the output projection of each layer that has attention; those not found are missing.
         feed_forward: Paths of the parts of the last layer that look at one position at a time, norms left out.
         widths: How many values a state has behind each layer, and last how many the last hidden state has.
+        reuses_cache: See :func:`reuses_cache`; None until it is asked for.
     """
 
     is_causal: bool
@@ -63,6 +64,7 @@ class Anatomy:
     projections: Mapping[int, str]
     feed_forward: tuple[str, ...]
     widths: tuple[int, ...]
+    reuses_cache: bool | None = None
 
 
 class Call(NamedTuple):
@@ -76,9 +78,17 @@ class Call(NamedTuple):
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
     """What a model is, found once: it stays with the model, goes with views of it, and is that of a compiled one."""
-    if not hasattr(model, "st_reba_anatomy"):
-        model.st_reba_anatomy, _ = probe(model)  # type: ignore[assignment]
-    return cast(Anatomy, model.st_reba_anatomy)
+    known, layers = _known(model), backbone.depth(model)
+    if layers not in known:
+        known[layers], _ = probe(model)
+    return known[layers]
+
+
+def _known(model: PreTrainedModel) -> dict[int, Anatomy]:
+    """What is known of a model and of the views of it, which may end earlier: by how many layers they have."""
+    if not hasattr(model, "st_reba_anatomies"):
+        model.st_reba_anatomies = {}  # type: ignore[assignment]
+    return cast(dict[int, Anatomy], model.st_reba_anatomies)
 
 
 def trial(model: PreTrainedModel) -> PreTrainedModel:
@@ -360,9 +370,16 @@ def embedding_scale(model: PreTrainedModel) -> float | None:
 def reuses_cache(model: PreTrainedModel) -> bool:
     """Whether new tokens behind cached prefixes of unequal lengths give what they give in the whole text.
 
-    They are given as input embeddings, at positions and with a mask of our own: it is tried.
+    They are given as input embeddings, at positions and with a mask of our own: it is tried when it is first asked for.
     """
     anatomy = anatomy_of(model)
+    if anatomy.reuses_cache is None:
+        anatomy = replace(anatomy, reuses_cache=_reuses_cache(model, anatomy))
+        _known(model)[backbone.depth(model)] = anatomy
+    return bool(anatomy.reuses_cache)
+
+
+def _reuses_cache(model: PreTrainedModel, anatomy: Anatomy) -> bool:
     if not anatomy.calls_our_attention or len(anatomy.attention_layers) != backbone.depth(model):
         return False
     tried = trial(model)
@@ -410,13 +427,15 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because its configuration says more about its layers than how many there are. Use "
             f"{all_layers}, or another model."
         )
-    try:
-        short.st_reba_anatomy, states = probe(short)  # type: ignore[assignment]
-        *_, calls = _noted(model, ATTENTION if anatomy.calls_our_attention else None)
-    except CANNOT_RUN:
-        calls = []
-    left = next((call.gave for call in calls if call.path == anatomy.layers[layers - 1]), None)
-    with torch.inference_mode():
-        if left is None or not close(states, norm(left)):
-            raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
+    if layers not in _known(model):
+        try:
+            found, states = probe(short)
+            *_, calls = _noted(model, ATTENTION if anatomy.calls_our_attention else None)
+        except CANNOT_RUN:
+            calls = []
+        left = next((call.gave for call in calls if call.path == anatomy.layers[layers - 1]), None)
+        with torch.inference_mode():
+            if left is None or not close(states, norm(left)):
+                raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
+        _known(model)[layers] = found
     return short

@@ -57,7 +57,7 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     """A deep copy but for the weights: parameters, buffers, and what quantisation or accelerate keeps of them."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     # What one finds out later, both know: see st_reba.lm.anatomy.
-    shared: list[Any] = [getattr(model, "st_reba_anatomy", None)]
+    shared: list[Any] = [getattr(model, "st_reba_anatomies", None)]
     for module in model.modules():
         # With the dicts that hold them, what is moved or cast in one is in both.
         shared += [module._parameters, module._buffers]

@@ -186,7 +186,8 @@ class RefinedThoughtModule(CausalModule):
         for rows in in_parts(len(last), super()._part_size(layout)):
             part = layout.part(rows)
             missing = layout.input_ids.shape[1] - part.input_ids.shape[1]
-            weights = MeanWeights(last[rows], self._last_layer)
+            ends = part.ends.to(last.device, non_blocking=True)
+            weights = MeanWeights(ends, self._last_layer)
             # It keeps everything whatever a layer's window: the mask does the windowing.
             cache = DynamicCache()
             ids = part.input_ids.to(last.device, non_blocking=True)

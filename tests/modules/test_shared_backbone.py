@@ -214,7 +214,7 @@ def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
     """A copy would run what it is a copy of."""
     shared = CausalTransformer(backbone_path())
     compiled = torch.compile(copy.deepcopy(shared.model), backend="eager")
-    del compiled.st_reba_anatomy
+    del compiled.st_reba_anatomies
     assert view(compiled) is compiled
     assert anatomy_of(compiled).layers == ("layers.0", "layers.1", "layers.2")
     forward = shared.model.forward
