@@ -6,7 +6,6 @@ Files of a model are somebody else's text. Neither torch nor the Hub's client is
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, TypeVar
 
@@ -203,12 +202,6 @@ def _size(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise PydanticCustomError("number", "it must be a number")
-    return value
-
-
 def _attention_types(value: Any) -> Any:
     """GPT-Neo's kinds of attention: lists of kinds, and how often each list is repeated."""
     try:
@@ -249,7 +242,6 @@ def _file_name(path: str) -> str:
 
 _FileName = Annotated[str, AfterValidator(_file_name)]
 _Size = Annotated[Any, AfterValidator(_size)]
-_Number = Annotated[Any, AfterValidator(_number)]
 _Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 
 
@@ -318,7 +310,6 @@ class AdapterFile(_File):
 class TokenizerFile(_File):
     """``tokenizer_config.json``."""
 
-    model_max_length: _Number = None
     fast_tokenizer_files: list[_FileName] = []
     added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
 

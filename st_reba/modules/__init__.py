@@ -21,11 +21,9 @@ from .echo_layers import EchoLayersModule
 from .embedding_filter import EmbeddingFilter
 from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
 from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
-from .hierarchical_token_prepending import HierarchicalTokenPrependingModule
 from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
-from .layer_states import LayerStates
-from .layerwise_autoencoder import LayerwiseAutoencoder
+from .layerwise_autoencoder import LayerStates, LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
 from .partwise_whitening import PartwiseWhitening
@@ -33,7 +31,7 @@ from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
-from .token_prepending import TokenPrependingModule
+from .token_prepending import HierarchicalTokenPrependingModule, TokenPrependingModule
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 

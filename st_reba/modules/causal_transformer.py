@@ -65,10 +65,7 @@ class InputEmbeddings(CausalTransformer):
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
-
-    @property
-    def cost(self) -> str:
-        return "One look-up per token: next to nothing beside the classical embedding."
+    cost = "One look-up per token: next to nothing beside the classical embedding."
 
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)

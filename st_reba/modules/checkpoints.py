@@ -65,7 +65,7 @@ _FORMER_SETTINGS = ("do_lower_case", "max_seq_length", "unpad_inputs")
 # By the end of their names, the numbers in a config.json that say how many parts are built, and the most there may be.
 _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
 # The parts of a config.json that are configurations of their own, by the ends of their names.
-_PARTS = ("_config", "encoder", "decoder")
+_PARTS = ("config", "encoder", "decoder")
 # The arguments of transformers that say where a model's files are.
 _WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 #: What an adapter puts between a layer's name and its weight's.
@@ -102,7 +102,6 @@ class SafeTransformer(compat.ReportingTransformer):
         tokens("max_seq_length").check(kwargs.get("max_seq_length"))
         given = {kind: {**(kwargs.get(kind) or kwargs.get(former) or {})} for former, kind in _FORMER_NAMES.items()}
         model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
-        tokens("the tokenizer's model_max_length").check(processor_kwargs.get("model_max_length"))
         base = check_checkpoint(model_name_or_path, model_kwargs, given["config_kwargs"])
         check_tokenizer(model_name_or_path, processor_kwargs)
         files = Files(model_name_or_path, model_kwargs)
@@ -113,6 +112,11 @@ class SafeTransformer(compat.ReportingTransformer):
         try:
             with compat.tokenizer_apart():
                 super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
+        except TypeError:
+            # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
+            limit = getattr(vars(self).get("processor"), "model_max_length", None)
+            tokens("the tokenizer's model_max_length").check(limit)
+            raise
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
             if str(error).startswith("Unrecognized processing class"):

@@ -66,6 +66,10 @@ class EarlyLateModule(CausalModule):
         "The prompt: Ting Jiang, Shaohan Huang, Zhongzhi Luan, Deqing Wang, Fuzhen Zhuang: Scaling Sentence Embeddings "
         "with Large Language Models. arXiv:2307.16645, 2023."
     )
+    cost = (
+        "One pass over the text and the template around it: the classical embedding of a text so much longer, "
+        "with twice the dimensions."
+    )
 
     def __init__(
         self,
@@ -115,13 +119,6 @@ class EarlyLateModule(CausalModule):
     def get_embedding_dimension(self) -> int:
         """2D: early, then late."""
         return 2 * int(super().get_embedding_dimension())
-
-    @property
-    def cost(self) -> str:
-        return (
-            "One pass over the text and the template around it: the classical embedding of a text so much longer, "
-            "with twice the dimensions."
-        )
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         early = StatesAt([self.layer(self.early_layer - 1)], "after")

@@ -63,6 +63,7 @@ class KVReroutingModule(CausalTransformer):
         "Yixuan Tang, Yi Yang: KV-Embedding: Training-free Text Embedding via Internal KV Re-routing in Decoder-only "
         "LLMs. ACL 2026."
     )
+    cost = "One pass over the text and the template; one more key a layer: little more than the classical embedding."
 
     def __init__(
         self,
@@ -96,13 +97,6 @@ class KVReroutingModule(CausalTransformer):
         made = self.change(Reroute)
         self.layers = list(made.layers or ())
         self.prefix_bias = made.prefix_bias
-
-    @property
-    def cost(self) -> str:
-        """What an embedding costs beside the classical one."""
-        return (
-            "One pass over the text and the template; one more key a layer: little more than the classical embedding."
-        )
 
     def combined(self, vectors: TokenVectors) -> TokenVectors:
         """With ``hybrid``, the mean of the tokens, and the last of them."""

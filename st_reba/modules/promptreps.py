@@ -78,6 +78,10 @@ class PromptRepsModule(CausalTransformer):
         "Shengyao Zhuang, Xueguang Ma, Bevan Koopman, Jimmy Lin, Guido Zuccon: PromptReps: Prompting Large Language "
         "Models to Generate Dense and Sparse Representations for Zero-Shot Document Retrieval. EMNLP 2024."
     )
+    cost = (
+        "One pass over the text and the template around it, and a product of its last state with the head: the "
+        "classical embedding of a text so much longer."
+    )
 
     def __init__(
         self,
@@ -102,13 +106,6 @@ class PromptRepsModule(CausalTransformer):
         if expansion:
             may_be_added[lower_case_tokens(self._tokenizer, len(may_be_added))] = True
         self.register_buffer("_may_be_added", may_be_added, persistent=False)
-
-    @property
-    def cost(self) -> str:
-        return (
-            "One pass over the text and the template around it, and a product of its last state with the head: the "
-            "classical embedding of a text so much longer."
-        )
 
     @property
     def head_weight(self) -> Tensor:

@@ -146,20 +146,13 @@ class ReBAModule(CausalModule):
         return self.repetitions
 
     def _unfit(self, change: Change) -> str | None:
-        if self.chunk_length is None:
-            return None
-        refused = f"chunk_length={self.chunk_length} with {change}: "
         if change.companion is not None:
-            return (
-                f"{refused}it is about the last token of a whole text, and each chunk stands in a row of its own. "
-                "Leave one of the two out."
-            )
-        if change.looks_ahead:
-            return (
-                f"{refused}where tokens see what follows, a chunk on its own is not what it is in its text. Leave one "
-                "of the two out."
-            )
-        return None
+            why = "it is about the last token of a whole text, and each chunk stands in a row of its own"
+        else:
+            why = "where tokens see what follows, a chunk on its own is not what it is in its text"
+        if self.chunk_length is None or not (change.companion is not None or change.looks_ahead):
+            return None
+        return f"chunk_length={self.chunk_length} with {change}: {why}. Leave one of the two out."
 
     @property
     def cost(self) -> str:

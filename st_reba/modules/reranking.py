@@ -60,6 +60,7 @@ class RerankModule(CausalTransformer):
         "Yuhan Zhu, Xiangyu Zeng, Chenting Wang, Xinhao Li, Yicheng Xu, Ziang Yan, Yi Wang, Limin Wang: FreeRet: MLLMs "
         "as Training-Free Retrievers. arXiv:2509.24621, 2025."
     )
+    cost = "One pass over the query, the document and the question for each pair of a query and a document."
 
     def __init__(
         self,
@@ -93,10 +94,6 @@ class RerankModule(CausalTransformer):
                 f"they add {ends}. Give answers that this tokenizer knows as one token, with the blank before them."
             )
         return [end[0] for end in ends]
-
-    @property
-    def cost(self) -> str:
-        return "One pass over the query, the document and the question for each pair of a query and a document."
 
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **kwargs: Any

@@ -62,6 +62,7 @@ class ValueAggregationModule(CausalModule):
         "Yeqin Zhang, Yunfei Wang, Jiaxuan Chen, Ke Qin, Yizheng Zhao, Cam-Tu Nguyen: LLM-based Embeddings: Attention "
         "Values Encode Sentence Semantics Better Than Hidden States. arXiv:2602.01572, 2026."
     )
+    cost = "One pass over the text, up to the last layer that counts: no more than the classical embedding."
 
     def __init__(
         self,
@@ -93,10 +94,6 @@ class ValueAggregationModule(CausalModule):
                 "changes. Leave the change out."
             )
         return None
-
-    @property
-    def cost(self) -> str:
-        return "One pass over the text, up to the last layer that counts: no more than the classical embedding."
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         position = last_position(self.selected(layout))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..files import atomic_file, remove_scratch
 from ..lm.backbone import device
 from ..lm.fingerprint import fingerprint
-from ..modules.layer_states import LayerStates
+from ..modules import LayerStates
 
 _HASH_BYTES = 16
 _FORMAT = 1

@@ -35,16 +35,12 @@ class Bidirectional:
     Attributes:
         layers: Their indices.
         real: (B, N), which tokens are not padding: no real token attends to padding.
-        padded: Whether there is padding; None: asked of ``real``, before the pass, for which a host may have to wait.
+        padded: Whether there may be padding: where there is none, and no window, no mask is needed.
     """
 
     layers: Collection[int]
     real: Tensor
-    padded: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.padded is None:
-            object.__setattr__(self, "padded", not bool(self.real.all()))
+    padded: bool = True
 
     def applies(self, layer: int) -> bool:
         return layer in self.layers

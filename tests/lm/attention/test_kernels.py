@@ -121,6 +121,20 @@ def test_the_public_kernel_is_not_used_where_it_does_not_run(monkeypatch):
     kernels.trusted_kernel.cache_clear()
 
 
+def test_a_kernel_that_leaves_a_bias_out_is_used_without_one_alone(monkeypatch):
+    """As those of CUDA do."""
+
+    def without(query, key, value, bias, causal, scale):
+        return kernels.explicit_attention(query, key, value, None, causal, scale)
+
+    kernels.trusted_kernel.cache_clear()
+    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (without, kernels._cpu_flash))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert kernels.trusted_kernel("cpu", dtype, 16, 2, True) is kernels._cpu_flash
+        assert kernels.trusted_kernel("cpu", dtype, 16, 2, False) is without
+    kernels.trusted_kernel.cache_clear()
+
+
 def test_an_unknown_device_takes_the_plain_way():
     assert kernels.trusted_kernel("meta", torch.float32, 16, 1, False) is kernels.explicit_attention
 
