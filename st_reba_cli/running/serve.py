@@ -43,8 +43,8 @@ def run(
     device: str | None,
 ) -> None:
     """Load what is to be served, answer requests until a signal, and finish those that are there."""
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
-        require(name, "serve", "Serving")
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, "serve", "Serving")
     from st_reba.serving.app import Server
     from st_reba.serving.limits import Limits
     from st_reba.serving.models import Embedder, check_kind, load_reranker

@@ -80,9 +80,9 @@ def same_up_to_signs(found, expected):
 
 
 def test_settings_are_shown(filters):
-    for module in filters:
-        shown = module.extra_repr()
-        assert module.config_keys and all(f"{name}={getattr(module, name)!r}" in shown for name in module.config_keys)
+    for module in filters.values():
+        assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
+    assert "keep=(3, 20)" in filters["filter"].extra_repr()
 
 
 class TestEmbeddingFilter:
