@@ -82,7 +82,7 @@ def same_up_to_signs(found, expected):
 def test_settings_are_shown(filters):
     for module in filters.values():
         assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
-    assert "keep=(3, 20)" in filters["filter"].extra_repr()
+    assert "low=3" in filters["filter"].extra_repr()
 
 
 class TestEmbeddingFilter:
