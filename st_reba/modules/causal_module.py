@@ -255,8 +255,6 @@ class CausalModule(SafeTransformer):
         self._companions = {
             change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
         }
-        # With slots for what is prepended, and those of the changes' companions behind the method's own.
-        self._laid_out = [*map(self._changed, self.layouts()), *self._companions.values()]
         # Who reads, for a refusal.
         said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
         self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
@@ -276,6 +274,10 @@ class CausalModule(SafeTransformer):
                 "Use EchoModule for templates that repeat the text."
             )
         return parsed
+
+    def _laid_out(self) -> list[Template]:
+        """With slots for what is prepended: the method's own, and those of the changes' companions behind them."""
+        return [*map(self._changed, self.layouts()), *self._companions.values()]
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
@@ -426,7 +428,7 @@ class CausalModule(SafeTransformer):
 
     def frames(self, prompt: str | None = None) -> list[Frame]:
         """What stands around a text in each of these layouts, and then in those of the changes' companions."""
-        return frames(self._laid_out, self._tokenizer, prompt or "")
+        return frames(self._laid_out(), self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -499,7 +501,7 @@ class CausalModule(SafeTransformer):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
-            self._laid_out,
+            self._laid_out(),
             self._tokenizer,
             texts,
             prompt=prompt,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import datasets
 import pytest
@@ -62,17 +63,11 @@ def test_pairs_conditions_and_sentences(tmp_path):
             read_triplets,
             "r.jsonl",
             '{"anchor": "a", "positive": "b", "negative": "c"}\n{"anchor": "a", "positive": "b"}',
-            "line 2: negative: None is not text.",
+            "line 2 lacks negative (triplets); its columns are anchor, positive.",
         ),
-        (read_triplets, "r.jsonl", "[1]", "line 1: a list, but a line is a JSON object."),
+        (read_triplets, "r.jsonl", "[1]", "line 1: [1] is JSON, but a line is a JSON object."),
         (read_triplets, "r.jsonl", "{", "line 1: not JSON"),
         (read_triplets, "r.parquet", "", "r.parquet is not a Parquet file ("),
-        (
-            read_triplets,
-            "r.xlsx",
-            "",
-            "r.xlsx: of no known format. Give plain text (.txt, one text a line), .tsv, .csv",
-        ),
         (read_triplets, "r.csv", "anchor,positive\na,b\n", "line 1 lacks negative (triplets); its columns are anchor,"),
         (read_triplets, "r.tsv", "\n", "holds no rows. A row is anchor, positive, negative."),
     ],
@@ -83,6 +78,16 @@ def test_a_bad_row_is_named(reader, name, text, message, tmp_path):
         reader(path)
     assert str(path) in str(raised.value)
     assert message in str(raised.value)
+
+
+def test_a_spreadsheet(tmp_path):
+    path = tmp_path / "rows.xlsx"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("xl/workbook.xml", "<sheet>" + "ice" * 100)
+    with pytest.raises(
+        ValueError, match=r"rows.xlsx: of no known format. Give plain text \(.txt, one text a line\), .tsv,"
+    ):
+        read_triplets(path)
 
 
 def test_bytes_that_are_not_utf8(tmp_path):
@@ -126,11 +131,11 @@ class TestNamedDatasets:
 
 
 def test_a_folder_with_splits(tmp_path):
-    """Trained on is what a name calls train, unless another split is asked for."""
+    """Trained on is what a name calls train, unless a pattern asks for other files."""
     for split, word in (("train", "water"), ("test", "steam")):
         write(tmp_path, f"{split}.jsonl", json.dumps({"anchor": "ice", "positive": word, "negative": "fire"}))
     assert read_triplets(tmp_path)["positive"][:] == ["water"]
-    assert read_triplets(f"{tmp_path}::test")["positive"][:] == ["steam"]
+    assert read_triplets(f"{tmp_path}/test*")["positive"][:] == ["steam"]
 
 
 def test_neither_a_file_nor_a_data_set():
