@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 
 import datasets
 import pytest
@@ -82,11 +81,8 @@ def test_a_bad_row_is_named(reader, name, text, message, tmp_path):
 
 def test_a_spreadsheet(tmp_path):
     path = tmp_path / "rows.xlsx"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("xl/workbook.xml", "<sheet>" + "ice" * 100)
-    with pytest.raises(
-        ValueError, match=r"rows.xlsx: of no known format. Give plain text \(.txt, one text a line\), .tsv,"
-    ):
+    path.write_bytes(b"PK\x03\x04\x14\x00\x00\x00\x08\x00\xb1\xf2\x9c")
+    with pytest.raises(ValueError, match=r"rows.xlsx: of no known format. Give plain text \(.txt, one text a line\)"):
         read_triplets(path)
 
 
