@@ -173,7 +173,8 @@ def check_link(path: Path, root: Path) -> None:
 class _File(BaseModel):
     """A file whose named values are checked, and all others kept."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    # Built when a file is read, not when the package is imported.
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=(), defer_build=True)
 
 
 def _inside(path: str) -> str:
@@ -254,7 +255,7 @@ class ModuleEntry(_File):
 class ModulesFile(RootModel[Annotated[list[ModuleEntry], Field(min_length=1)]]):
     """``modules.json``."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
 
 class SentenceTransformersFile(_File):

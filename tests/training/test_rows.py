@@ -82,7 +82,7 @@ def test_a_bad_row_is_named(reader, name, text, message, tmp_path):
 def test_a_spreadsheet(tmp_path):
     path = tmp_path / "rows.xlsx"
     path.write_bytes(b"PK\x03\x04\x14\x00\x00\x00\x08\x00\xb1\xf2\x9c")
-    with pytest.raises(ValueError, match=r"rows.xlsx: of no known format. Give plain text \(.txt, one text a line\)"):
+    with pytest.raises(ValueError, match=r"rows.xlsx, line 1: not UTF-8"):
         read_triplets(path)
 
 
