@@ -51,7 +51,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measured(what: str, path: str, share: float) -> list[float]:
     """One figure, as the process that is started for it takes it: a list, of workloads that are run again and again."""
-    import sentence_transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
 
     if what == IMPORT:
         return [seconds(lambda: __import__("st_reba"))]
@@ -72,10 +73,8 @@ def measured(what: str, path: str, share: float) -> list[float]:
         "MetaEOL, mean": lambda: st_reba.MetaEOLModule(path),
     }
     module = make[method]()
-    pooling = sentence_transformers.sentence_transformer.modules.Pooling(
-        module.get_embedding_dimension(), "lasttoken" if method.endswith("last") else "mean"
-    )
-    model = sentence_transformers.SentenceTransformer(modules=[module, pooling], device="cpu")
+    pooling = Pooling(module.get_embedding_dimension(), "lasttoken" if method.endswith("last") else "mean")
+    model = SentenceTransformer(modules=[module, pooling], device="cpu")
     texts = texts_of(workload, share)
     model.encode(texts[:8])
     times = 15 if workload == QUERY else 1
