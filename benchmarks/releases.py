@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tree", type=Path, help="where its sources lie")
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--name", default="demo LM")
+    parser.add_argument("--precision", default="bfloat16", help="that the model is loaded in: that of its file")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the texts; 0.1 to try it out")
     parser.add_argument("--only", nargs="+", default=[], help="figures whose names begin so")
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "contender": what,
             "unit": options.release,
             "model": options.name,
-            "precision": "float32",
+            "precision": options.precision,
             "value": round(median(ratios), 3),
             "low": round(min(ratios), 3),
             "high": round(max(ratios), 3),
