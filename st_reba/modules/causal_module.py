@@ -712,7 +712,8 @@ class CausalModule(SafeTransformer):
             seen = {own.key: self._seen(own, layout, **kwargs) for own in self.changes if own.companion is not None}
             states, mask, ids, extra = self._read_parts(replace(layout, seen=seen), **kwargs)
         states, mask = without_empty(states, mask, layout.text_lengths == 0)
-        rest = {name: value for name, value in features.items() if name not in layout.features()}
+        laid_out = layout.features()
+        rest = {name: value for name, value in features.items() if name not in laid_out}
         if self.deterministic:
             rest[ONE_BY_ONE] = True
         return {**rest, **extra, "token_embeddings": states, "attention_mask": mask.long(), "input_ids": ids}
