@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ..lm.limits import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 
 #: Configurations have some kilobytes; an index of shards may have some megabytes.
 MAX_BYTES = 2**26
