@@ -29,7 +29,7 @@ import records
 from devices import device
 from real import claims, scores
 from real.filtered import Kept
-from real.models import MODELS, RealModel
+from real.models import MODELS, USUAL, RealModel
 from real.passes import PASSES, Pass, Run
 from real.texts import LISTS, Sets, TextList
 from real.titles import TASKS
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
     parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     parser.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")

@@ -79,6 +79,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
         "ahead_high": float, "date": str, "versions": str,
     },
+    "wordings": {
+        "model": str, "precision": str, "language": str, "stage": str, "copies": int, "task": str, "readout": str,
+        "ending": str, "origin": str, "score": float, "texts": int, "date": str, "versions": str,
+    },
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
@@ -102,6 +106,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
+    "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "install": ("part", "python", "system"),
 }
 FRACTIONS = {
@@ -114,6 +119,7 @@ FRACTIONS = {
     "distil": ("score", "agreement"),
     "bellm": ("score", "ahead"),
     "jtcse": ("score", "ahead"),
+    "wordings": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}
 

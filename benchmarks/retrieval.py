@@ -36,7 +36,7 @@ import records
 from devices import device, now
 from real.collections import COLLECTIONS, PARTS, Collection
 from real.contenders import CONTENDERS, Contender, Dense, bm25
-from real.models import MODELS, RealModel
+from real.models import MODELS, USUAL, RealModel
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
     parser.add_argument("--out", type=Path, default=Path("build/retrieval"), help="directory of what is kept")
     parser.add_argument("--packages", type=Path, default=Path("build/real/models"), help="directory of the models")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--sets", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))

