@@ -1,6 +1,6 @@
 """What the files of a saved model may say: each is read here, held to what it may set, and refused in a sentence.
 
-Files of a model are somebody else's text. Neither torch nor the Hub's client is needed to look at them.
+Files of a model are somebody else's text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
-from ..lm.limits import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 from ..settings import Setting, optional, whole
 
 #: Configurations have some kilobytes; an index of shards may have some megabytes.

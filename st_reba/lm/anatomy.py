@@ -21,9 +21,8 @@ from . import backbone
 from .attention.changes import BehindPrefix
 from .attention.function import ATTENTION
 from .attention.observers import Census
-from .precision import without_autocast
+from .backbone import first_layers, has_a_forward_of_its_own, twin, without_autocast
 from .run import Hook, Pass, hooked, passing
-from .view import first_layers, has_a_forward_of_its_own, twin
 
 #: What a model raises that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError)

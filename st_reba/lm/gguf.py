@@ -26,8 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import atomic_directory
 from ..optional import require
-from .limits import MAX_EXPERTS, MAX_LAYERS
-from .sizes import SizeError, check_size
+from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"
 #: What every GGUF file begins with; those of Ollama have no suffix.

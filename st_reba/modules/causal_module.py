@@ -24,8 +24,8 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
+from ..lm.backbone import view
 from ..lm.run import Halt, PassChange, recording, run
-from ..lm.view import view
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room

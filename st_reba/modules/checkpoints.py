@@ -30,8 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
-from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
-from ..lm.sizes import check_size, in_a_line
+from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, check_size, in_a_line
 from ..settings import described, tokens
 from ..version import REQUIREMENT
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 from ..lm.anatomy import layer_paths
-from ..lm.limits import MAX_LAYERS
 from ..lm.run import StatesAt
+from ..lm.sizes import MAX_LAYERS
 from ..settings import flag, whole
 from ..text.layout import Layout
 from ..text.templates import preset

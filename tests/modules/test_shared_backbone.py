@@ -33,7 +33,7 @@ from st_reba import (
 from st_reba.hub import compat
 from st_reba.lm.anatomy import anatomy_of
 from st_reba.lm.attention import function
-from st_reba.lm.view import view
+from st_reba.lm.backbone import view
 
 from ..backbones import TEXTS, third
 from ..conftest import paired, pipeline

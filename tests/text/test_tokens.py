@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
-import sys
 
 import pytest
 import sentencepiece
@@ -16,7 +14,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from st_reba.text import words
 from st_reba.text.layout import NOT_TEXT, PREPENDED
 from st_reba.text.layouts import frames, lay_out
 from st_reba.text.templates import TEMPLATES, Template
@@ -372,10 +369,3 @@ class TestSpecialTokens:
         own = _Wrapped(lambda text: [], lambda ids: [9, *ids])
         with pytest.raises(ValueError, match="gives no tokens for any text that was tried"):
             special_tokens(own)
-
-
-def test_the_old_place_of_punctuation():
-    sys.modules.pop("st_reba.text.punctuation", None)
-    with pytest.warns(DeprecationWarning, match="^st_reba.text.punctuation is now st_reba.text.words: import"):
-        old = importlib.import_module("st_reba.text.punctuation")
-    assert old.punctuation_tokens is words.punctuation_tokens

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..precision import for_summing
+from ..backbone import for_summing
 from .weights import one_a_text
 
 

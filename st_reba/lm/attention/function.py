@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..precision import autocast_dtype, for_summing, without_autocast
+from ..backbone import autocast_dtype, for_summing, without_autocast
 from ..run import current
 from .changes import Bidirectional
 from .kernels import attention_with_lse, explicit_attention

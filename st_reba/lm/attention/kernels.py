@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..precision import for_summing, without_autocast
+from ..backbone import for_summing, without_autocast
 from ..sizes import in_a_line
 from .weights import LayerWeights, by_group, fold, slices
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..precision import for_summing
+from ..backbone import for_summing
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
