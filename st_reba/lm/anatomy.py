@@ -135,21 +135,27 @@ def probe(model: PreTrainedModel) -> tuple[Anatomy, Tensor]:
     except CANNOT_RUN:
         census = Census()
         tried, states, calls = _noted(model)
-    attending, calls_ours, sound = tuple(census.layers), bool(census.layers), True
-    if census.unknown or not attending:
+    attentions: Mapping[int, nn.Module | None] = census.attentions
+    calls_ours, sound = bool(attentions), True
+    if census.unknown or not attentions:
         name = "eager" if model.config._attn_implementation == ATTENTION else None
         own = output_on(trial(model), name).last_hidden_state
         calls_ours = calls_ours and close(states, own)
         if not calls_ours:
             attending, sound = _maps(model, own)
+            attentions = dict.fromkeys(attending)
     # A module that is called more than once is what it is the first time.
     first = {call.path: call for call in reversed(calls)}
     layers = _layers(tried, first)
-    projections = {index: _projection(layers[index], calls) for index in attending if index < len(layers)}
+    projections = {
+        index: _projection(layers[index], attention, calls)
+        for index, attention in attentions.items()
+        if index < len(layers)
+    }
     anatomy = Anatomy(
         # The two texts share their first token and differ in the second.
         is_causal=close(*states[:, 0]),
-        attention_layers=attending,
+        attention_layers=tuple(attentions),
         calls_our_attention=calls_ours,
         needs_explicit_softmax=census.explicit,
         maps_are_sound=sound,
@@ -217,18 +223,19 @@ def _norm(last: str, calls: Sequence[Call], wanted: Tensor) -> tuple[str, ...] |
     return tuple(steps) if _same(states, wanted) else None
 
 
-def _projection(layer: str, calls: Sequence[Call]) -> str | None:
-    """The last module with weights that is called within the attention, unless it is given what attention is given."""
-    # What reads a cache bears the layer's number, under the one name or, in GPT-Neo, the other: of several, one within
-    # the other, the innermost, which ends first.
-    within = [call for call in calls if call.path.startswith(f"{layer}.")]
-    numbered = [call for call in within if hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")]
-    if not numbered:
-        return None
-    attention = numbered[0]
-    inside = [call for call in within if call.path.startswith(f"{attention.path}.") and _has_weights(call.module)]
-    # In some architectures the projection stands beside the attention, and the last within it makes the values.
-    return None if not inside or _same(inside[-1].given, attention.given) else inside[-1].path
+def _projection(layer: str, attention: nn.Module | None, calls: Sequence[Call]) -> str | None:
+    """The last module with weights that is called within the attention, unless it is given what attention is given.
+
+    An attention that is not known reads a cache, for which it bears the layer's number, under the one name or, in
+    GPT-Neo, the other: of several, one within the other, the innermost, which ends first.
+    """
+    for path, module, given, _ in calls:
+        is_numbered = hasattr(module, "layer_idx") or hasattr(module, "layer_id")
+        if path.startswith(f"{layer}.") and (module is attention or (attention is None and is_numbered)):
+            inside = [call for call in calls if call.path.startswith(f"{path}.") and _has_weights(call.module)]
+            # In some architectures the projection stands beside the attention, and the last within makes the values.
+            return None if not inside or _same(inside[-1].given, given) else inside[-1].path
+    return None
 
 
 def _feed_forward(layer: str, calls: Sequence[Call]) -> tuple[str, ...]:

@@ -368,22 +368,10 @@ def _remember_passes(model: PreTrainedModel) -> None:
             "that. Train it without gradient checkpointing, with smaller batches."
         )
     for module in found:
-        checkpoint = getattr(module, _RUNS_A_LAYER)
-        if not isinstance(checkpoint, _InThisPass):
-            setattr(module, _RUNS_A_LAYER, _InThisPass(checkpoint))
+        checkpoint = partial(getattr(module, _RUNS_A_LAYER), use_reentrant=False, context_fn=_first_and_second_run)
+        setattr(module, _RUNS_A_LAYER, checkpoint)
 
 
-@dataclass(frozen=True)
-class _InThisPass:
-    """Checkpoints a function together with the pass in which it is called."""
-
-    checkpoint: Callable[..., Any]
-
-    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        now = current()
-
-        def again(*given: Any, **named: Any) -> Any:
-            with passing(now):
-                return function(*given, **named)
-
-        return self.checkpoint(again, *args, **kwargs)
+def _first_and_second_run() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """What holds in a layer's first run does by itself; in its second, what does now."""
+    return contextlib.nullcontext(), passing(current())

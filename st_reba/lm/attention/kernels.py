@@ -220,12 +220,13 @@ class FoldKind(NamedTuple):
 
 def fold_kernel(weights: LayerWeights) -> Fold | None:
     """The kernel for the running maximum of this layer if there is one and it proved itself for such layers."""
+    query = weights.query
     bias = None if weights.bias is None else (weights.bias.dtype, weights.bias.shape[1] > 1)
-    dtypes = {weights.query.dtype, bias[0]} if bias else {weights.query.dtype}
-    if weights.device.type not in _FOLD_DEVICES or weights.backward is not None or not dtypes <= _FOLD_DTYPES:
+    dtypes = {query.dtype, bias[0]} if bias else {query.dtype}
+    if query.device.type not in _FOLD_DEVICES or weights.backward is not None or not dtypes <= _FOLD_DTYPES:
         return None
     kind = FoldKind(
-        weights.device, weights.query.dtype, weights.heads, weights.groups, weights.head_size,
+        query.device, query.dtype, query.shape[1], weights.key.shape[1], query.shape[3],
         weights.softcap is not None, bias, weights.positions is None,
     )  # fmt: skip
     try:
