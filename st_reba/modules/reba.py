@@ -156,9 +156,9 @@ class ReBAModule(CausalModule):
         if self.chunk_length is None or self.repetitions == 1:
             return super().cost
         return (
-            f"One pass over the text and one over {self.repetitions} copies of each of its chunks of {self.chunk_length} "
-            f"tokens: up to about {self.repetitions + 1} times the classical embedding, less the longer the text is. The "
-            "weights take memory that grows with the text's length, not with its square."
+            f"One pass over the text and one over {self.repetitions} copies of each of its chunks of "
+            f"{self.chunk_length} tokens: up to about {self.repetitions + 1} times the classical embedding, less the "
+            "longer the text is. The weights take memory that grows with the text's length, not with its square."
         )
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
@@ -177,8 +177,8 @@ class ReBAModule(CausalModule):
             fitting = (available - before) // self.repetitions
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
             raise ValueError(
-                f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt and "
-                f"special tokens do not fit into the model's {available} positions; {advice}."
+                f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt "
+                f"and special tokens do not fit into the model's {available} positions; {advice}."
             )
         return room
 
