@@ -5,7 +5,9 @@ from __future__ import annotations
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
 from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
+from real.endings import CHOSEN, endings
 from records import Value
+from spread import Spread
 from targets import SPEED as SPEED_TARGETS
 from targets import Targets
 
@@ -147,7 +149,7 @@ LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
 LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
 SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
 
-BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
+BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     "recipes": OF_THE_PAGE,
     "worth-trying": WORTH_TRYING,
     "first-screen": Table(
@@ -424,6 +426,11 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets] = {
             Series("PromptEOL, whitened, no labels", {"recipe": PROMPTEOL, "pooling": "last", "filter": PARTWISE}),
             *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
         ),
+    ),
+    "wordings": Spread(
+        chosen=CHOSEN,
+        compared={language: endings(language)[0].words for language in CHOSEN},
+        where={"readout": "sum"},
     ),
     "distil": Table(
         "distil",

@@ -39,8 +39,8 @@ class Spread:
         if not settings:
             return ""
         head = [
-            "model", "language", "copies", "wordings", "tasks", "lowest", "quartiles", "best", "chosen", "PromptEOL's",
-            "the best is",
+            "model", "language", "copies", "wordings", "tasks (texts)", "lowest", "quartiles", "best", "chosen",
+            "PromptEOL's", "the best is",
         ]  # fmt: skip
         return markdown([head, *(self._line(setting, records) for setting, records in settings.items())])
 
@@ -55,7 +55,7 @@ class Spread:
         return [
             *map(str, setting[:3]),
             str(len(means)),
-            ", ".join(dict.fromkeys(str(record["task"]) for record in records)),
+            ", ".join(dict.fromkeys(f"{record['task']} ({record['texts']})" for record in records)),
             _shown(min(means.values())),
             " / ".join(map(_shown, quantiles(means.values(), n=4))),
             _shown(means[best]),

@@ -22,6 +22,7 @@ from listing import Listing, Measured
 from picture import Picture
 from pivot import Store, Table
 from records import RESULTS, ROOT, RecordsError, shown
+from spread import Spread
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.parts import PARTS
@@ -45,7 +46,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def filled(
-    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Measured | Targets]
+    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Measured | Targets | Spread]
 ) -> tuple[str, list[str]]:
     """The page with its tables as they should be, and the names of those that were not.
 

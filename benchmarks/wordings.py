@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -113,8 +114,10 @@ class Search:
         layers = [depth, depth - 2, depth - 3] if self.stage == "first" else list(range(depth // 2, depth + 1))
         self._begin(tried, layers)
 
+        tokenizer: Any = loaded.tokenizer
+
         def ids(words: str, special: bool = False) -> list[int]:
-            return loaded.tokenizer(words, add_special_tokens=special).input_ids
+            return list(tokenizer(words, add_special_tokens=special).input_ids)
 
         with torch.inference_mode():
             branches = Branches(
@@ -130,7 +133,7 @@ class Search:
                     "last": read.last.float(),
                     "total": read.total,
                 }
-                kept = {name: (part * SCALE).numpy().astype(np.float16) for name, part in parts.items()}
+                kept: dict[str, Any] = {name: (part * SCALE).numpy().astype(np.float16) for name, part in parts.items()}
                 with atomic_file(file) as stream:
                     np.savez(stream, tokens=len(words), **kept)
 
@@ -148,7 +151,7 @@ class Search:
     def _missing(self, tasks: Sequence[Task]) -> Iterator[tuple[Path, str]]:
         """The texts that were not run yet, and where their states go; the tasks take turns."""
         turns = sorted(
-            (number / len(task.texts), task.name, number) for task in tasks for number in range(len(task.texts))
+            (turn / len(task.texts), task.name, number) for task in tasks for turn, number in enumerate(task.turns())
         )
         of_name = {task.name: task for task in tasks}
         for _, name, number in turns:
@@ -171,9 +174,13 @@ class Kept:
     last: Matrix
 
     @classmethod
-    def load(cls, directory: Path, texts: int) -> Kept:
-        files = [np.load(directory / f"{number:04}.npz") for number in range(texts)]
-        return cls(np.stack([file["copy"] for file in files]), np.stack([file["last"] for file in files]))
+    def load(cls, files: Sequence[Path]) -> Kept:
+        copies, lasts = [], []
+        for path in files:
+            with np.load(path) as file:
+                copies.append(file["copy"])
+                lasts.append(file["last"])
+        return cls(np.stack(copies), np.stack(lasts))
 
     def parts(self, ending: int, readout: str, layers: Sequence[int]) -> list[Matrix]:
         """The states that a readout adds, each (texts, D)."""
@@ -199,10 +206,14 @@ def added(parts: Sequence[Matrix], others: Sequence[Matrix]) -> Matrix:
     return total
 
 
-def score(search: Search, tasks: Sequence[Task]) -> Iterator[dict[str, records.Value]]:
-    """A row for each task, readout and ending."""
+def score(search: Search, whole: Sequence[Task]) -> Iterator[dict[str, records.Value]]:
+    """A row for each task, readout and ending; of the texts that were run, if that was stopped."""
     note = json.loads((search.directory / "run.json").read_text(encoding="utf-8"))
-    kept = {task.name: Kept.load(search.directory / task.name, len(task.texts)) for task in tasks}
+    tasks, kept = [], {}
+    for task in whole:
+        files = sorted((search.directory / task.name).glob("*.npz"))
+        tasks.append(task.only([int(file.stem) for file in files]))
+        kept[task.name] = Kept.load(files)
     for ending, (words, origin) in enumerate(note["endings"]):
         for readout in READOUTS:
             parts = {name: each.parts(ending, readout, note["layers"]) for name, each in kept.items()}

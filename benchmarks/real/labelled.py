@@ -61,6 +61,25 @@ class Task:
         right = [self._vote(near, cosines[text, near]) == self.classes[text] for text, near in enumerate(nearest)]
         return float(np.mean(right))
 
+    def turns(self) -> list[int]:
+        """The places of the texts, in an order that makes sense if it is cut: pair by pair, or each class in turn."""
+        before: dict[str, int] = defaultdict(int)
+        ranks = [0] * len(self.texts)
+        for place, label in enumerate(self.classes):
+            ranks[place] = before[label]
+            before[label] += 1
+        return sorted(range(len(self.texts)), key=ranks.__getitem__)
+
+    def only(self, places: Sequence[int]) -> Task:
+        """The task with some of its texts, and the pairs of which it has both."""
+        new = {old: number for number, old in enumerate(places)}
+        return Task(
+            self.name,
+            [self.texts[place] for place in places],
+            tuple((new[one], new[two], score) for one, two, score in self.pairs if one in new and two in new),
+            tuple(self.classes[place] for place in places) if self.classes else (),
+        )
+
     def _vote(self, near: Sequence[int], cosines: Matrix) -> str:
         """The class that most of the neighbours have; of several, the one with the greater sum of cosines."""
         votes: dict[str, float] = defaultdict(float)

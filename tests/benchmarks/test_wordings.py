@@ -67,6 +67,10 @@ def test_pairs_are_scored_by_rank_and_classes_by_neighbours():
     assert pairs.score(vectors) == pytest.approx(1)
     classes = Task("classes", list("abcdef"), classes=("x", "x", "y", "y", "y", "y"))
     assert classes.score(vectors) == pytest.approx(4 / 6)
+    some = pairs.only([0, 2, 3])
+    assert (some.texts, some.pairs) == (["a", "c", "d"], ((0, 1, 3.0), (0, 2, 0.0)))
+    assert classes.only([1, 4]).classes == ("x", "y")
+    assert classes.turns() == [0, 2, 1, 3, 4, 5]
 
 
 def test_a_sum_is_of_standardised_parts_of_length_one():
@@ -131,4 +135,6 @@ def test_a_table_shows_how_scores_are_spread_over_wordings(tmp_path):
     records.append("wordings", rows, tmp_path)
     spread = Spread(chosen={"en": "ending 3"}, compared={"en": "ending 0"})
     *_, line = spread.render(Store(tmp_path), tmp_path / "page.md").splitlines()
-    assert line == ("| a model | en | 2 | 5 | one, two | 55.0 | 55.5 / 57.0 / 58.5 | 59.0 | 58.0 | 55.0 | `ending 4` |")
+    assert line == (
+        "| a model | en | 2 | 5 | one (10), two (10) | 55.0 | 55.5 / 57.0 / 58.5 | 59.0 | 58.0 | 55.0 | `ending 4` |"
+    )
