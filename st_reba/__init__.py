@@ -27,14 +27,17 @@ from .modules import ReBAModule as ReBAModule
 from .modules import RefinedThoughtModule as RefinedThoughtModule
 from .modules import RerankModule as RerankModule
 from .modules import Standardization as Standardization
+from .modules import StandardizedSum as StandardizedSum
 from .modules import TokenPrependingModule as TokenPrependingModule
 from .modules import TokenProjection as TokenProjection
+from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
 from .reading.chunks import DocumentChunks as DocumentChunks
 from .reading.chunks import encode_chunks as encode_chunks
 from .reading.words import encode_words as encode_words
+from .ready import build as build
 from .recipes import Row as Row
 from .recipes import register as register
 from .text.templates import META_TASKS as META_TASKS

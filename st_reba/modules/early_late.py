@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class EarlyLateModule(CausalModule):
             raise ValueError(f'pool_over={pool_over!r}: {type(self).__name__} has vectors for text only; use "text".')
         super().__init__(model_name_or_path, template=template, pool_over="text", rows="all", **transformer_kwargs)
         self.early_layer = self._checked(early_layer)
-        self._check_widths()
+        check_one_width(self, [self.early_layer])
         self.equation = self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
             rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
             r"N: \text{the end of the prompt}"
@@ -105,17 +106,6 @@ class EarlyLateModule(CausalModule):
             )
         return early_layer
 
-    def _check_widths(self) -> None:
-        """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
-        layer_paths(self.model)
-        widths = anatomy_of(self.model).widths
-        early, late = widths[self.early_layer - 1], widths[-1]
-        if self.final_norm and early != late:
-            raise ValueError(
-                f"{type(self.model).__name__} projects its last states from {early} values to {late}, and the halves "
-                "of an embedding are of one width: use final_norm=False, which leaves the projection out."
-            )
-
     def get_embedding_dimension(self) -> int:
         """2D: early, then late."""
         return 2 * int(super().get_embedding_dimension())
@@ -128,3 +118,21 @@ class EarlyLateModule(CausalModule):
         words, mask, ids, _ = picked(words.to(states), layout.input_ids, self.selected(layout))
         late = at(states, layout.ends)[:, None].expand_as(words)
         return TokenVectors(torch.cat([words, late], dim=-1), mask, ids)
+
+
+def check_one_width(module: CausalModule, layers: Sequence[int]) -> None:
+    """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs).
+
+    Args:
+        module: What reads it.
+        layers: After which layers it is read, counted from 1, besides its end.
+    """
+    layer_paths(module.model)
+    widths = anatomy_of(module.model).widths
+    last = widths[-1]
+    for width in (widths[layer - 1] for layer in layers):
+        if module.final_norm and width != last:
+            raise ValueError(
+                f"{type(module.model).__name__} projects its last states from {width} values to {last}, and the parts "
+                "of an embedding are of one width: use final_norm=False, which leaves the projection out."
+            )
