@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from .attention.changes import BehindPrefix
 from .attention.function import ATTENTION
 from .attention.observers import Census
 from .backbone import first_layers, has_a_forward_of_its_own, twin, without_autocast
-from .run import Hook, Pass, hooked, passing
+from .run import Hook, Pass, PassChange, at, hooked, passing, put
 
 #: What a model raises that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
@@ -31,7 +31,7 @@ CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, N
 TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Anatomy:
     """What a loaded language model is.
 
@@ -77,17 +77,13 @@ class Call(NamedTuple):
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
     """What a model is, found once: it stays with the model, goes with views of it, and is that of a compiled one."""
-    known, layers = _known(model), backbone.depth(model)
+    if not hasattr(model, "st_reba_anatomies"):
+        model.st_reba_anatomies = {}  # type: ignore[assignment]
+    # Of views that end earlier, too: by how many layers they have.
+    known, layers = cast(dict[int, Anatomy], model.st_reba_anatomies), backbone.depth(model)
     if layers not in known:
         known[layers], _ = probe(model)
     return known[layers]
-
-
-def _known(model: PreTrainedModel) -> dict[int, Anatomy]:
-    """What is known of a model and of the views of it, which may end earlier: by how many layers they have."""
-    if not hasattr(model, "st_reba_anatomies"):
-        model.st_reba_anatomies = {}  # type: ignore[assignment]
-    return cast(dict[int, Anatomy], model.st_reba_anatomies)
 
 
 def trial(model: PreTrainedModel) -> PreTrainedModel:
@@ -339,6 +335,20 @@ def _passing_on() -> Hook:
     return Hook(before, lambda states: given.pop())
 
 
+def feed_forward_at(model: PreTrainedModel, position: Tensor, length: int) -> PassChange:
+    """The last layer's feed-forward part runs for one token of each row, (B,), where no other of its N is read."""
+
+    def only(states: Tensor) -> Tensor:
+        return at(states, position)[:, None]
+
+    def in_place(states: Tensor) -> Tensor:
+        return put(states.new_zeros(len(states), length, states.shape[-1]), position, states[:, 0])
+
+    return PassChange(
+        hooks=dict.fromkeys(map(model.get_submodule, anatomy_of(model).feed_forward), Hook(only, in_place))
+    )
+
+
 def output_projections(model: PreTrainedModel) -> Mapping[int, str]:
     """Paths of the output projection of each layer that has attention, by the index of the layer.
 
@@ -380,9 +390,8 @@ def reuses_cache(model: PreTrainedModel) -> bool:
     """
     anatomy = anatomy_of(model)
     if anatomy.reuses_cache is None:
-        anatomy = replace(anatomy, reuses_cache=_reuses_cache(model, anatomy))
-        _known(model)[backbone.depth(model)] = anatomy
-    return bool(anatomy.reuses_cache)
+        anatomy.reuses_cache = _reuses_cache(model, anatomy)
+    return anatomy.reuses_cache
 
 
 def _reuses_cache(model: PreTrainedModel, anatomy: Anatomy) -> bool:
@@ -433,7 +442,9 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because its configuration says more about its layers than how many there are. Use "
             f"{all_layers}, or another model."
         )
-    if layers not in _known(model):
+    # Shared by both.
+    known = cast(dict[int, Anatomy], short.st_reba_anatomies)
+    if layers not in known:
         try:
             found, states = probe(short)
             *_, calls = _noted(model, ATTENTION if anatomy.calls_our_attention else None)
@@ -443,5 +454,5 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         with torch.inference_mode():
             if left is None or not close(states, norm(left)):
                 raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
-        _known(model)[layers] = found
+        known[layers] = found
     return short

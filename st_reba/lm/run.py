@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -194,29 +194,22 @@ def put(states: Tensor, position: Tensor, values: Tensor) -> Tensor:
     return states.index_put((torch.arange(len(states), device=states.device), position), values.to(states))
 
 
+@dataclass(frozen=True, eq=False)
 class StatesAt:
     """An observer of states: what each of some modules is given, or gives, in one pass. It changes nothing.
 
-    Args:
+    Attributes:
         modules: The modules, in the order in which their states are wanted.
         side: ``"before"``: what a module is given. ``"after"``: what it gives.
         position: (B,), the one position of each row that is looked at; None: all.
         halts: Whether the pass ends when all of them have been seen: :class:`Halt` is raised.
     """
 
-    def __init__(
-        self,
-        modules: Iterable[nn.Module],
-        side: Literal["before", "after"],
-        position: Tensor | None = None,
-        *,
-        halts: bool = False,
-    ) -> None:
-        self.modules = list(modules)
-        self.side = side
-        self.position = position
-        self.halts = halts
-        self._seen: dict[nn.Module, Tensor] = {}
+    modules: Sequence[nn.Module]
+    side: Literal["before", "after"]
+    position: Tensor | None = None
+    halts: bool = field(default=False, kw_only=True)
+    _seen: dict[nn.Module, Tensor] = field(default_factory=dict, init=False)
 
     def states(self) -> list[Tensor]:
         """For each module that was called, on its device, (B, D); or, where all are looked at, (B, N, D)."""
@@ -246,22 +239,18 @@ class AllLayers:
         self.given = given
         self.gave = gave
         self.norm = norm
-        self._widths: list[int] = []
+        self.widths: list[int] = []
 
     def beside(self, last: Tensor) -> Tensor:
         """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
         below = [*self.given.states(), *self.gave.states()[:-1]]
         layers = [*(self.norm(states).to(last.device) for states in below), last]
-        self._widths = [states.shape[-1] for states in layers]
+        self.widths = [states.shape[-1] for states in layers]
         return torch.cat(layers, dim=-1)
-
-    def last(self, states: Tensor) -> Tensor:
-        """The last layer's, of states side by side."""
-        return states[..., -self._widths[-1] :]
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """Each layer's, of states side by side."""
-        return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
+        return tuple(layer.contiguous() for layer in states.split(self.widths, dim=-1))
 
 
 @contextlib.contextmanager
@@ -290,7 +279,7 @@ def recording(
 def last_layer(states: Tensor) -> Tensor:
     """The last layer's states, (..., D), of what :func:`run` gave where all layers may be recorded."""
     record = current().record
-    return states if record is None else record.last(states)
+    return states if record is None else states[..., -record.widths[-1] :]
 
 
 def recorded(last: Tensor) -> Tensor:

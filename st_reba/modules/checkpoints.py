@@ -375,7 +375,8 @@ def read_config(files: Files) -> PreTrainedConfig:
         raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
     for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
         size = getattr(config.get_text_config(decoder=True), name, None)
-        if type(size) is int and not 1 <= size <= MAX_SIZE:
+        # An older huggingface_hub takes true for a number.
+        if isinstance(size, bool) or (isinstance(size, int) and not 1 <= size <= MAX_SIZE):
             raise ValueError(f"{file} sets {name} to {size}: it must be a whole number, from 1 to {MAX_SIZE}.")
     return config
 

@@ -130,6 +130,8 @@ class ReBAModule(CausalModule):
             rows=rows,
             **transformer_kwargs,
         )
+        # Of chunks, each stands so often in a row of its own.
+        self.copies = self.repetitions
         anatomy = setup.watch_attention(self.model)
         self._watched = setup.resolve_layers(self.layers, self.model, anatomy.attention_layers)
         self._stores_maps = not anatomy.calls_our_attention
@@ -139,11 +141,6 @@ class ReBAModule(CausalModule):
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
                 stacklevel=2,
             )
-
-    @property
-    def copies(self) -> int:
-        """How often the text, or each of its chunks, stands in a row."""
-        return self.repetitions
 
     def _unfit(self, change: Change) -> str | None:
         if change.companion is not None:
@@ -156,12 +153,12 @@ class ReBAModule(CausalModule):
 
     @property
     def cost(self) -> str:
-        if self.chunk_length is None or self.copies == 1:
+        if self.chunk_length is None or self.repetitions == 1:
             return super().cost
         return (
-            f"One pass over the text and one over {self.copies} copies of each of its chunks of {self.chunk_length} "
-            f"tokens: up to about {self.copies + 1} times the classical embedding, less the longer the text is. The "
-            "weights take memory that grows with the text's length, not with its square."
+            f"One pass over the text and one over {self.repetitions} copies of each of its chunks of "
+            f"{self.chunk_length} tokens: up to about {self.repetitions + 1} times the classical embedding, less the "
+            "longer the text is. The weights take memory that grows with the text's length, not with its square."
         )
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
@@ -176,12 +173,12 @@ class ReBAModule(CausalModule):
         if self.chunk_length is None or available is None:
             return room
         before = self.frames(prompt)[0].overhead
-        if before + self.copies * self.chunk_length > available:
-            fitting = (available - before) // self.copies
+        if before + self.repetitions * self.chunk_length > available:
+            fitting = (available - before) // self.repetitions
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
             raise ValueError(
-                f"chunk_length={self.chunk_length}: {self.copies} copies of a chunk and {before} tokens of prompt and "
-                f"special tokens do not fit into the model's {available} positions; {advice}."
+                f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt "
+                f"and special tokens do not fit into the model's {available} positions; {advice}."
             )
         return room
 
@@ -224,7 +221,7 @@ class ReBAModule(CausalModule):
         if self._stores_maps:
             return min(size, setup.micro_batch(self.model, queries))
         if self.chunk_length is not None:
-            queries = min(queries, layout.text_start + self.copies * self.chunk_length)
+            queries = min(queries, layout.text_start + self.repetitions * self.chunk_length)
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))
@@ -238,7 +235,7 @@ class ReBAModule(CausalModule):
         """The same of ReBA-k in chunks, of texts that stand once."""
         assert self.chunk_length is not None
         last, count = self.rows == "last", ceil(layout.longest_text / self.chunk_length)
-        chunks = repeated_chunks(layout, self.chunk_length, self.copies, last_only=last)
+        chunks = repeated_chunks(layout, self.chunk_length, self.repetitions, last_only=last)
         place = chunks.text if last else chunks.text * count + chunks.number
         place = place.to(backbone.device(self.model), non_blocking=True)
         if count == 1:
@@ -247,7 +244,7 @@ class ReBAModule(CausalModule):
             return sums[place.argsort()], dtype
         # Of the last token, only what it gives itself is left in the whole text.
         sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
-        if self.copies > 1:
+        if self.repetitions > 1:
             sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])
         return sums if last else sums.unflatten(0, (-1, count)).flatten(1, 2)[:, : layout.longest_text], dtype
 

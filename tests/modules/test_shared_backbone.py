@@ -109,7 +109,7 @@ def test_the_list_of_what_is_shared_is_what_sts_transformer_sets(backbone_path):
     named = {name for name in re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", source) if not hasattr(Transformer, name)}
     assert named - {"model"} <= listed
     if compat.PLACEMENT_IS_KEPT:
-        assert listed <= named
+        assert listed - named <= {"track_media_counts"}, "only versions before 6.2 set this"
 
 
 def test_each_module_has_its_own_length(backbone_path):

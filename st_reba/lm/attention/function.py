@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..backbone import autocast_dtype, for_summing, without_autocast
 from ..run import current
 from .changes import Bidirectional
-from .kernels import attention_with_lse, explicit_attention
+from .kernels import explicit_attention, trusted_kernel
 from .weights import LayerWeights
 
 ATTENTION = "st_reba"
@@ -103,7 +103,9 @@ def observable_attention(
         if explicit:
             output, lse = explicit_attention(query, key, value, bias, causal, scale, softcap, s_aux, dropout)
         else:
-            output, lse = attention_with_lse(query, key, value, bias, causal, scale)
+            (_, heads, _, size), groups = query.shape, key.shape[1]
+            kernel = trusted_kernel(query.device.type, query.dtype, size, heads // groups, bias is not None)
+            output, lse = kernel(query, key, value, bias, causal, scale)
         if here.rerouting is not None:
             logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
