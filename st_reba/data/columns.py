@@ -247,9 +247,9 @@ def read_table(
                 places.append((file, line))
     if first is None or not found:
         raise ValueError(f"{source} holds no rows. {schemas[0].expected}")
-    names = [column.name for column in first.schema.columns]
-    values = {name: list(cells) for name, cells in zip(names, zip(*found, strict=True), strict=True)}
-    return Table(str(source), first, values, places)
+    cells = zip(*found, strict=True)
+    by_name = {column.name: list(own) for column, own in zip(first.schema.columns, cells, strict=True)}
+    return Table(str(source), first, by_name, places)
 
 
 def opened(
