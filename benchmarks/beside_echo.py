@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from records import DEMO_MODEL, RESULTS, ROOT, Record, append, machine, versions
+from trees import printed_in, vocabulary
 
 ENDS = ("last", "mean")
 RECIPES = tuple(f"{method}, {end}" for end in ENDS for method in ("Echo-2", "ReBA-2"))
@@ -40,10 +38,8 @@ Done = tuple[int, str, str]
 
 
 def words(count: int, seed: int) -> str:
-    """A text of the words of the package's own sentences, the same one in every process."""
-    lines = (ROOT / "st_reba/assets/demo_pairs_en.tsv").read_text("utf-8").splitlines()
-    pool = " ".join(line.split("\t")[0] for line in lines).split()
-    return " ".join(random.Random(seed).choices(pool, k=count))
+    """A text of so many words, the same one in every process."""
+    return " ".join(random.Random(seed).choices(vocabulary(), k=count))
 
 
 def measured(recipe: str, path: str, lengths: Sequence[int], tokens: int) -> dict[int, float]:
@@ -77,16 +73,11 @@ def measured(recipe: str, path: str, lengths: Sequence[int], tokens: int) -> dic
 
 def of_a_process(tree: Path, recipe: str, options: argparse.Namespace) -> dict[int, float]:
     """What :func:`measured` gives in a process that imports one tree."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    lengths = [str(length) for length in options.lengths]
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", recipe, "--model", options.model, "--tokens", str(options.tokens),
-         "--lengths", *lengths],
-        env=environment, capture_output=True, text=True, check=False,
+    printed = printed_in(
+        tree, __file__, "--measure", recipe, "--model", options.model, "--tokens", str(options.tokens),
+        "--lengths", *map(str, options.lengths),
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{tree}: {recipe}: {done.stderr}")
-    return {int(length): seconds for length, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+    return {int(length): seconds for length, seconds in json.loads(printed.splitlines()[-1]).items()}
 
 
 def rows_of(

@@ -59,8 +59,8 @@ def rows_of(
     keys_are_positions = form == "mean"
     keys, queries = slice(1, 1 + length) if keys_are_positions else slice(0, 1), slice(1, tokens)
     if not keys_are_positions:
-        source = source.at_keys(torch.full((source.batch,), length, device=device))
-    shape = (source.batch, keys.stop - keys.start, queries.stop - queries.start)
+        source = source.at_keys(torch.full((len(source.query),), length, device=device))
+    shape = (len(source.query), keys.stop - keys.start, queries.stop - queries.start)
     maximum = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
 
     def folding(each: Fold, into: Tensor) -> Callable[[], None]:
@@ -71,7 +71,7 @@ def rows_of(
         spent = seconds(folds, device, rounds, runs)
     ratios = [a / b for a, b in zip(spent[KERNEL], spent[WRITTEN_OUT], strict=True)]
     how = f"times by the clock, median of {rounds} interleaved rounds of {runs} runs"
-    shared: dict[str, Value] = {"tokens": length, "batch": source.batch, "how": how}
+    shared: dict[str, Value] = {"tokens": length, "batch": len(source.query), "how": how}
     return [
         {**shared, "quantity": "time of the maximum in a layer", "contender": f"{KERNEL}, {form}",
          "unit": f"{WRITTEN_OUT}, {form}", "value": round(median(ratios), 4), "low": round(min(ratios), 4),

@@ -11,16 +11,14 @@ processor's, of one thread. Rows are added to results/cost.csv; ``make tables`` 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 from records import DEMO_MODEL, RESULTS, ROOT, Value, append, machine, versions
+from trees import printed_in, vocabulary
 
 IMPORT = "import st_reba after sentence_transformers"
 LOADING = "loading Classical"
@@ -34,10 +32,7 @@ def texts_of(workload: str, share: float = 1.0) -> list[str]:
     """Texts of words that both of the package's languages have, the same ones in every process."""
     number, (shortest, longest) = WORKLOADS[workload]
     draw = random.Random(7)
-    words = [
-        line.split("\t")[0] for line in (ROOT / "st_reba/assets/demo_pairs_en.tsv").read_text("utf-8").splitlines()
-    ]
-    pool = " ".join(words).split()
+    pool = vocabulary()
     count = max(1, round(number * share))
     return [" ".join(draw.choices(pool, k=draw.randint(shortest, longest))) for _ in range(count)]
 
@@ -83,14 +78,8 @@ def measured(what: str, path: str, share: float) -> list[float]:
 
 def spent(tree: Path, what: str, path: str, share: float) -> float:
     """The median that a process of one tree gives."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", what, "--model", path, "--share", str(share)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{tree}: {what}: {done.stderr}")
-    return median(map(float, done.stdout.split()))
+    printed = printed_in(tree, __file__, "--measure", what, "--model", path, "--share", str(share))
+    return median(map(float, printed.split()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -64,7 +64,7 @@ def repeated(backbone: CausalModule, language: str, copies: int = 2, layers: boo
                     readings = {plain: reading.states, look_back: sums, f"{look_back}, normalised": normalised}
                     for name, states in readings.items():
                         for layer, vectors in enumerate(record.split(states)):
-                            if not layers and layer < len(record._widths) - 1:
+                            if not layers and layer < len(record.widths) - 1:
                                 continue
                             if own is not None:
                                 found.setdefault(name, []).append(pool_words(vectors, own))

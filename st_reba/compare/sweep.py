@@ -13,8 +13,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from ..lm.backbone import device
-from ..lm.precision import weighted_sum
+from ..lm.backbone import device, weighted_sum
 from ..modules import CausalModule, CausalTransformer, ReBAModule
 from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
 from ..recipes import every_row

@@ -13,7 +13,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..lm.precision import without_autocast
+from ..lm.backbone import without_autocast
 from ..modules.twin_tower import check_family, encoder_layers
 from .metrics_file import append_metrics
 

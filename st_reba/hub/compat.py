@@ -33,7 +33,7 @@ SET_BY_TRANSFORMER = (
     "_chat_template_suffix_cache", "_declared_forward_params", "_flatten_position_offset", "_method_signature_cache",
     "_prompt_length_mapping", "_query_expansion", "_unpad_inputs", "backend", "can_flatten_inputs", "data_collator",
     "do_lower_case", "document_length", "input_formatter", "modality_config", "model_forward_params",
-    "module_output_name", "processing_kwargs", "processor", "query_length", "transformer_task",
+    "module_output_name", "processing_kwargs", "processor", "query_length", "track_media_counts", "transformer_task",
 )  # fmt: skip
 
 

@@ -11,15 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
 
-from .saved_files import (
-    AdapterFile,
-    SentenceTransformersFile,
-    check_link,
-    check_saved,
-    checked,
-    checked_index,
-    read_object,
-)
+from .saved_files import ADAPTER, check_link, check_saved, check_values, read_object, read_settings, shards_of
 
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
@@ -145,12 +137,12 @@ def check_saved_model(root: Path) -> None:
             raise ValueError(f"{root} has no {name}: it is not a saved SentenceTransformer.")
     modules = check_saved(root)
     for entry in modules:
-        folder = root / entry.path
+        folder = root / entry["path"]
         # A module without settings, such as Normalize, may have no folder: some uploads lose empty ones.
-        if not folder.is_dir() and not entry.type.endswith(".Normalize"):
+        if not folder.is_dir() and not entry["type"].endswith(".Normalize"):
             raise ValueError(f"{folder} is missing: the model is not complete. Save it again.")
-    _check_backbone(root / modules[0].path)
-    _check_adapter(root / modules[0].path)
+    _check_backbone(root / modules[0]["path"])
+    _check_adapter(root / modules[0]["path"])
     for path in files:
         if path.suffix != ".safetensors":
             continue
@@ -164,8 +156,7 @@ def check_saved_model(root: Path) -> None:
 
 def model_class(root: Path) -> str:
     """Which of sentence-transformers' classes a saved model is loaded by; old models do not say it."""
-    path = root / "config_sentence_transformers.json"
-    return checked(SentenceTransformersFile, read_object(path) if path.is_file() else {}, path).model_type
+    return str(read_settings(root).get("model_type", "SentenceTransformer"))
 
 
 def files_of(root: Path) -> list[Path]:
@@ -202,7 +193,7 @@ def _check_backbone(folder: Path) -> None:
     if found is None:
         raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
     if found.suffix == ".json":
-        for shard in sorted(set(checked_index(found).weight_map.values())):
+        for shard in sorted(set(shards_of(found).values())):
             if not (folder / shard).is_file():
                 raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
 
@@ -211,7 +202,9 @@ def _check_adapter(folder: Path) -> None:
     """An adapter's backbone is found by its name, which must mean something elsewhere."""
     config = folder / "adapter_config.json"
     if config.is_file():
-        base = Path(str(checked(AdapterFile, read_object(config), config).base_model_name_or_path))
+        settings = read_object(config)
+        check_values(settings, ADAPTER, config)
+        base = Path(str(settings.get("base_model_name_or_path")))
         if base.is_absolute() or base.is_dir():
             raise ValueError(
                 f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "

@@ -1,25 +1,23 @@
-"""What the files of a saved model may say: each is read here, held to a schema, and refused in a sentence.
+"""What the files of a saved model may say: each is read here, held to what it may set, and refused in a sentence.
 
-Files of a model are somebody else's text. Neither torch nor the Hub's client is needed to look at them.
+Files of a model are somebody else's text.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeAlias
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
-from pydantic_core import PydanticCustomError
 
-from ..lm.limits import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..settings import Setting, optional, whole
 
 #: Configurations have some kilobytes; an index of shards may have some megabytes.
 MAX_BYTES = 2**26
 _LEVELS = 64
-
-_Schema = TypeVar("_Schema", bound=BaseModel)
 
 
 # Reading
@@ -75,35 +73,26 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def checked(schema: type[_Schema], said: Any, file: object) -> _Schema:
-    """What a file says, if it fits its schema.
+def check_values(found: Mapping[str, Any], schema: Schema, file: object, needed: Collection[str] = ()) -> None:
+    """Hold what a file says to what it may set.
+
+    Args:
+        found: What it says.
+        schema: What it may set; values of other names are left to who reads them.
+        file: What the file is called.
+        needed: What it has to set.
 
     Raises:
-        ValueError: If it does not, with the file, the first key that does not fit, its value, and what it should be.
+        ValueError: If it does not, with the file and the name; if a value may not stand, also with what is allowed.
     """
-    try:
-        return schema.model_validate(said)
-    except ValidationError as error:
-        first = error.errors()[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{quoted(part)}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        raise ValueError(f"{file} has no {key}, which a saved model has. Save the model again.")
-    if first["type"] == "inside":
-        raise ValueError(f"{file} has the path {shown(first['input'])}: {first['msg']}.")
-    wanted = _WANTED.get(first["type"], first["msg"].replace("Input should be", "it must be"))
-    said = f"sets {key} to" if key else "is"
-    raise ValueError(f"{file} {said} {shown(first['input'])}: {wanted}. Correct the file, or save the model again.")
-
-
-#: What pydantic says in Python's words.
-_WANTED = {
-    "dict_type": "it must be an object of names and values",
-    "model_type": "it must be an object of names and values",
-    "model_attributes_type": "it must be an object of names and values",
-    "list_type": "it must be a list",
-    "string_type": "it must be a string",
-    "too_short": "it must have an entry",
-}
+    for setting in schema:
+        name = setting.name
+        if name in found and not setting.allowed(found[name]):
+            raise ValueError(
+                f"{file} sets {name} to {shown(found[name])}: {setting.says} Correct the file, or save the model again."
+            )
+        if name in needed and name not in found:
+            raise ValueError(f"{file} has no {name}, which a saved model has. Save the model again.")
 
 
 def shown(value: Any) -> str:
@@ -126,6 +115,21 @@ def is_inside(path: str) -> bool:
     return not parts.anchor and ".." not in parts.parts and "\0" not in path
 
 
+def check_inside(path: str, file: object = "modules.json", what: str = "module") -> str:
+    """Refuse a path in a file that leads out of the model (of a module, later STs do so, too).
+
+    Raises:
+        ValueError: If it does.
+    """
+    if not is_inside(path) or (what == "file" and not path):
+        own = ', or "" for the model\'s own directory' if what == "module" else ""
+        raise ValueError(
+            f"{file} has the path {shown(path)}: a {what} lies inside its model, so give a relative path without "
+            f'".."{own}.'
+        )
+    return path
+
+
 def leaves(path: Path, root: Path) -> bool:
     """Whether a path, followed through all links, leads out of a directory.
 
@@ -140,21 +144,6 @@ def leaves(path: Path, root: Path) -> bool:
     return snapshot is None or target.parent != snapshot.parent.parent / "blobs"
 
 
-def checked_index(index: Path) -> ShardIndex:
-    """What an index of shards says, if the files that it names, which lie beside it, lie there in truth.
-
-    Args:
-        index: The file, such as ``model.safetensors.index.json``.
-
-    Raises:
-        ValueError: If the index is malformed, or names a file outside.
-    """
-    found = checked(ShardIndex, read_json(index), index)
-    for name in sorted(set(found.weight_map.values())):
-        check_link(index.parent / name, index.parent)
-    return found
-
-
 def check_link(path: Path, root: Path) -> None:
     """Refuse a file of a model that is a link to something outside of it.
 
@@ -167,174 +156,180 @@ def check_link(path: Path, root: Path) -> None:
         )
 
 
-# Schemas
+# What files may set
+
+Schema: TypeAlias = Sequence[Setting[Any]]
+
+_KINDS: dict[type, str] = {str: "a string", dict: "an object of names and values", list: "a list"}
 
 
-class _File(BaseModel):
-    """A file whose named values are checked, and all others kept."""
-
-    # Built when a file is read, not when the package is imported.
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=(), defer_build=True)
+def _a(kind: type, name: str) -> Setting[Any]:
+    return Setting(name, lambda value: isinstance(value, kind), f"it must be {_KINDS[kind]}.")
 
 
-def _inside(path: str) -> str:
-    if not is_inside(path):
-        raise PydanticCustomError(
-            "inside",
-            'a module lies inside its model, so give a relative path without "..", or "" for the model\'s own '
-            "directory",
-        )
-    return path
+def _many(kind: type, setting: Setting[Any]) -> Setting[Any]:
+    """A list or an object, each value in which may stand alone."""
+
+    def allowed(value: Any) -> bool:
+        values: Any = value.values() if isinstance(value, dict) else value
+        return isinstance(value, kind) and all(map(setting.allowed, values))
+
+    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and of each value: {setting.says}")
 
 
-def _version(text: str) -> str:
+def _file(name: str) -> Setting[Any]:
+    says = 'a file lies inside its model, so give a relative path without "..".'
+    return Setting(name, lambda value: isinstance(value, str) and value != "" and is_inside(value), says)
+
+
+def _is_version(value: Any) -> bool:
     try:
-        Version(text)
-    except InvalidVersion:
-        raise PydanticCustomError("version", "it must be a version, such as 6.2.0") from None
-    return text
+        Version(value)
+    except (InvalidVersion, TypeError):
+        return False
+    return True
 
 
-def _size(value: Any) -> Any:
-    """A number, or one for each layer."""
-    for size in value if isinstance(value, list) else [value]:
-        if size is not None and (type(size) is not int or not 1 <= size <= MAX_SIZE):
-            raise PydanticCustomError("size", "it must be a whole number, from 1 to {most}", {"most": MAX_SIZE})
-    return value
-
-
-def _attention_types(value: Any) -> Any:
+def _are_attention_types(value: Any) -> bool:
     """GPT-Neo's kinds of attention: lists of kinds, and how often each list is repeated."""
     try:
-        layers = sum(len(kinds) * count for kinds, count in value or [])
+        return 0 <= sum(len(kinds) * count for kinds, count in value or []) <= MAX_LAYERS
     except (TypeError, ValueError):
-        layers = -1
-    if not 0 <= layers <= MAX_LAYERS:
-        raise PydanticCustomError(
-            "attention_types", "it must be lists of kinds with a number each, for at most {most} layers in all",
-            {"most": MAX_LAYERS},
-        )  # fmt: skip
-    return value
+        return False
 
 
-def _token_id(text: str) -> str:
-    if not (text.isascii() and text.isdigit() and int(text[:20]) < MAX_TOKENS):
-        raise PydanticCustomError(
-            "token_id", "its keys must be ids of tokens, from 0 to {most}", {"most": MAX_TOKENS - 1}
-        )
-    return text
+def _is_token_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and int(key[:20]) < MAX_TOKENS
 
 
-def _modalities(value: dict[str, Any]) -> dict[str, Any]:
+def _is_pooling(value: Any) -> bool:
+    return all(isinstance(mode, str) for mode in (value if isinstance(value, list) else [value]))
+
+
+def _reads_text(value: Any) -> bool:
     """ST calls the method of the backbone that the file names."""
-    text = value.get("text")
-    if not isinstance(text, dict) or text.get("method") != "forward" or type(text.get("method_output_name")) is not str:
-        raise PydanticCustomError(
-            "modalities", "it must have text read by the method forward, with a method_output_name"
+    text = value.get("text") if isinstance(value, dict) else None
+    return (
+        isinstance(text, dict) and text.get("method") == "forward" and isinstance(text.get("method_output_name"), str)
+    )
+
+
+_MODULE = (_a(str, "type"), _a(str, "path"), _a(str, "name"))
+# What ``config_sentence_transformers.json`` ``requires`` ST itself reads with care.
+_SENTENCE_TRANSFORMERS = (
+    _many(dict, optional(_a(str, "prompts"))),
+    optional(_a(str, "default_prompt_name")),
+    optional(_a(str, "similarity_fn_name")),
+    _a(str, "model_type"),
+    _a(dict, "__version__"),
+)
+_VERSIONS: Schema = [Setting("sentence_transformers", _is_version, "it must be a version, such as 6.2.0.")]
+#: ``config.json`` of ST's ``Pooling``; before ST 6, each mode had a key of its own.
+_POOLING: Schema = (
+    optional(whole("embedding_dimension", 1, MAX_SIZE)),
+    optional(whole("word_embedding_dimension", 1, MAX_SIZE)),
+    Setting("pooling_mode", _is_pooling, "it must be a string, or a list of strings."),
+)
+_SHARDS = (_a(dict, "metadata"), _many(dict, _a(str, "weight_map")))
+#: A backbone's ``config.json``: what is read of it before transformers makes a configuration of it.
+LANGUAGE_MODEL: Schema = (
+    optional(_many(list, _a(str, "architectures"))),
+    Setting(
+        "attention_types", _are_attention_types, f"give lists of kinds with a number each, for {MAX_LAYERS} layers."
+    ),
+    optional(_a(dict, "text_config")),
+    optional(_file("transformers_weights")),
+    _many(list, _file("configuration_files")),
+)
+#: ``adapter_config.json`` of peft.
+ADAPTER: Schema = (
+    optional(_a(str, "base_model_name_or_path")),
+    optional(whole("r", 0, MAX_SIZE)),
+    _many(dict, whole("rank_pattern", 0, MAX_SIZE)),
+    optional(_many(list, _many(list, whole("layer_replication", 0, MAX_LAYERS)))),
+    Setting("megatron_config", lambda value: value is None, "it would name a module to import: use null."),
+)
+#: ``tokenizer_config.json``.
+TOKENIZER: Schema = (
+    _many(list, _file("fast_tokenizer_files")),
+    _many(dict, _a(dict, "added_tokens_decoder")),
+    Setting(
+        "added_tokens_decoder",
+        lambda tokens: all(map(_is_token_id, tokens)),
+        f"its keys must be ids of tokens, from 0 to {MAX_TOKENS - 1}.",
+    ),
+)
+#: ``sentence_bert_config.json``, besides what a module's own class checks; the last three are former names of ST's.
+TRANSFORMER: Schema = (
+    _a(str, "module_output_name"),
+    Setting("modality_config", _reads_text, "it must have text read by the method forward, with a method_output_name."),
+    _a(str, "transformer_task"),
+    *(_a(dict, f"{kind}_kwargs") for kind in ("processing", "model", "processor", "config")),
+    *(_a(dict, f"{kind}_args") for kind in ("model", "tokenizer", "config")),
+)
+
+
+# Whole files
+
+
+def read_modules(file: Path) -> list[dict[str, Any]]:
+    """The modules of a model, by its ``modules.json``: each has a ``type``, a ``path`` and a ``name``.
+
+    Raises:
+        ValueError: If it is malformed, or a module lies outside the model.
+    """
+    entries = read_json(file)
+    if not entries or not _many(list, _a(dict, "")).allowed(entries):
+        raise ValueError(
+            f"{file} is {shown(entries)}: it must be a list of modules, at least one. Save the model again."
         )
-    return value
+    for number, entry in enumerate(entries):
+        check_values(entry, _MODULE, f"{file}, module {number},", needed=("type", "path", "name"))
+        check_inside(entry["path"], file)
+    found: list[dict[str, Any]] = entries
+    return found
 
 
-def _file_name(path: str) -> str:
-    if not path or not is_inside(path):
-        raise PydanticCustomError("inside", 'a file lies inside its model, so give a relative path without ".."')
-    return path
+def shards_of(index: Path) -> dict[str, str]:
+    """Which file has which weight, if the files that an index names, which lie beside it, lie there in truth.
+
+    Args:
+        index: The file, such as ``model.safetensors.index.json``.
+
+    Raises:
+        ValueError: If the index is malformed, or names a file outside.
+    """
+    found = read_object(index)
+    check_values(found, _SHARDS, index, needed=("weight_map",))
+    shards: dict[str, str] = found["weight_map"]
+    if not shards:
+        raise ValueError(f"{index} names no file of weights. Fetch it again, or save the model again.")
+    for name in sorted(set(shards.values())):
+        check_inside(name, index, "file")
+        check_link(index.parent / name, index.parent)
+    return shards
 
 
-_FileName = Annotated[str, AfterValidator(_file_name)]
-_Size = Annotated[Any, AfterValidator(_size)]
-_Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+def read_settings(directory: Path) -> dict[str, Any]:
+    """A model's ``config_sentence_transformers.json``; nothing where there is none.
+
+    Raises:
+        ValueError: If it is malformed.
+    """
+    file = directory / "config_sentence_transformers.json"
+    found = read_object(file) if file.is_file() else {}
+    check_values(found, _SENTENCE_TRANSFORMERS, file)
+    check_values(found.get("__version__", {}), _VERSIONS, file)
+    prompts, default = found.get("prompts", {}), found.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise ValueError(
+            f"{file} has the default_prompt_name {shown(default)}, and the prompts {shown(sorted(prompts))}: name one "
+            "of these, or remove it."
+        )
+    return found
 
 
-class ModuleEntry(_File):
-    type: str
-    path: Annotated[str, AfterValidator(_inside)]
-    name: str
-
-
-class ModulesFile(RootModel[Annotated[list[ModuleEntry], Field(min_length=1)]]):
-    """``modules.json``."""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
-
-
-class SentenceTransformersFile(_File):
-    """``config_sentence_transformers.json``. What it ``requires`` ST itself reads with care."""
-
-    prompts: dict[str, str | None] = {}
-    default_prompt_name: str | None = None
-    similarity_fn_name: str | None = None
-    model_type: str = "SentenceTransformer"
-    versions: dict[str, Any] = Field(default={}, alias="__version__")
-
-
-class _Versions(_File):
-    sentence_transformers: Annotated[str, AfterValidator(_version)] = "0"
-
-
-class PoolingFile(_File):
-    """``config.json`` of ST's ``Pooling``; before ST 6, each mode had a key of its own."""
-
-    embedding_dimension: _Size = None
-    word_embedding_dimension: _Size = None
-    pooling_mode: str | list[str] | None = None
-
-
-class ShardIndex(_File):
-    """Which file has which weight."""
-
-    metadata: dict[str, Any] = {}
-    weight_map: Annotated[dict[str, _FileName], Field(min_length=1)]
-
-
-class LanguageModelFile(_File):
-    """A backbone's ``config.json``: what is read of it before transformers makes a configuration of it."""
-
-    architectures: list[str] | None = None
-    attention_types: Annotated[Any, AfterValidator(_attention_types)] = None
-    text_config: dict[str, Any] | None = None
-    transformers_weights: _FileName | None = None
-    configuration_files: list[_FileName] = []
-
-
-class AdapterFile(_File):
-    """``adapter_config.json`` of peft."""
-
-    base_model_name_or_path: str | None = None
-    r: Annotated[int, Field(ge=0, le=MAX_SIZE)] | None = None
-    rank_pattern: dict[str, Annotated[int, Field(ge=0, le=MAX_SIZE)]] = {}
-    layer_replication: list[Annotated[list[_Layer], Field(min_length=2, max_length=2)]] | None = None
-    # It would name a module to import.
-    megatron_config: None = None
-
-
-class TokenizerFile(_File):
-    """``tokenizer_config.json``."""
-
-    fast_tokenizer_files: list[_FileName] = []
-    added_tokens_decoder: dict[Annotated[str, AfterValidator(_token_id)], dict[str, Any]] = {}
-
-
-class TransformerFile(_File):
-    """``sentence_bert_config.json``, besides what a module's own class checks."""
-
-    module_output_name: str = "token_embeddings"
-    modality_config: Annotated[dict[str, Any], AfterValidator(_modalities)] = {}
-    transformer_task: str = "feature-extraction"
-    processing_kwargs: dict[str, Any] = {}
-    model_kwargs: dict[str, Any] = {}
-    processor_kwargs: dict[str, Any] = {}
-    config_kwargs: dict[str, Any] = {}
-    # The names that ST gave them before, and still reads.
-    model_args: dict[str, Any] = {}
-    tokenizer_args: dict[str, Any] = {}
-    config_args: dict[str, Any] = {}
-
-
-# A whole model
-
-
-def check_saved(directory: Path) -> list[ModuleEntry]:
+def check_saved(directory: Path) -> list[dict[str, Any]]:
     """Hold the files that ST itself reads of a saved model to what they may say; nothing is loaded.
 
     What lies in the directory of a module of st_reba, that module checks when it is loaded.
@@ -351,18 +346,10 @@ def check_saved(directory: Path) -> list[ModuleEntry]:
     modules = directory / "modules.json"
     if not modules.is_file():
         return []
-    entries = checked(ModulesFile, read_json(modules), modules).root
-    settings = directory / "config_sentence_transformers.json"
-    if settings.is_file():
-        found = checked(SentenceTransformersFile, read_object(settings), settings)
-        checked(_Versions, found.versions, settings)
-        if found.default_prompt_name is not None and found.default_prompt_name not in found.prompts:
-            raise ValueError(
-                f"{settings} has the default_prompt_name {shown(found.default_prompt_name)}, and the prompts "
-                f"{shown(sorted(found.prompts))}: name one of these, or remove it."
-            )
+    entries = read_modules(modules)
+    read_settings(directory)
     for entry in entries:
-        config = directory / entry.path / "config.json"
-        if entry.type.endswith(".Pooling") and config.is_file():
-            checked(PoolingFile, read_object(config), config)
+        config = directory / entry["path"] / "config.json"
+        if entry["type"].endswith(".Pooling") and config.is_file():
+            check_values(read_object(config), _POOLING, config)
     return entries

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -21,9 +21,8 @@ from . import backbone
 from .attention.changes import BehindPrefix
 from .attention.function import ATTENTION
 from .attention.observers import Census
-from .precision import without_autocast
+from .backbone import first_layers, has_a_forward_of_its_own, twin, without_autocast
 from .run import Hook, Pass, hooked, passing
-from .view import first_layers, has_a_forward_of_its_own, twin
 
 #: What a model raises that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
@@ -32,7 +31,7 @@ CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, N
 TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Anatomy:
     """What a loaded language model is.
 
@@ -78,17 +77,13 @@ class Call(NamedTuple):
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
     """What a model is, found once: it stays with the model, goes with views of it, and is that of a compiled one."""
-    known, layers = _known(model), backbone.depth(model)
+    if not hasattr(model, "st_reba_anatomies"):
+        model.st_reba_anatomies = {}  # type: ignore[assignment]
+    # Of views that end earlier, too: by how many layers they have.
+    known, layers = cast(dict[int, Anatomy], model.st_reba_anatomies), backbone.depth(model)
     if layers not in known:
         known[layers], _ = probe(model)
     return known[layers]
-
-
-def _known(model: PreTrainedModel) -> dict[int, Anatomy]:
-    """What is known of a model and of the views of it, which may end earlier: by how many layers they have."""
-    if not hasattr(model, "st_reba_anatomies"):
-        model.st_reba_anatomies = {}  # type: ignore[assignment]
-    return cast(dict[int, Anatomy], model.st_reba_anatomies)
 
 
 def trial(model: PreTrainedModel) -> PreTrainedModel:
@@ -136,21 +131,27 @@ def probe(model: PreTrainedModel) -> tuple[Anatomy, Tensor]:
     except CANNOT_RUN:
         census = Census()
         tried, states, calls = _noted(model)
-    attending, calls_ours, sound = tuple(census.layers), bool(census.layers), True
-    if census.unknown or not attending:
+    attentions: Mapping[int, nn.Module | None] = census.attentions
+    calls_ours, sound = bool(attentions), True
+    if census.unknown or not attentions:
         name = "eager" if model.config._attn_implementation == ATTENTION else None
         own = output_on(trial(model), name).last_hidden_state
         calls_ours = calls_ours and close(states, own)
         if not calls_ours:
             attending, sound = _maps(model, own)
+            attentions = dict.fromkeys(attending)
     # A module that is called more than once is what it is the first time.
     first = {call.path: call for call in reversed(calls)}
     layers = _layers(tried, first)
-    projections = {index: _projection(layers[index], calls) for index in attending if index < len(layers)}
+    projections = {
+        index: _projection(layers[index], attention, calls)
+        for index, attention in attentions.items()
+        if index < len(layers)
+    }
     anatomy = Anatomy(
         # The two texts share their first token and differ in the second.
         is_causal=close(*states[:, 0]),
-        attention_layers=attending,
+        attention_layers=tuple(attentions),
         calls_our_attention=calls_ours,
         needs_explicit_softmax=census.explicit,
         maps_are_sound=sound,
@@ -218,18 +219,19 @@ def _norm(last: str, calls: Sequence[Call], wanted: Tensor) -> tuple[str, ...] |
     return tuple(steps) if _same(states, wanted) else None
 
 
-def _projection(layer: str, calls: Sequence[Call]) -> str | None:
-    """The last module with weights that is called within the attention, unless it is given what attention is given."""
-    # What reads a cache bears the layer's number, under the one name or, in GPT-Neo, the other: of several, one within
-    # the other, the innermost, which ends first.
-    within = [call for call in calls if call.path.startswith(f"{layer}.")]
-    numbered = [call for call in within if hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")]
-    if not numbered:
-        return None
-    attention = numbered[0]
-    inside = [call for call in within if call.path.startswith(f"{attention.path}.") and _has_weights(call.module)]
-    # In some architectures the projection stands beside the attention, and the last within it makes the values.
-    return None if not inside or _same(inside[-1].given, attention.given) else inside[-1].path
+def _projection(layer: str, attention: nn.Module | None, calls: Sequence[Call]) -> str | None:
+    """The last module with weights that is called within the attention, unless it is given what attention is given.
+
+    An attention that is not known reads a cache, for which it bears the layer's number, under the one name or, in
+    GPT-Neo, the other: of several, one within the other, the innermost, which ends first.
+    """
+    for path, module, given, _ in calls:
+        is_numbered = hasattr(module, "layer_idx") or hasattr(module, "layer_id")
+        if path.startswith(f"{layer}.") and (module is attention or (attention is None and is_numbered)):
+            inside = [call for call in calls if call.path.startswith(f"{path}.") and _has_weights(call.module)]
+            # In some architectures the projection stands beside the attention, and the last within makes the values.
+            return None if not inside or _same(inside[-1].given, given) else inside[-1].path
+    return None
 
 
 def _feed_forward(layer: str, calls: Sequence[Call]) -> tuple[str, ...]:
@@ -374,9 +376,8 @@ def reuses_cache(model: PreTrainedModel) -> bool:
     """
     anatomy = anatomy_of(model)
     if anatomy.reuses_cache is None:
-        anatomy = replace(anatomy, reuses_cache=_reuses_cache(model, anatomy))
-        _known(model)[backbone.depth(model)] = anatomy
-    return bool(anatomy.reuses_cache)
+        anatomy.reuses_cache = _reuses_cache(model, anatomy)
+    return anatomy.reuses_cache
 
 
 def _reuses_cache(model: PreTrainedModel, anatomy: Anatomy) -> bool:
@@ -430,7 +431,9 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{reason}, because its configuration says more about its layers than how many there are. Use "
             f"{all_layers}, or another model."
         )
-    if layers not in _known(model):
+    # Shared by both.
+    known = cast(dict[int, Anatomy], short.st_reba_anatomies)
+    if layers not in known:
         try:
             found, states = probe(short)
             *_, calls = _noted(model, ATTENTION if anatomy.calls_our_attention else None)
@@ -440,5 +443,5 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         with torch.inference_mode():
             if left is None or not close(states, norm(left)):
                 raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
-        _known(model)[layers] = found
+        known[layers] = found
     return short

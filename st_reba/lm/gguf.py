@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import atomic_directory
 from ..optional import require
-from .limits import MAX_EXPERTS, MAX_LAYERS
-from .sizes import SizeError, check_size
+from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"
 #: What every GGUF file begins with; those of Ollama have no suffix.
@@ -46,8 +44,6 @@ _SPENT = ("gguf_file", "subfolder", "revision")
 _HALF = ("float16", "bfloat16")
 #: Changes with what a conversion writes, so that older ones are not found any more.
 _FORMAT = 1
-
-_CHUNK = 1 << 20
 
 # Letters, digits, blanks, line breaks, another script, bytes: where tokenizers differ.
 _PROBES = ("Hello, world! It's 12345.", "  two  blanks\n\ttab", "我爱自然语言处理。", "Zwölf 🥊 <s> </s>")
@@ -131,7 +127,9 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     asked = str(dtype).removeprefix("torch.")
     # From float32, transformers rounds as it would from the file: what is kept so serves half precision, too.
     precisions = (asked, "float32") if asked in _HALF else ("float32",)
-    place = cached_assets_path("st_reba", "gguf", _sha256(file))
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    place = cached_assets_path("st_reba", "gguf", digest)
     read_by = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
     entries = [place / f"{precision}-{read_by}" for precision in precisions]
     if not any(entry.is_dir() for entry in entries):
@@ -193,37 +191,17 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
 # The conversion
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    chunks = -(-file.stat().st_size // _CHUNK)
-    with file.open("rb") as stream:
-        read = iter(partial(stream.read, _CHUNK), b"")
-        # A bar for the files that take more than a moment.
-        for chunk in tqdm(read, desc=f"Reading {file.name}", total=chunks, unit=" MiB", delay=1, leave=False):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _convert(file: Path, entry: Path, dtype: torch.dtype) -> None:
     """Convert a file, whoever holds the lock of its place; all of the directory appears at once."""
     for left in entry.parent.glob(".*"):
         # Of a conversion that was killed.
         shutil.rmtree(left)
-    with tqdm(total=3, bar_format="{desc} ({n_fmt}/{total_fmt}, {elapsed})") as bar:
-
-        def step(what: str) -> None:
-            bar.set_description_str(f"Converting {file.name}, once: {what}")
-            bar.update()
-
+    with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"):
         with _alone(file) as source, _explained(file):
             stored = _stored(source, file)
-            step("tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-            step("weights")
             model = _read(source, dtype, stored, file)
-        step("writing")
-        _check_room(model, file, entry.parent)
-        with atomic_directory(entry) as scratch:
+        with atomic_directory(entry, "HF_ASSETS_CACHE") as scratch:
             out = scratch / file.stem
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
@@ -306,17 +284,6 @@ def _explained(file: Path) -> Iterator[None]:
             "architecture or a type of weights that is not supported, give the model as its authors publish it "
             "(config.json and safetensors)."
         ) from error
-
-
-def _check_room(model: PreTrainedModel, file: Path, place: Path) -> None:
-    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise OSError(
-            f"{file} unpacked takes {needed / 1e9:.1f} GB, and {place} has {free / 1e9:.1f} GB free. Make room, set "
-            'HF_ASSETS_CACHE to a directory on a larger disk, or load it in half precision: model_kwargs={"dtype": '
-            '"bfloat16"}.'
-        )
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: Path, file: Path) -> None:

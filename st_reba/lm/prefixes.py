@@ -16,7 +16,6 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from ..text.layout import Layout
 from . import backbone
-from .precision import autocast_dtype
 from .run import Before, Pass, current, passing
 
 #: The token ids of P prefixes, one for each of the prompts that a text stands in.
@@ -153,7 +152,7 @@ class KeptPrefixes:
 
     def get(self, model: PreTrainedModel, ids: Ids) -> Prefixes:
         """Those of these tokens; computed, if they are not kept."""
-        key = ids, autocast_dtype(backbone.device(model))
+        key = ids, backbone.autocast_dtype(backbone.device(model))
         with self._lock:
             weights = tuple(map(_values_of, chain(model.parameters(), model.buffers())))
             if weights != self._weights:

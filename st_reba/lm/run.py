@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -210,29 +210,22 @@ def put(states: Tensor, position: Tensor, values: Tensor) -> Tensor:
     return states.index_put((torch.arange(len(states), device=states.device), position), values.to(states))
 
 
+@dataclass(frozen=True, eq=False)
 class StatesAt:
     """An observer of states: what each of some modules is given, or gives, in one pass. It changes nothing.
 
-    Args:
+    Attributes:
         modules: The modules, in the order in which their states are wanted.
         side: ``"before"``: what a module is given. ``"after"``: what it gives.
         position: (B,), the one position of each row that is looked at; None: all.
         halts: Whether the pass ends when all of them have been seen: :class:`Halt` is raised.
     """
 
-    def __init__(
-        self,
-        modules: Iterable[nn.Module],
-        side: Literal["before", "after"],
-        position: Tensor | None = None,
-        *,
-        halts: bool = False,
-    ) -> None:
-        self.modules = list(modules)
-        self.side = side
-        self.position = position
-        self.halts = halts
-        self._seen: dict[nn.Module, Tensor] = {}
+    modules: Sequence[nn.Module]
+    side: Literal["before", "after"]
+    position: Tensor | None = None
+    halts: bool = field(default=False, kw_only=True)
+    _seen: dict[nn.Module, Tensor] = field(default_factory=dict, init=False)
 
     def states(self) -> list[Tensor]:
         """For each module that was called, on its device, (B, D); or, where all are looked at, (B, N, D)."""
@@ -262,22 +255,18 @@ class AllLayers:
         self.given = given
         self.gave = gave
         self.norm = norm
-        self._widths: list[int] = []
+        self.widths: list[int] = []
 
     def beside(self, last: Tensor) -> Tensor:
         """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
         below = [*self.given.states(), *self.gave.states()[:-1]]
         layers = [*(self.norm(states).to(last.device) for states in below), last]
-        self._widths = [states.shape[-1] for states in layers]
+        self.widths = [states.shape[-1] for states in layers]
         return torch.cat(layers, dim=-1)
-
-    def last(self, states: Tensor) -> Tensor:
-        """The last layer's, of states side by side."""
-        return states[..., -self._widths[-1] :]
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """Each layer's, of states side by side."""
-        return tuple(layer.contiguous() for layer in states.split(self._widths, dim=-1))
+        return tuple(layer.contiguous() for layer in states.split(self.widths, dim=-1))
 
 
 @contextlib.contextmanager
@@ -306,7 +295,7 @@ def recording(
 def last_layer(states: Tensor) -> Tensor:
     """The last layer's states, (..., D), of what :func:`run` gave where all layers may be recorded."""
     record = current().record
-    return states if record is None else record.last(states)
+    return states if record is None else states[..., -record.widths[-1] :]
 
 
 def recorded(last: Tensor) -> Tensor:
@@ -397,22 +386,10 @@ def _remember_passes(model: PreTrainedModel) -> None:
             "that. Train it without gradient checkpointing, with smaller batches."
         )
     for module in found:
-        checkpoint = getattr(module, _RUNS_A_LAYER)
-        if not isinstance(checkpoint, _InThisPass):
-            setattr(module, _RUNS_A_LAYER, _InThisPass(checkpoint))
+        checkpoint = partial(getattr(module, _RUNS_A_LAYER), use_reentrant=False, context_fn=_first_and_second_run)
+        setattr(module, _RUNS_A_LAYER, checkpoint)
 
 
-@dataclass(frozen=True)
-class _InThisPass:
-    """Checkpoints a function together with the pass in which it is called."""
-
-    checkpoint: Callable[..., Any]
-
-    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        now = current()
-
-        def again(*given: Any, **named: Any) -> Any:
-            with passing(now):
-                return function(*given, **named)
-
-        return self.checkpoint(again, *args, **kwargs)
+def _first_and_second_run() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """What holds in a layer's first run does by itself; in its second, what does now."""
+    return contextlib.nullcontext(), passing(current())

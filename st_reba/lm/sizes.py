@@ -1,4 +1,4 @@
-"""Whether a configuration describes a model of the size that its checkpoint has, before memory is taken for it."""
+"""What a model's files may ask for: the most of anything, and no larger a model than the checkpoint has weights for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModel, PreTrainedConfig
+
+# Far above what any model has: more is a mistake or an attack.
+
+#: Layers. The deepest of language models have some hundred.
+MAX_LAYERS = 1024
+#: Experts in a layer. Some models have several hundred.
+MAX_EXPERTS = 4 * MAX_LAYERS
+#: Labels of a classifier, for each of which transformers keeps a name. Some have some tens of thousands.
+MAX_LABELS = 2**16
+#: Any size, and positions.
+MAX_SIZE = 2**31
+#: Tokens. The largest vocabularies have a quarter of a million.
+MAX_TOKENS = 2**24
 
 #: How many times what a checkpoint holds its model may have: a head that is tied is counted twice.
 _TIMES = 2

@@ -16,14 +16,14 @@ from .causal_module import CausalModule as CausalModule
 from .causal_transformer import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
 from .early_late import EarlyLateModule
-from .echo import EchoModule
-from .echo_layers import EchoLayersModule
+from .echo import EchoLayersModule, EchoModule
 from .embedding_filter import EmbeddingFilter
 from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
 from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
 from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
-from .layerwise_autoencoder import LayerStates, LayerwiseAutoencoder
+from .layer_states import LayerStates
+from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
 from .partwise_whitening import PartwiseWhitening

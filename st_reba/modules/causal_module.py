@@ -24,9 +24,9 @@ from ..hub import compat
 from ..lm import anatomy, backbone, gguf
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
+from ..lm.backbone import view
 from ..lm.prefixes import KeptPrefixes, Prefixes, behind, shared_ids
 from ..lm.run import Halt, PassChange, current, recording, run
-from ..lm.view import view
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room

@@ -18,9 +18,8 @@ from ..lm import backbone
 from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
 from ..lm.attention.changes import Bidirectional, FirstKey
 from ..lm.attention.setup import require_interface
-from ..lm.precision import for_summing
+from ..lm.backbone import for_summing, resolve_layer
 from ..lm.run import Hook, PassChange, StatesAt, at, put
-from ..lm.view import resolve_layer
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND, USUAL_CONTRAST, Contrast, Template

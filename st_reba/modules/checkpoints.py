@@ -29,9 +29,8 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
-from ..hub.saved_files import checked, quoted, read_object, shown
-from ..lm.limits import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
-from ..lm.sizes import check_size, in_a_line
+from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
+from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, check_size, in_a_line
 from ..settings import described, tokens
 from ..version import REQUIREMENT
 
@@ -210,16 +209,6 @@ class SafeTransformer(compat.ReportingTransformer):
         note_requirement(Path(output_path))
 
 
-def check_inside(subfolder: str) -> str:
-    """Refuse a module's path that leads out of its model, by the rules of any system (later STs do so, too)."""
-    if not saved_files.is_inside(subfolder):
-        raise ValueError(
-            f"modules.json has the path {subfolder!r}: a module lies inside its model, so give a relative path "
-            'without "..", or "" for the model\'s own directory.'
-        )
-    return subfolder
-
-
 @dataclass(frozen=True)
 class Files:
     """A model's files.
@@ -285,7 +274,7 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
     """
     kinds = {name: _FORMER_NAMES.get(name, name) for name in (*_ARGUMENTS, *_FORMER_NAMES)}
     check_settings(settings, {*known, *_FORMER_SETTINGS, *kinds}, module, file)
-    checked(saved_files.TransformerFile, dict(settings), file)
+    check_values(settings, saved_files.TRANSFORMER, file)
     for name, kind in kinds.items():
         allowed = _ARGUMENTS[kind]
         for argument, value in settings.get(name, {}).items():
@@ -326,9 +315,10 @@ def check_model(
     if found is None:
         return None
     adapter = Path(found)
-    settings = checked(saved_files.AdapterFile, read_object(adapter), adapter)
+    settings = read_object(adapter)
+    check_values(settings, saved_files.ADAPTER, adapter)
     _check_ranks(settings, adapter)
-    base = Files(str(settings.base_model_name_or_path), of_base(files.arguments))
+    base = Files(str(settings.get("base_model_name_or_path")), of_base(files.arguments))
     _check_config(base, chosen)
     return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base
 
@@ -347,7 +337,7 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """A configuration, or an object within one, which stands at ``path``, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_PARTS):
-        checked(saved_files.LanguageModelFile, config, f"{file}, {path}," if path else file)
+        check_values(config, saved_files.LANGUAGE_MODEL, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         if key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen and not _is_plain(value):
@@ -385,17 +375,18 @@ def read_config(files: Files) -> PreTrainedConfig:
         raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
     for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
         size = getattr(config.get_text_config(decoder=True), name, None)
-        if type(size) is int and not 1 <= size <= MAX_SIZE:
+        # An older huggingface_hub takes true for a number.
+        if isinstance(size, bool) or (isinstance(size, int) and not 1 <= size <= MAX_SIZE):
             raise ValueError(f"{file} sets {name} to {size}: it must be a whole number, from 1 to {MAX_SIZE}.")
     return config
 
 
-def _check_ranks(settings: saved_files.AdapterFile, adapter: Path) -> None:
+def _check_ranks(settings: Mapping[str, Any], adapter: Path) -> None:
     """An adapter's ranks are dimensions of its weights."""
     weights = adapter.with_name(_ADAPTER_WEIGHTS)
     if not weights.is_file():
         return
-    rank = max([settings.r or 0, *settings.rank_pattern.values()])
+    rank = max([settings.get("r") or 0, *settings.get("rank_pattern", {}).values()])
     largest = max((size for shape in _shapes(weights) for size in shape), default=0)
     if rank > largest:
         raise ValueError(
@@ -416,7 +407,7 @@ def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | Non
     """
     found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
     if found is not None:
-        checked(saved_files.TokenizerFile, read_object(found), found)
+        check_values(read_object(found), saved_files.TOKENIZER, found)
 
 
 def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
@@ -485,7 +476,7 @@ def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedCo
     if found is None or found.suffix != ".json":
         return [] if found is None else [found]
     shards = []
-    for name in sorted(set(saved_files.checked_index(found).weight_map.values())):
+    for name in sorted(set(saved_files.shards_of(found).values())):
         shard = files.find(name)
         if shard is None:
             raise FileNotFoundError(f"{found} names {name!r}, which is not there: get the whole checkpoint.")
@@ -583,6 +574,5 @@ def backbone_of(name_or_path: str) -> str:
     root = Path(name_or_path)
     if (root / utils.CONFIG_NAME).is_file() or not (root / "modules.json").is_file():
         return name_or_path
-    modules = checked(saved_files.ModulesFile, saved_files.read_json(root / "modules.json"), root / "modules.json").root
-    inner = root / modules[0].path
+    inner = root / saved_files.read_modules(root / "modules.json")[0]["path"]
     return str(inner) if (inner / utils.CONFIG_NAME).is_file() else name_or_path

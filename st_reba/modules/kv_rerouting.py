@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from ..lm.precision import for_summing
+from ..lm.backbone import for_summing
 from ..settings import flag
 from .causal_module import PoolOver, Rows
 from .causal_transformer import CausalTransformer

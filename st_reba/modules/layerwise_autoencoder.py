@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from numpy.typing import ArrayLike
-from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
-from ..lm.anatomy import layer_paths
-from ..lm.limits import MAX_LAYERS
-from ..lm.run import StatesAt
-from ..settings import flag, whole
-from ..text.layout import Layout
-from ..text.templates import preset
-from .causal_module import PoolOver
-from .causal_transformer import CausalTransformer
-from .changes import BeforeFeedForward, Change
+from ..lm.sizes import MAX_LAYERS
+from ..settings import Setting, flag, whole
 from .moments import Moments
 from .partwise_whitening import SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
-from .token_vectors import TokenVectors, last_of, last_position, picked
 
-#: Widths of the bottlenecks in the paper, whose GPT-2 medium has D = 1,024: a quarter and a half of it.
-PAPER_BOTTLENECKS = (256, 512)
+#: Widths of the bottlenecks in the paper, and the shares of D = 1,024, the width of its GPT-2 medium, that they are.
+PAPER_BOTTLENECKS = ((256, 1 / 4), (512, 1 / 2))
 
 # The exponential of more than this is far from 1 on the one side and from overflow on the other.
 _LARGEST_LOGIT = 30.0
@@ -40,86 +30,6 @@ HIDDEN_SIZE = whole("hidden_size", 1, _WIDEST)
 HEAD_DIMENSION = whole("head_dimension", 1, _WIDEST)
 ENCODERS = flag("encoders")
 DECODERS = flag("decoders")
-
-
-class LayerStates(CausalTransformer):
-    r"""A causal model that hands on its last token's residual stream behind every layer.
-
-    .. math:: z_l = h^{(l)}_n, \quad l = 1, \dots, L
-
-    where :math:`h^{(l)}` is what layer l leaves in the residual stream (FREEZE, section 3.2: "last token at each layer,
-    after the residual connection"): raw, **before** the final norm, for the last layer too, of which transformers hands
-    out the normalised state alone. The input embeddings, :math:`h^{(0)}`, are not among them.
-
-    Adds ``layer_states`` (B, L, D) to the features, for :class:`LayerwiseAutoencoder`. The token embeddings are those
-    of :class:`CausalTransformer`, so that ST's ``Pooling`` means what it means there. One pass gives all of it, and of
-    each layer nothing is kept but one vector a text.
-
-    Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
-        pool_over: Whose last token is read: ``"text"`` (the text's own) or ``"all"`` (the layout's); see
-            :class:`CausalModule`. None: ``"text"``, or as the template's name says.
-        **transformer_kwargs: As for ST's ``Transformer``.
-
-    Raises:
-        ValueError: If the template has another number of slots, the model is not causal, its layers cannot be read, or
-            its last layer is to be read before the feed-forward part.
-    """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
-    method = "Layer states"
-    equation = r"z_l = h^{(l)}_n, \quad l = 1, \dots, L"
-    citation = (
-        "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
-        "Extractors for Semantic Tasks. 2024."
-    )
-
-    def __init__(
-        self,
-        model_name_or_path: str | Transformer,
-        *,
-        template: str = "{text}",
-        pool_over: PoolOver | None = None,
-        **transformer_kwargs: Any,
-    ) -> None:
-        # Every layer is read, so it means nothing at which one a prompt's authors read it.
-        known = replace(preset(template), output_layer=None, final_norm=None)
-        super().__init__(model_name_or_path, template=template, preset=known, pool_over=pool_over, **transformer_kwargs)
-        #: L, the number of layers.
-        self.depth = len(layer_paths(self.model))
-
-    @property
-    def no_chunks(self) -> str:
-        return (
-            "gives a text as a whole its states of each layer: a chunk has none. Encode each chunk as a text of its "
-            "own, or use another recipe."
-        )
-
-    def _unfit(self, change: Change) -> str | None:
-        if isinstance(change, BeforeFeedForward):
-            return (
-                f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave "
-                "the change out."
-            )
-        return None
-
-    @classmethod
-    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The settings that were saved. Version 0.1, which wrote no ``final_norm``, handed on all tokens whatever."""
-        config = super().load_config(*args, **kwargs)
-        return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
-
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        selected = self.selected(layout)
-        tokens = StatesAt([self.layer(index) for index in range(self.depth)], "after", last_position(selected))
-        states = self.run(layout, change=[tokens.as_change()], **kwargs)
-        layers = torch.stack([token.to(states.device) for token in tokens.states()], dim=1)
-        empty = (layout.text_lengths == 0).to(layers.device, non_blocking=True)
-        layers = layers.masked_fill(empty[:, None, None], 0)
-        reading = picked(states, layout.input_ids, last_of(selected) if self.rows == "last" else selected)
-        return reading._replace(extra={"layer_states": layers})
 
 
 class LayerwiseAutoencoder(StoredModule):
@@ -161,8 +71,7 @@ class LayerwiseAutoencoder(StoredModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    settings = (DEPTH, HIDDEN_SIZE, HEAD_DIMENSION, ENCODERS, DECODERS)
-    config_keys = [*(setting.name for setting in settings), "bottlenecks", "layers"]
+    config_keys = ["depth", "hidden_size", "head_dimension", "encoders", "decoders", "bottlenecks", "layers"]
 
     def __init__(
         self,
@@ -184,13 +93,14 @@ class LayerwiseAutoencoder(StoredModule):
         if decoders and not encoders:
             raise ValueError("decoders=True with encoders=False: there is nothing to decode. Leave out one of the two.")
         #: Behind which layers the states are read, counted from 1; None: all of them.
-        self.layers = None if layers is None else _checked_layers(layers, depth)
+        checked = _layers(depth).check(layers)
+        self.layers = None if checked is None else list(checked)
         self._indices = [layer - 1 for layer in self.layers or range(1, depth + 1)]
         count = len(self._indices)
         if bottlenecks is None:
-            quarter, half = PAPER_BOTTLENECKS
-            bottlenecks = (min(quarter, max(1, hidden_size // 4)), min(half, max(1, hidden_size // 2)))[-count:]
-        self.bottlenecks = _checked_bottlenecks(bottlenecks, count, hidden_size)
+            of_the_paper = [min(width, max(1, int(share * hidden_size))) for width, share in PAPER_BOTTLENECKS]
+            bottlenecks = of_the_paper[-count:]
+        self.bottlenecks = list(_bottlenecks(count, hidden_size).check(bottlenecks))
         #: (L,) widths of the encodings.
         self.widths = [hidden_size] * count
         if encoders:
@@ -206,11 +116,6 @@ class LayerwiseAutoencoder(StoredModule):
     def get_embedding_dimension(self) -> int:
         """The widths of all encodings, together."""
         return sum(self.widths)
-
-    @property
-    def _weight(self) -> Tensor:
-        """One of the weights: states and embeddings take its precision and its device."""
-        return next(self.head.parameters())
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Encode and concatenate.
@@ -254,7 +159,7 @@ class LayerwiseAutoencoder(StoredModule):
 
     def _of_layers(self, states: Tensor) -> list[Tensor]:
         """L times (B, D): those that are read."""
-        layers = states.to(self._weight.dtype).unbind(dim=1)
+        layers = states.to(next(self.parameters()).dtype).unbind(dim=1)
         return [layers[index] for index in self._indices]
 
     def reconstruction_errors(self, states: Tensor) -> Tensor:
@@ -301,9 +206,8 @@ class LayerwiseAutoencoder(StoredModule):
 
     def without_decoders(self) -> LayerwiseAutoencoder:
         """A copy that has no decoders, for when pretraining is over."""
-        config = {**self.get_config_dict(), "decoders": False}
-        other = type(self)(**config)
-        other.load_state_dict({name: value for name, value in self.state_dict().items() if "decoder" not in name})
+        other = type(self)(**{**self.get_config_dict(), "decoders": False})
+        other.load_state_dict(self.state_dict(), strict=False)
         return other
 
     def distances(self, first: Tensor, second: Tensor) -> Tensor:
@@ -333,7 +237,8 @@ class LayerwiseAutoencoder(StoredModule):
         Raises:
             ValueError: If they are not of the same shape, or of another width.
         """
-        one, other = (torch.atleast_2d(torch.as_tensor(given).to(self._weight)) for given in (first, second))
+        weight = next(self.parameters())
+        one, other = (torch.atleast_2d(torch.as_tensor(given).to(weight)) for given in (first, second))
         dimension = self.get_embedding_dimension()
         if one.shape != other.shape or one.ndim != 2 or one.shape[1] != dimension:
             raise ValueError(
@@ -365,27 +270,27 @@ class SimilarityHead(nn.Module):
         return 1 / (1 + distances.to(precise).mean(dim=-1) * odds)
 
 
-def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:
-    listed = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else []
-    known = all(type(layer) is int and 1 <= layer <= depth for layer in listed)
-    if not listed or not known or listed != sorted(set(listed)):
-        raise ValueError(
-            f"layers={layers!r}: give a rising list of layers from 1 to {depth}, such as [{max(1, depth // 2)}, "
-            f"{depth}], or None for all of them."
-        )
-    return listed
+def _layers(depth: int) -> Setting[Sequence[int] | None]:
+    """Which of so many layers are read."""
+    return Setting(
+        "layers",
+        lambda given: given is None or (_are_whole(given, depth) and list(given) == sorted(set(given))),
+        f"give a rising list of layers from 1 to {depth}, such as [{max(1, depth // 2)}, {depth}], or None for all of "
+        "them.",
+    )
 
 
-def _checked_bottlenecks(bottlenecks: Sequence[int], count: int, hidden_size: int) -> list[int]:
-    listed = list(bottlenecks) if isinstance(bottlenecks, Sequence) and not isinstance(bottlenecks, str) else []
-    if not 1 <= len(listed) <= count:
-        raise ValueError(
-            f"bottlenecks={bottlenecks!r}: give a list of widths for equal shares of the {count} layers, such as "
-            f"[256, 512]; at most {count}."
-        )
-    for width in listed:
-        if type(width) is not int or not 1 <= width <= hidden_size:
-            raise ValueError(
-                f"bottlenecks={listed}: a width is a whole number from 1 to {hidden_size}, the width of a state."
-            )
-    return listed
+def _bottlenecks(count: int, hidden_size: int) -> Setting[Sequence[int]]:
+    """The widths of the encodings of so many layers."""
+    return Setting(
+        "bottlenecks",
+        lambda given: _are_whole(given, hidden_size) and len(given) <= count,
+        f"give a list of widths for equal shares of the {count} layers, such as [256, 512]; at most {count}, each a "
+        f"whole number from 1 to {hidden_size}, the width of a state.",
+    )
+
+
+def _are_whole(given: Any, most: int) -> bool:
+    """Whether it is a list of whole numbers from 1 on, one at least."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    return is_list and all(type(number) is int and 1 <= number <= most for number in given)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..hub.saved_files import checked_index
+from ..hub.saved_files import shards_of
 from ..lm import gguf
 from .checkpoints import Files, backbone_of, check_model, read_config
 from .stored import check_magnitudes
@@ -206,7 +206,7 @@ def _checkpoint_blocks(path: str, asked: dict[str, Any]) -> Iterator[Tensor]:
     # A tied head is kept as the input embeddings or, seldom, as itself.
     names = (*_EMBEDDINGS, *_HEADS) if _is_tied(read_config(files)) else _HEADS
     index = files.find(SAFE_WEIGHTS_INDEX_NAME)
-    shards = {} if index is None else checked_index(index).weight_map
+    shards = {} if index is None else shards_of(index)
     name = SAFE_WEIGHTS_NAME if index is None else shards.get(_find(names, shards) or "")
     file = None if name is None else files.find(name)
     if file is not None:

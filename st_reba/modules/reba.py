@@ -16,7 +16,7 @@ from ..lm import backbone
 from ..lm.attention import setup
 from ..lm.attention.observers import InChunks, RunningMaximum
 from ..lm.attention.weights import split
-from ..lm.precision import weighted_sum
+from ..lm.backbone import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
 from ..text.layout import Layout, repeated_chunks
 from ..text.templates import Template

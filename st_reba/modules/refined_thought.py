@@ -18,7 +18,7 @@ from ..lm import backbone
 from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
 from ..lm.attention.setup import make_cacheable, watched_last_layer
-from ..lm.precision import for_summing, weighted_sum
+from ..lm.backbone import for_summing, weighted_sum
 from ..lm.run import PassChange, at, last_layer, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout

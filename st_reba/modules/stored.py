@@ -11,9 +11,9 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from ..hub.saved_files import read_object
+from ..hub.saved_files import check_inside, read_object
 from ..settings import described
-from .checkpoints import check_inside, check_settings, note_requirement
+from .checkpoints import check_settings, note_requirement
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
 #: much more, squares overflow in float32, and an embedding is no number or a zero vector.

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hub import compat
 from ..lm.gguf import is_gguf
-from ..settings import tokens
-from .checkpoints import (
-    REPORTING,
-    SafeTransformer,
-    backbone_of,
-    check_checkpoint,
-    check_tokenizer,
-    check_weights,
-    lacking,
-)
+from ..settings import tokens, whole
+from .checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
 
 #: Where in a saved model the second tower lies.
 SECOND = "tower_2"
@@ -95,36 +87,44 @@ class TwinTower(SafeTransformer):
                 f"second_subfolder={second_subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
                 "another encoder, give second_model_name_or_path."
             )
-        arguments = _arguments(transformer_kwargs)
-        if "subfolder" not in arguments["model_kwargs"]:
+        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
             model_name_or_path = backbone_of(model_name_or_path)
-        config = _encoder_config(model_name_or_path, arguments)
+        config = _encoder_config(model_name_or_path, transformer_kwargs)
         depth = config.num_hidden_layers
-        if type(cross_every) is not int or not 0 <= cross_every <= depth:
-            raise ValueError(
-                f"cross_every={cross_every!r}: give a number of layers from 1 to {depth}, as many as each tower has, "
-                "or 0 for no cross-attention. 2, every second layer, is the paper's choice."
-            )
-        second = second_model_name_or_path
+        says = (
+            f"give a number of layers from 1 to {depth}, as many as each tower has, or 0 for no cross-attention. 2, "
+            "every second layer, is the paper's choice."
+        )
+        self.cross_every = whole("cross_every", 0, depth, says).check(cross_every)
+        second, arguments = second_model_name_or_path, transformer_kwargs
         if second_subfolder is not None:
-            second, arguments = model_name_or_path, _arguments(transformer_kwargs, second_subfolder)
+            second, arguments = model_name_or_path, _inside(second_subfolder, transformer_kwargs)
         if second is not None:
-            second_config = _encoder_config(second, arguments)
-            _check_they_fit(config, second_config, cross_every)
+            _check_they_fit(config, _encoder_config(second, arguments), cross_every)
         super().__init__(model_name_or_path, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
         tokenizer: Any = self.tokenizer
         tokens("the tokenizer's model_max_length").check(tokenizer.model_max_length)
-        if second is None:
-            self.second = deepcopy(self.model)
-        else:
-            if second_subfolder is None:
-                _check_tokens(tokenizer, second, arguments["processor_kwargs"])
-            self.second = _encoder(second, arguments, second_config)
+        self.second = deepcopy(self.model) if second is None else self._second(second, arguments)
         for tower in self.towers:
             compat.check_placement(tower)
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(positions, self.towers))
-        self.cross_every = cross_every
+
+    def _second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
+        """Tower II, loaded as tower I is.
+
+        Raises:
+            ValueError: If its tokens are not those of tower I.
+        """
+        loaded = SafeTransformer(name, **arguments)
+        loaded.check_weights(_TRAINED_ONLY)
+        tokenizers: list[Any] = [self.tokenizer, loaded.tokenizer]
+        if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+            raise ValueError(
+                f"The tokenizer of {name} is not that of the first tower, and both towers read the same tokens. Give "
+                "two encoders with one tokenizer."
+            )
+        return loaded.model
 
     @property
     def towers(self) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -268,34 +268,30 @@ def _heads(states: Tensor, attention: Any) -> Tensor:
 # Loading
 
 
-def _arguments(transformer_kwargs: dict[str, Any], subfolder: str | None = None) -> dict[str, dict[str, Any]]:
-    """What transformers' loaders are given for a tower that lies in this directory of the model."""
-    kinds = ("model_kwargs", "config_kwargs", "processor_kwargs")
-    found = {kind: dict(transformer_kwargs.get(kind) or {}) for kind in kinds}
-    if subfolder is not None:
-        for given in found.values():
-            given["subfolder"] = "/".join(filter(None, (given.get("subfolder"), subfolder)))
+def _inside(subfolder: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of ``Transformer`` for an encoder in a directory of a model, which has the tokenizer."""
+    found = dict(arguments)
+    for kind in ("model_kwargs", "config_kwargs"):
+        given = arguments.get(kind) or {}
+        found[kind] = {**given, "subfolder": "/".join(filter(None, (given.get("subfolder"), subfolder)))}
     return found
 
 
-def _encoder_config(name: str, arguments: dict[str, dict[str, Any]]) -> PreTrainedConfig:
-    """The configuration of a tower, for which no weight is read."""
+def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of a tower, for which no weight is read.
+
+    Raises:
+        ValueError: If it is that of no encoder of BERT's build, or asks for more than it may.
+    """
     if is_gguf(name):
         raise ValueError(
             f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
             "one. Give a directory or Hub id with config.json and safetensors."
         )
-    check_checkpoint(name, arguments["model_kwargs"], arguments["config_kwargs"])
-    config = AutoConfig.from_pretrained(name, **arguments["config_kwargs"])
+    check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
+    config = read_config(Files(name, arguments.get("config_kwargs") or {}))
     check_family(config, name)
     return config
-
-
-def _encoder(name: str, arguments: dict[str, dict[str, Any]], config: PreTrainedConfig) -> PreTrainedModel:
-    model, report = AutoModel.from_pretrained(name, config=config, **arguments["model_kwargs"], **REPORTING)
-    place = "/".join(filter(None, (name, arguments["model_kwargs"].get("subfolder"))))
-    check_weights(model, lacking(report), place, _TRAINED_ONLY)
-    return cast(PreTrainedModel, model)
 
 
 def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_every: int) -> None:
@@ -309,13 +305,4 @@ def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_eve
         raise ValueError(
             f"cross_every={cross_every} needs towers of one shape (layers, heads, inner size, activation), and these "
             "differ. Use two encoders of one shape, or cross_every=0 (TNCSE)."
-        )
-
-
-def _check_tokens(tokenizer: Any, second: str, processor_kwargs: dict[str, Any]) -> None:
-    check_tokenizer(second, processor_kwargs)
-    if AutoTokenizer.from_pretrained(second, **processor_kwargs).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"The tokenizer of {second} is not that of the first tower, and both towers read the same tokens. Give "
-            "two encoders with one tokenizer."
         )

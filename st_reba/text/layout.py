@@ -148,12 +148,6 @@ class Chunks:
     number: Tensor
 
 
-def chunk_sizes(layout: Layout, length: int) -> Tensor:
-    """(B, count): tokens in each chunk of each text, at most ``length``; 0 behind its end. There is at least one."""
-    first = torch.arange(0, layout.longest_text, length)
-    return (layout.text_lengths[:, None] - first).clamp(0, length)
-
-
 def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = False) -> Chunks:
     """Cut texts into chunks and repeat each.
 
@@ -166,7 +160,9 @@ def repeated_chunks(layout: Layout, length: int, copies: int, last_only: bool = 
     Returns:
         The chunks. A text without tokens has one, without tokens.
     """
-    start, sizes = layout.text_start, chunk_sizes(layout, length)
+    start = layout.text_start
+    # (B, count): tokens in each chunk of each text, 0 behind its end.
+    sizes = (layout.text_lengths[:, None] - torch.arange(0, layout.longest_text, length)).clamp(0, length)
     number = torch.arange(sizes.shape[1])
     last = (layout.text_lengths[:, None] - 1).clamp(min=0) // length
     text, number = (number == last if last_only else number <= last).nonzero(as_tuple=True)

@@ -49,15 +49,6 @@ class Frame(NamedTuple):
         """Tokens of a layout in pieces that are not text. As a whole they may be a few more or less."""
         return len([*self.before, *self.prompt, *chain(*self.literals), *self.after])
 
-    def room(self, positions: int) -> int:
-        """How many tokens one copy may have if the layout is to fit ``positions``; less than 1 if none."""
-        available, blocks = positions - self.overhead, self.template.blocks
-        if blocks is None:
-            return available // self.template.copies
-        # Each block has two slots. The template's own slot, which is part of the overhead, is one of them.
-        full, rest = divmod(available + 1, blocks.length + 2)
-        return full * blocks.length + max(0, rest - 2)
-
 
 class _Row(NamedTuple):
     """A text in its layout.
@@ -126,14 +117,21 @@ def room(around: Sequence[Frame], positions: int) -> int:
     Raises:
         ValueError: If none.
     """
-    least = min(around, key=lambda frame: frame.room(positions))
-    if least.room(positions) < 1:
-        raise ValueError(
-            f"{least.overhead} tokens of prompt, template and special tokens leave no room for {least.template.copies} "
-            f"copies of a text in the model's {positions} positions. Use fewer repetitions, or a shorter template or "
-            "prompt."
-        )
-    return least.room(positions)
+    rooms = []
+    for frame in around:
+        overhead, copies, blocks = frame.overhead, frame.template.copies, frame.template.blocks
+        left = (positions - overhead) // copies
+        if blocks is not None:
+            # Each block has two slots. The template's own slot, which is part of the overhead, is one of them.
+            full, rest = divmod(positions - overhead + 1, blocks.length + 2)
+            left = full * blocks.length + max(0, rest - 2)
+        if left < 1:
+            raise ValueError(
+                f"{overhead} tokens of prompt, template and special tokens leave no room for {copies} copies of a text "
+                f"in the model's {positions} positions. Use fewer repetitions, or a shorter template or prompt."
+            )
+        rooms.append(left)
+    return min(rooms)
 
 
 def lay_out(
@@ -231,7 +229,10 @@ def _rows(
                 rows[index] = found
         pending = shorter
     for index in set(range(len(texts))) - rows.keys():
-        tokens = own[index].truncated(limit, cut_side)
+        # Not by the tokenizer: a fast one keeps that as its state, which another thread may change before it is used.
+        ids, spans = own[index]
+        kept = slice(max(0, len(ids) - limit), None) if cut_side == "left" else slice(limit)
+        tokens = Tokens(ids[kept], None if spans is None else spans[kept])
         rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
     return [rows[index] for index in range(len(texts))]
 

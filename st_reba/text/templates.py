@@ -105,11 +105,6 @@ def _one_word_to_find(template: str, query: str, document: str) -> Preset:
     return Preset(template, pool_over="all", rows="last", prompts=(("query", query), ("document", document)))
 
 
-def _to_its_end(template: str) -> Preset:
-    """Asks for one word, too, but its authors pool more than the last token."""
-    return Preset(template, pool_over="all")
-
-
 #: Of PromptEOL; and of any template of which nothing else is said.
 USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 
@@ -131,9 +126,9 @@ USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 #: The strengths of contrastive prompting are those of its paper (Cheng et al., ACL 2025).
 PRESETS = {
     "springer": Preset("Rewrite the sentence: {text}, rewritten sentence: {text}"),
-    "representative-word": _to_its_end('The representative word for sentence {text} is:"'),
-    "representative-word-paper": _to_its_end('The representative word for {text} is:"'),
-    "csts": _to_its_end('summarize the sentence {text} in one word:"'),
+    "representative-word": Preset('The representative word for sentence {text} is:"', pool_over="all"),
+    "representative-word-paper": Preset('The representative word for {text} is:"', pool_over="all"),
+    "csts": Preset('summarize the sentence {text} in one word:"', pool_over="all"),
     "prompteol": _read_at_its_end('This sentence : "{text}" means in one word:"', USUAL_CONTRAST),
     "pretended-cot": _last_but_one('After thinking step by step , this sentence : "{text}" means in one word:"'),
     "knowledge": _last_but_one(
@@ -159,10 +154,10 @@ PRESETS = {
     "promptreps-zh": _one_word_to_find(
         "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
     ),
-    "compress": _to_its_end("Context: {text} Compress the Context in one word:"),
-    "compress-query": _to_its_end("Query: {text} Compress the Query in one word:"),
-    "compress-zh": _to_its_end("上下文：{text} 用一个词来压缩上下文："),
-    "compress-query-zh": _to_its_end("问题：{text} 用一个词来压缩问题："),
+    "compress": Preset("Context: {text} Compress the Context in one word:", pool_over="all"),
+    "compress-query": Preset("Query: {text} Compress the Query in one word:", pool_over="all"),
+    "compress-zh": Preset("上下文：{text} 用一个词来压缩上下文：", pool_over="all"),
+    "compress-query-zh": Preset("问题：{text} 用一个词来压缩问题：", pool_over="all"),
 }
 
 #: The texts of all presets, by name.

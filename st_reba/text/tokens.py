@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import chain, islice
 from typing import NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -19,9 +18,9 @@ _PIECE_BLANK = "▁"
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _PIECE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
-# Texts that show a tokenizer's special tokens, and how many entries of its vocabulary are tried if these do not.
-_SAMPLES = ("a", "b c", "1", "我", "я", "?")
-_FURTHER_SAMPLES = 1000
+# Texts that show a tokenizer's special tokens, and how many entries of its vocabulary make one if these have no tokens.
+_SAMPLES = ("a b c 1 ?", "我 я")
+_ENTRIES = 100
 
 
 class Tokens(NamedTuple):
@@ -35,15 +34,6 @@ class Tokens(NamedTuple):
 
     ids: list[int]
     spans: list[Span] | None
-
-    def truncated(self, count: int, side: str) -> Tokens:
-        """At most so many of them, from the side that the tokenizer leaves whole.
-
-        A fast tokenizer that is asked to truncate keeps that as its state, and another thread may change it before it
-        is used: a text is then cut as that thread's are, or not at all.
-        """
-        kept = slice(max(0, len(self.ids) - count), None) if side == "left" else slice(count)
-        return Tokens(self.ids[kept], None if self.spans is None else self.spans[kept])
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> list[Tokens]:
@@ -164,42 +154,40 @@ def separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """The ids a tokenizer puts before and after a text of its own accord, e.g. ``([CLS], [SEP])``.
 
-    They are what stands around several texts alike, and could be told from each of them: where a text's first token is
-    the same as a special token, another text decides.
-
     Raises:
         ValueError: If texts do not show them: the tokenizer reads a text differently with and without them, or puts
             other ones around other texts, or gives no text any tokens.
     """
     if tokenizer.is_fast and tokenizer.num_special_tokens_to_add() == 0:
         return [], []
-    name, special = type(tokenizer).__name__, set(tokenizer.all_special_ids)
-    entries = islice((token for token in range(len(tokenizer)) if token not in special), _FURTHER_SAMPLES)
-    found: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
-    for samples in chain([list(_SAMPLES)], ([cast(str, tokenizer.decode([token]))] for token in entries)):
-        plain_ids = tokenizer(samples, add_special_tokens=False)["input_ids"]
-        for sample, plain, full in zip(samples, plain_ids, tokenizer(samples)["input_ids"], strict=True):
-            if not plain:
-                continue
-            ways = {
-                (tuple(full[:start]), tuple(full[start + len(plain) :]))
-                for start in range(len(full) - len(plain) + 1)
-                if full[start : start + len(plain)] == plain
-            }
-            found = ways if found is None else found & ways
-            if not found:
-                raise ValueError(
-                    f"{name} reads {sample!r} as {full} with special tokens and as {plain} without: special tokens "
-                    "cannot be told from the text, or are others than around other texts. Use a tokenizer that only "
-                    "adds tokens at the two ends, the same for every text."
-                )
-        if found is not None and len(found) == 1:
-            [(before, after)] = found
-            return list(before), list(after)
-    if not found:
+    found = _around(tokenizer, _SAMPLES)
+    if found is None:
+        # It knows none of these characters: a text of its own entries, then.
+        special = set(tokenizer.all_special_ids)
+        entries = [token for token in range(min(len(tokenizer), _ENTRIES)) if token not in special]
+        found = _around(tokenizer, [cast(str, tokenizer.decode(entries))])
+    if found is None:
+        name = type(tokenizer).__name__
         raise ValueError(f"{name} gives no tokens for any text that was tried: use the tokenizer of this model.")
-    shown = " and ".join(f"{list(before)} before and {list(after)} behind" for before, after in sorted(found))
-    raise ValueError(
-        f"The special tokens of {name} cannot be told from the text: {shown} are all possible. Use a tokenizer whose "
-        "special tokens are not those of text."
-    )
+    return found
+
+
+def _around(tokenizer: PreTrainedTokenizerBase, samples: Sequence[str]) -> tuple[list[int], list[int]] | None:
+    """What stands before and after the tokens of each of these texts alike; None where none has any.
+
+    A text's first token may be the same as a special token: texts of several tokens are told from those.
+    """
+    found: tuple[list[int], list[int]] | None = None
+    plain_ids = tokenizer([*samples], add_special_tokens=False)["input_ids"]
+    for sample, plain, full in zip(samples, plain_ids, tokenizer([*samples])["input_ids"], strict=True):
+        starts = [start for start in range(len(full) - len(plain) + 1) if full[start : start + len(plain)] == plain]
+        ways = [(full[:start], full[start + len(plain) :]) for start in starts]
+        if plain and (len(ways) != 1 or found not in (None, ways[0])):
+            raise ValueError(
+                f"{type(tokenizer).__name__} reads {sample!r} as {full} with special tokens and as {plain} without: "
+                "special tokens cannot be told from the text, or are others than around other texts. Use a tokenizer "
+                "that only adds tokens at the two ends, the same for every text."
+            )
+        if plain:
+            found = ways[0]
+    return found

@@ -131,7 +131,7 @@ def spoiled(directory, how):
     [
         (("modules.json", None), "has no modules.json: it is not a saved SentenceTransformer."),
         (("modules.json", b"{"), "modules.json: not JSON"),
-        (("modules.json", b"[]"), "modules.json is []: it must have an entry."),
+        (("modules.json", b"[]"), "modules.json is []: it must be a list of modules, at least one."),
         (
             ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]'),
             "has the path '../..': a module lies inside",

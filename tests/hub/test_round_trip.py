@@ -429,7 +429,8 @@ class TestHostile:
             ("template", "'{text}{text.__class__}' has braces other than {text}"),
             ("climbing", "path '../../x'"),
             ("absolute", "path '/etc'"),
-            ("climbing pooling", "path '1_Pooling/../../../x'"),
+            # By ST; before 6.2 by the Hub's client.
+            ("climbing pooling", "path '1_Pooling/../../../x'|Invalid pointer path"),
             ("installed class", "trust_remote_code=True"),
             ("class in the repository", "trust_remote_code=True"),
             ("not a class", "trust_remote_code=True"),
@@ -437,7 +438,7 @@ class TestHostile:
     )
     def test_is_refused_in_a_sentence(self, case, message, loaded):
         assert loaded[case].get("error") == "ValueError", loaded[case]
-        assert message in loaded[case]["message"]
+        assert re.search(message, loaded[case]["message"]), loaded[case]
 
     def test_nothing_was_imported(self, loaded, home):
         assert not (home / "mark").exists()

@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 import time
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -294,7 +293,7 @@ class TestKept:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(gguf, "_check_tokenizer", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"no room left on the disk .* or choose another HF_ASSETS_CACHE\."):
             gguf.converted(files())
         assert [path for path in cache.glob("*/*") if path.is_dir()] == []
 
@@ -373,12 +372,6 @@ class TestRefused:
         with pytest.raises(ValueError, match="does not read this file's tokenizer, .* back as it wrote it"):
             gguf.converted(files())
         assert [path for path in cache.glob("*/*") if path.is_dir()] == []
-
-    def test_a_disk_without_room(self, files, cache, monkeypatch):
-        usage = namedtuple("usage", "total used free")(10, 9, 1)
-        monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(OSError, match=r"unpacked takes 0\.0 GB, and .* has 0\.0 GB free\. .*HF_ASSETS_CACHE"):
-            gguf.converted(files())
 
     @pytest.mark.parametrize("name", ["missing.gguf", "some/missing.gguf", "/nowhere/at/all/missing.gguf"])
     def test_no_such_file(self, cache, name):

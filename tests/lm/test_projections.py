@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModel, MambaConfig, Qwen3NextConfig
+from transformers import AutoModel, FalconH1Config, MambaConfig, Qwen3NextConfig
 
 from st_reba import ValueAggregationModule
 from st_reba.lm.anatomy import output_projections
@@ -38,6 +38,14 @@ def test_layers_of_other_kinds_are_left_out():
         )
     ).eval()  # fmt: skip
     assert output_projections(model) == {3: "layers.3.self_attn.o_proj"}
+
+
+def test_of_layers_that_have_a_state_space_beside_their_attention():
+    """Both have the layer's number, and a projection."""
+    size = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED}
+    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
+    model = AutoModel.from_config(FalconH1Config(**size, **mamba, mamba_chunk_size=16)).eval()
+    assert output_projections(model) == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(3)}
 
 
 def test_a_model_without_attention():

@@ -10,8 +10,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.anatomy import layer_paths, shortened
+from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
-from st_reba.lm.view import _PER_LAYER
 
 from ..backbones import TELLING, TEXTS, third
 from ..conftest import long, paired, pipeline, relative_error

@@ -33,7 +33,7 @@ from st_reba import (
 from st_reba.hub import compat
 from st_reba.lm.anatomy import anatomy_of
 from st_reba.lm.attention import function
-from st_reba.lm.view import view
+from st_reba.lm.backbone import view
 
 from ..backbones import TEXTS, third
 from ..conftest import paired, pipeline
@@ -109,7 +109,7 @@ def test_the_list_of_what_is_shared_is_what_sts_transformer_sets(backbone_path):
     named = {name for name in re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", source) if not hasattr(Transformer, name)}
     assert named - {"model"} <= listed
     if compat.PLACEMENT_IS_KEPT:
-        assert listed <= named
+        assert listed - named <= {"track_media_counts"}, "only versions before 6.2 set this"
 
 
 def test_each_module_has_its_own_length(backbone_path):

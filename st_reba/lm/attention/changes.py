@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..precision import for_summing
+from ..backbone import for_summing
 from .weights import one_a_text
 
 
@@ -80,11 +80,8 @@ class BehindPrefix:
     def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""
         kind = keys, window, device
-        if kind not in self._masks:
-            self._masks[kind] = self._visible(keys, window).to(device)
-        return self._masks[kind]
-
-    def _visible(self, keys: int, window: int | None) -> Tensor:
+        if kind in self._masks:
+            return self._masks[kind]
         slot = torch.arange(keys - self.new, device=self.lengths.device)
         step = torch.arange(self.new, device=self.lengths.device)
         start = self.lengths[:, None, None, None]
@@ -93,7 +90,8 @@ class BehindPrefix:
         if window is not None:
             prefix = prefix & (start + step[:, None] - slot < window)
             own = own & (step[:, None] - step < window)
-        return torch.cat([prefix, own], dim=-1)
+        self._masks[kind] = torch.cat([prefix, own], dim=-1).to(device)
+        return self._masks[kind]
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..precision import autocast_dtype, for_summing, without_autocast
+from ..backbone import autocast_dtype, for_summing, without_autocast
 from ..run import current
 from .changes import Bidirectional
-from .kernels import attention_with_lse, explicit_attention
+from .kernels import explicit_attention, trusted_kernel
 from .weights import LayerWeights
 
 ATTENTION = "st_reba"
@@ -70,7 +70,7 @@ def observable_attention(
         attention_mask, is_causal = here.masking.mask(attention_mask, key.shape[2], window, key.device), False
     explicit = softcap is not None or s_aux is not None
     if here.census is not None:
-        here.census.layers.append(layer)
+        here.census.attentions[layer] = module
         here.census.explicit |= explicit
         here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
     if here.observer is None and here.rerouting is None and not explicit and position_bias is None:
@@ -83,7 +83,10 @@ def observable_attention(
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
 
-    query, key, value = _in_one_dtype(query, key, value)
+    dtype = autocast_dtype(query.device)
+    if dtype is not None and query.dtype != torch.float64:
+        # As torch's own SDPA has them under autocast, where rotary positions leave query and key wider than value.
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if position_bias is not None:
         # The kernels round it so: the weights must know.
         position_bias = position_bias.to(query.dtype)
@@ -100,7 +103,9 @@ def observable_attention(
         if explicit:
             output, lse = explicit_attention(query, key, value, bias, causal, scale, softcap, s_aux, dropout)
         else:
-            output, lse = attention_with_lse(query, key, value, bias, causal, scale)
+            (_, heads, _, size), groups = query.shape, key.shape[1]
+            kernel = trusted_kernel(query.device.type, query.dtype, size, heads // groups, bias is not None)
+            output, lse = kernel(query, key, value, bias, causal, scale)
         if here.rerouting is not None:
             logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
@@ -114,14 +119,6 @@ def observable_attention(
                 weights = replace(weights, backward=weights)
             here.observer.observe(weights)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As torch's own SDPA has them under autocast, where rotary positions leave query and key wider than value."""
-    dtype = autocast_dtype(query.device)
-    if dtype is None or query.dtype == torch.float64:
-        return query, key, value
-    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..precision import for_summing, without_autocast
+from ..backbone import for_summing, without_autocast
 from ..sizes import in_a_line
 from .weights import LayerWeights, by_group, fold, slices
 
@@ -31,30 +31,9 @@ from .weights import LayerWeights, by_group, fold, slices
 _SCORE_BYTES = {"cpu": 2**22}
 _SCORE_BYTES_ACCELERATOR = 2**28
 
-#: (query, key, value, bias, causal, scale) -> (output, log-sum-exp)
+#: Softmax attention and the log of each softmax's denominator, of (query, key, value, bias, causal, scale) as for
+#: :func:`explicit_attention`. It is not differentiable through the latter.
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
-
-
-def attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention and the log of each softmax's denominator. Not differentiable through the latter.
-
-    Args:
-        query: (B, H, N, d).
-        key: (B, G, N, d), with G key-value heads; H is a multiple of G.
-        value: (B, G, N, d).
-        bias: Added to the scaled scores, broadcastable to (B, H, N, N), or None.
-        causal: Whether query j attends to keys 0..j only (then ``bias`` must be None).
-        scale: Factor on the dot products.
-
-    Returns:
-        The output (B, H, N, d) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32, or float64 where
-        ``query`` is.
-    """
-    groups = query.shape[1] // key.shape[1]
-    kernel = trusted_kernel(query.device.type, query.dtype, query.shape[-1], groups, bias is not None)
-    return kernel(query, key, value, bias, causal, scale)
 
 
 def explicit_attention(
@@ -68,13 +47,22 @@ def explicit_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same written out, rounded where eager attention is, a few heads at a time; differentiable.
+    """Attention written out, rounded where eager attention is, a few heads at a time; differentiable.
 
     Args:
-        query: As for :func:`attention_with_lse`, and so are ``key``, ``value``, ``bias``, ``causal`` and ``scale``.
+        query: (B, H, N, d).
+        key: (B, G, N, d), with G key-value heads; H is a multiple of G.
+        value: (B, G, N, d).
+        bias: Added to the scaled scores, broadcastable to (B, H, N, N), or None.
+        causal: Whether query j attends to keys 0..j only (then ``bias`` must be None).
+        scale: Factor on the dot products.
         softcap: c of c * tanh(score / c), or None.
         sinks: (H,), one more logit of each head, that takes weight and gives no value; or None.
         dropout: The share of the weights that is left out.
+
+    Returns:
+        The output (B, H, N, d) in the dtype of ``query``, and the log of each softmax's denominator (B, H, N) in
+        float32, or float64 where ``query`` is.
     """
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
     groups = key.shape[1]
@@ -220,12 +208,13 @@ class FoldKind(NamedTuple):
 
 def fold_kernel(weights: LayerWeights) -> Fold | None:
     """The kernel for the running maximum of this layer if there is one and it proved itself for such layers."""
+    query = weights.query
     bias = None if weights.bias is None else (weights.bias.dtype, weights.bias.shape[1] > 1)
-    dtypes = {weights.query.dtype, bias[0]} if bias else {weights.query.dtype}
-    if weights.device.type not in _FOLD_DEVICES or weights.backward is not None or not dtypes <= _FOLD_DTYPES:
+    dtypes = {query.dtype, bias[0]} if bias else {query.dtype}
+    if query.device.type not in _FOLD_DEVICES or weights.backward is not None or not dtypes <= _FOLD_DTYPES:
         return None
     kind = FoldKind(
-        weights.device, weights.query.dtype, weights.heads, weights.groups, weights.head_size,
+        query.device, query.dtype, query.shape[1], weights.key.shape[1], query.shape[3],
         weights.softcap is not None, bias, weights.positions is None,
     )  # fmt: skip
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .kernels import fold_kernel
 from .weights import LayerWeights, StoredWeights, fold
@@ -61,10 +62,10 @@ class RunningMaximum:
             # Each layer may lie on a device of its own.
             maximum = largest if maximum is None else torch.maximum(maximum.to(largest.device), largest)
         else:
-            shape = (weights.batch, keys.stop - keys.start, self.queries.stop - self.queries.start)
+            shape = (len(weights.query), keys.stop - keys.start, self.queries.stop - self.queries.start)
             if maximum is None:
                 maximum = weights.log_sum_exp.new_full(shape, float("-inf"))
-            maximum = maximum.to(weights.device)
+            maximum = maximum.to(weights.query.device)
             folding = fold_kernel(weights) or fold
             folding(weights, keys, self.queries, maximum)
         self._maximum = maximum
@@ -131,16 +132,16 @@ class MeanWeights:
         return self.weights
 
 
+@dataclass
 class Census:
     """Which layers have attention that calls our function, and what their attention is like.
 
     Attributes:
-        layers: Indices of the layers that ran.
+        attentions: The attention of each layer that ran, by the layer's index.
         explicit: Whether any asked for a softmax that the fused kernels do not know (soft cap, sinks).
         unknown: Names of the arguments they passed that are neither honoured nor harmless.
     """
 
-    def __init__(self) -> None:
-        self.layers: list[int] = []
-        self.explicit = False
-        self.unknown: set[str] = set()
+    attentions: dict[int, nn.Module] = field(default_factory=dict)
+    explicit: bool = False
+    unknown: set[str] = field(default_factory=set)

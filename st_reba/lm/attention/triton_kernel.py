@@ -102,21 +102,22 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> 
     bias = source.bias
     bias_strides: tuple[int, ...] = (0, 0, 0, 0)
     if bias is not None:
-        bias_strides = bias.expand(source.batch, source.heads, *bias.shape[2:]).stride()
-    width = max(16, triton.next_power_of_2(source.head_size))
+        bias_strides = bias.expand(*query.shape[:2], *bias.shape[2:]).stride()
+    batch, heads, _, head_size = query.shape
+    width = max(16, triton.next_power_of_2(head_size))
     key_count, query_count = maximum.shape[1:]
     block = 64 if width * query.element_size() <= 256 else 32
     # The least that a matrix unit takes.
     key_block = block if key_count > 16 else 16
     warps = 8 if key_block == 64 else 4
-    grid = (source.batch, triton.cdiv(query_count, block), triton.cdiv(key_count, key_block))
+    grid = (batch, triton.cdiv(query_count, block), triton.cdiv(key_count, key_block))
     softcap = source.softcap
     with torch.cuda.device_of(maximum):
         _kernel[grid](
             query, *query.stride()[:3], key, *key.stride()[:3], lse, *lse.stride()[:2], bias, *bias_strides,
             maximum, *maximum.stride()[:2], keys.start, key_count, queries.start, query_count,
             source.scale / (softcap or 1), softcap,
-            groups=key.shape[1], sharing=source.heads // key.shape[1], head_size=source.head_size,
+            groups=key.shape[1], sharing=heads // key.shape[1], head_size=head_size,
             key_block=key_block, query_block=block, width=width, keys_are_positions=source.positions is None,
             num_warps=warps, num_stages=2,
         )  # fmt: skip

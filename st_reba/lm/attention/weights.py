@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..precision import for_summing
+from ..backbone import for_summing
 
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
@@ -56,31 +56,6 @@ class LayerWeights:
     backward: LayerWeights | None = None
     positions: Tensor | None = None
 
-    @property
-    def batch(self) -> int:
-        """B."""
-        return self.query.shape[0]
-
-    @property
-    def heads(self) -> int:
-        """H."""
-        return self.query.shape[1]
-
-    @property
-    def groups(self) -> int:
-        """G."""
-        return self.key.shape[1]
-
-    @property
-    def head_size(self) -> int:
-        """d."""
-        return self.query.shape[3]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the layer runs."""
-        return self.query.device
-
     def largest(self, keys: slice, queries: slice) -> Tensor:
         """The largest log weight of all heads, (B, keys, queries), all formed at once; differentiable."""
         return self.log_weights(_ALL, _ALL, keys, queries).amax(dim=(1, 3))
@@ -93,10 +68,10 @@ class LayerWeights:
         # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
         forward = forward.clamp(min=_NOTHING)
         backward = self.backward._causal(texts, groups, queries, keys).transpose(2, 4).clamp(min=_NOTHING)
-        key = torch.arange(keys.start, keys.stop, device=self.device)[None]
+        key = torch.arange(keys.start, keys.stop, device=forward.device)[None]
         if self.positions is not None:
             key = self.positions[texts, None]
-        query = torch.arange(queries.start, queries.stop, device=self.device)
+        query = torch.arange(queries.start, queries.stop, device=forward.device)
         is_same = key[:, None, :, None, None] == query
         return torch.where(is_same, forward, torch.logaddexp(forward, backward))
 
@@ -128,7 +103,7 @@ class LayerWeights:
         bias = None if self.bias is None else one_a_text(self.bias, positions, 3)
         backward = None if self.backward is None else self.backward.at_queries(positions)
         key = one_a_text(self.key, positions, 2)
-        return replace(self, key=key, bias=bias, backward=backward, positions=positions.to(self.device))
+        return replace(self, key=key, bias=bias, backward=backward, positions=positions.to(key.device))
 
     def at_queries(self, positions: Tensor) -> LayerWeights:
         """The same layer with one query a text, ``positions`` (B,), as it attends, and not as it counts both ways."""
@@ -149,7 +124,7 @@ class LayerWeights:
 
         bias = self.bias
         if bias is not None:
-            bias = diagonal_blocks(bias, start, length, count).expand(self.batch, *[-1] * 4).flatten(0, 1)
+            bias = diagonal_blocks(bias, start, length, count).expand(len(self.query), *[-1] * 4).flatten(0, 1)
         return replace(self, query=cut(self.query), key=cut(self.key), log_sum_exp=cut(self.log_sum_exp), bias=bias)
 
 
@@ -187,16 +162,17 @@ def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) ->
     entries with query < key do not matter and may be left as they are.
     """
     block = min(_KEY_BLOCK, keys.stop - keys.start)
-    scratch = _SCRATCH_BYTES.get(weights.device.type, _SCRATCH_BYTES_ACCELERATOR)
+    (batch, heads, _, head_size), group_count = weights.query.shape, weights.key.shape[1]
+    scratch = _SCRATCH_BYTES.get(maximum.device.type, _SCRATCH_BYTES_ACCELERATOR)
     # The rectangle of the heads that share a key, or the copy of their queries.
-    of_a_group = 4 * (weights.heads // weights.groups) * maximum.shape[2] * max(block, weights.head_size)
-    texts_at_once = min(weights.batch, max(1, scratch // max(1, of_a_group)))
+    of_a_group = 4 * (heads // group_count) * maximum.shape[2] * max(block, head_size)
+    texts_at_once = min(batch, max(1, scratch // max(1, of_a_group)))
     groups_at_once = max(1, scratch // max(1, of_a_group * texts_at_once))
-    for texts in slices(0, weights.batch, texts_at_once):
+    for texts in slices(0, batch, texts_at_once):
         for part in slices(keys.start, keys.stop, block):
             skipped = max(0, part.start - queries.start) if weights.positions is None else 0
             target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-            for groups in slices(0, weights.groups, groups_at_once):
+            for groups in slices(0, group_count, groups_at_once):
                 formed = weights.log_weights(texts, groups, part, slice(queries.start + skipped, queries.stop))
                 # Of one head there is no maximum to take, which spares a pass over the rectangle.
                 is_one = formed.shape[1] * formed.shape[3] == 1

@@ -96,7 +96,7 @@ def layer(dtype=torch.float32, heads=HEADS, groups=GROUPS, size=SIZE, softcap=No
 
 def written_out(source):
     """The oracle: log weights (B, H, queries, keys), causal, one operation after the other, in float64."""
-    key = source.key.double().repeat_interleave(source.heads // source.key.shape[1], dim=1)
+    key = source.key.double().repeat_interleave(source.query.shape[1] // source.key.shape[1], dim=1)
     scores = source.query.double() @ key.mT * source.scale
     if source.softcap is not None:
         scores = source.softcap * torch.tanh(scores / source.softcap)
