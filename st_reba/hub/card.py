@@ -129,7 +129,9 @@ class _OurCardData(BaseModelCardData):
             "cost": " ".join(filter(None, [module.cost, *added])),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
-            "module_class": type(module).__name__,
+            # A class of a package of its own is made known by that, which imports st_reba.
+            "package": type(module).__module__.partition(".")[0],
+            "module_class": f"{type(module).__module__}.{type(module).__name__}",
             "settings": {key: _code(getattr(module, key)) for key in shown},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,

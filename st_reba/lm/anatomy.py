@@ -22,7 +22,7 @@ from .attention.changes import BehindPrefix
 from .attention.function import ATTENTION
 from .attention.observers import Census
 from .backbone import first_layers, has_a_forward_of_its_own, twin, without_autocast
-from .run import Hook, Pass, hooked, passing
+from .run import Hook, Pass, PassChange, at, hooked, passing, put
 
 #: What a model raises that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
@@ -333,6 +333,20 @@ def _passing_on() -> Hook:
         return states
 
     return Hook(before, lambda states: given.pop())
+
+
+def feed_forward_at(model: PreTrainedModel, position: Tensor, length: int) -> PassChange:
+    """The last layer's feed-forward part runs for one token of each row, (B,), where no other of its N is read."""
+
+    def only(states: Tensor) -> Tensor:
+        return at(states, position)[:, None]
+
+    def in_place(states: Tensor) -> Tensor:
+        return put(states.new_zeros(len(states), length, states.shape[-1]), position, states[:, 0])
+
+    return PassChange(
+        hooks=dict.fromkeys(map(model.get_submodule, anatomy_of(model).feed_forward), Hook(only, in_place))
+    )
 
 
 def output_projections(model: PreTrainedModel) -> Mapping[int, str]:

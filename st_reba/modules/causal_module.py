@@ -37,7 +37,7 @@ from ..text.templates import preset as preset_of
 from ..text.tokens import Span, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import SafeTransformer, backbone_of
-from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, picked, without_empty
+from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
 
 # The arguments of ``load`` that say where the files of a model are.
 _WHERE = ("token", "cache_folder", "revision", "local_files_only")
@@ -58,6 +58,9 @@ NORMALIZE_TEXT = flag("normalize_text")
 TOKENIZATION: Setting[Tokenization | None] = optional(choice("tokenization", "whole", "pieces"))
 DETERMINISTIC = flag("deterministic")
 PREFIX_CACHING = flag("prefix_caching")
+_SAVED = (
+    POOL_OVER, BIDIRECTIONAL_LAYERS, FINAL_NORM, READOUT, NORMALIZE_TEXT, TOKENIZATION, DETERMINISTIC, PREFIX_CACHING,
+)  # fmt: skip
 # Those that several methods have.
 ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
 # Of ST's own, those with which the module would not be what it is.
@@ -167,19 +170,7 @@ class CausalModule(SafeTransformer):
     citation: ClassVar[str] = ""
 
     #: What is saved of a module, besides what ST saves of it.
-    config_keys = [
-        *SafeTransformer.config_keys,
-        POOL_OVER.name,
-        BIDIRECTIONAL_LAYERS.name,
-        "output_layer",
-        FINAL_NORM.name,
-        READOUT.name,
-        NORMALIZE_TEXT.name,
-        TOKENIZATION.name,
-        DETERMINISTIC.name,
-        PREFIX_CACHING.name,
-        "changes",
-    ]
+    config_keys = [*SafeTransformer.config_keys, *(setting.name for setting in _SAVED), "output_layer", "changes"]
 
     #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
     repeats_text: ClassVar[bool] = False
@@ -202,6 +193,9 @@ class CausalModule(SafeTransformer):
 
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows = "all"
+
+    #: What the module takes, whatever else the backbone could.
+    modalities = ["text"]
 
     #: How many rows of a layout a text has.
     rows_per_text: int = 1
@@ -233,6 +227,8 @@ class CausalModule(SafeTransformer):
     ) -> None:
         self._template = self._parsed(template)
         self.template = str(self._template)
+        #: How often the text stands in the input.
+        self.copies = self._template.copies
         preset = preset or preset_of(str(template))
         self.rows = ROWS.check(chosen(rows, preset.rows, "all"))
         self.pool_over = POOL_OVER.check(chosen(pool_over, preset.pool_over, "text"))
@@ -254,11 +250,13 @@ class CausalModule(SafeTransformer):
             own.append(BeforeFeedForward())
         if output_layer is not None:
             own.append(EarlyExit(output_layer))
-        wanted = combined(type(self).__name__, own, changes, self._unfit)
-        self._warned_empty = False
-        self._load(model_name_or_path, transformer_kwargs)
         #: What is changed while the model reads.
-        self.changes = self._made(wanted, preset.output_layer)
+        self.changes = combined(type(self).__name__, own, changes, self._unfit)
+        # Refused here, before anything is loaded, where a template has a slot that nothing fills.
+        self._templates_with_slots()
+        self._load(model_name_or_path, transformer_kwargs)
+        self.changes = self._made(self.changes, preset.output_layer)
+        self._warned_empty = False
         kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
         #: Those of them that settings of the class's own say, by which they are saved.
         self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
@@ -266,9 +264,6 @@ class CausalModule(SafeTransformer):
         self.bidirectional_layers = sum(
             change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
         )
-        self._companions = {
-            change.key: self._changed(change.companion) for change in self.changes if change.companion is not None
-        }
         # Who reads, for a refusal.
         said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
         self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
@@ -289,24 +284,23 @@ class CausalModule(SafeTransformer):
             )
         return parsed
 
-    def _laid_out(self) -> list[Template]:
-        """With slots for what is prepended: the method's own, and those of the changes' companions behind them."""
-        return [*map(self._changed, self.layouts()), *self._companions.values()]
-
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
         return None
 
     def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
         """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
-        _check_transformer(kwargs)
-        if isinstance(model_name_or_path, Transformer):
+        loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
+        asked = kwargs if loaded is None else vars(loaded)
+        for setting in _OF_TRANSFORMER:
+            if setting.name in asked:
+                setting.check(asked[setting.name])
+        if loaded is not None:
             if kwargs:
                 raise ValueError(
                     f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out."
                 )
-            _check_transformer(vars(model_name_or_path))
-            self._share(model_name_or_path)
+            self._share(loaded)
         else:
             path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
             if "subfolder" not in (kwargs.get("model_kwargs") or {}):
@@ -328,14 +322,16 @@ class CausalModule(SafeTransformer):
         # What is set here, and by what follows, is not the other's to bear.
         self.model = view(other.model)
 
-    def _made(self, wanted: Sequence[Change], usual_output_layer: float | None) -> tuple[Change, ...]:
+    def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
         """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
         #: Layers of the whole model; those above the output layer are not run.
-        self.whole_depth = backbone.depth(self.model)
+        self.whole_depth = depth = backbone.depth(self.model)
         exits = [change for change in wanted if isinstance(change, EarlyExit)]
-        if not exits and usual_output_layer is not None:
-            exits = [EarlyExit(self._as_layer(usual_output_layer))]
-        exits = [leaving.on(self.model, self.whole_depth) for leaving in exits]
+        if not exits and usual is not None:
+            # A share of the layers, or a layer from the top; below the first, the first.
+            layer = max(1, round(usual * depth)) if isinstance(usual, float) else max(usual, -depth)
+            exits = [EarlyExit(layer)]
+        exits = [leaving.on(self.model, depth) for leaving in exits]
         self.output_layer = exits[0].output_layer if exits else None
         if self.output_layer is not None:
             self.model = anatomy.shortened(self.model, self.output_layer)
@@ -345,33 +341,31 @@ class CausalModule(SafeTransformer):
             # Refused here where it is not found.
             anatomy.final_norm(self.model)
         setup.prepare(self.model)
-        others = [change for change in wanted if not isinstance(change, EarlyExit)]
-        return (*exits, *(change.on(self.model, self.whole_depth) for change in others))
-
-    def _as_layer(self, usual: float) -> int:
-        """An output layer, or a share of the layers, as an output layer that there is: below the first, the first."""
-        if isinstance(usual, float):
-            return max(1, round(usual * self.whole_depth))
-        return max(usual, -self.whole_depth)
+        return (*exits, *(change.on(self.model, depth) for change in wanted if not isinstance(change, EarlyExit)))
 
     def change(self, kind: type[_Change]) -> _Change:
         """The change of this kind, which the module makes, with the settings that it has on this model."""
         return next(change for change in self.changes if isinstance(change, kind))
 
-    def _changed(self, template: Template) -> Template:
-        """A template with what the module's changes need in it.
+    def _templates_with_slots(self) -> list[Template]:
+        """The method's own, and those of the changes' companions behind them, with what the changes need in them.
 
         Raises:
-            ValueError: If it has a slot that none of them fills.
+            ValueError: If one has a slot that no change fills.
         """
-        if PREPEND in str(template) and not any(isinstance(change, Prepend) for change in self.changes):
-            raise ValueError(
-                f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give changes=[Prepend()], or "
-                f"leave {PREPEND} out."
-            )
-        for change in self.changes:
-            template = change.laid_out(template)
-        return template
+        companions = [change.companion for change in self.changes if change.companion is not None]
+        prepends = any(isinstance(change, Prepend) for change in self.changes)
+        found = []
+        for template in (*self.layouts(), *companions):
+            if PREPEND in str(template) and not prepends:
+                raise ValueError(
+                    f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give "
+                    f"changes=[Prepend()], or leave {PREPEND} out."
+                )
+            for change in self.changes:
+                template = change.laid_out(template)
+            found.append(template)
+        return found
 
     @property
     def reuses_states(self) -> bool:
@@ -394,11 +388,6 @@ class CausalModule(SafeTransformer):
         return wanted and self.reads_behind_prefixes and setup.reads_behind_prefixes(self.model)
 
     @property
-    def copies(self) -> int:
-        """How often the text stands in the input."""
-        return self._template.copies
-
-    @property
     def cost(self) -> str:
         """What an embedding costs beside the classical one, in a sentence, for the model card."""
         if self.copies == 1:
@@ -419,11 +408,6 @@ class CausalModule(SafeTransformer):
                 )
 
     # Text in
-
-    @property
-    def modalities(self) -> list[Any]:
-        """Text, whatever else the backbone could take."""
-        return ["text"]
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -457,7 +441,7 @@ class CausalModule(SafeTransformer):
 
     def frames(self, prompt: str | None = None) -> list[Frame]:
         """What stands around a text in each of these layouts, and then in those of the changes' companions."""
-        return frames(self._laid_out(), self._tokenizer, prompt or "")
+        return frames(self._templates_with_slots(), self._tokenizer, prompt or "")
 
     def _positions(self) -> int | None:
         """Tokens that a layout may have; None: no limit."""
@@ -506,7 +490,8 @@ class CausalModule(SafeTransformer):
             )
         for layout in layouts:
             self._check_ids(layout)
-        companions = dict(zip(self._companions, layouts[1:], strict=True))
+        keys = [change.key for change in self.changes if change.companion is not None]
+        companions = dict(zip(keys, layouts[1:], strict=True))
         return replace(layouts[0], companions=companions).features()
 
     def _check_ids(self, layout: Layout) -> None:
@@ -530,7 +515,7 @@ class CausalModule(SafeTransformer):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         """The layout of a batch of texts, and those of the changes' companions, in all of which they are cut alike."""
         return lay_out(
-            self._laid_out(),
+            self._templates_with_slots(),
             self._tokenizer,
             texts,
             prompt=prompt,
@@ -798,10 +783,13 @@ class CausalModule(SafeTransformer):
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """The method. Here: the last hidden states of the tokens that ``pool_over`` and ``rows`` name."""
-        selected = self.selected(layout)
+        selected, change = self.selected(layout), []
         if self.rows == "last":
             selected = last_of(selected)
-        return picked(self.run(layout, **kwargs), layout.input_ids, selected)
+            # Hooks are not called again where a layer is run again for its gradients.
+            if self.readout == "layer" and not backbone.is_checkpointing(self.model):
+                change = [anatomy.feed_forward_at(self.model, last_position(selected), layout.input_ids.shape[1])]
+        return picked(self.run(layout, change=change, **kwargs), layout.input_ids, selected)
 
     @property
     def copies_read(self) -> tuple[int, int]:
@@ -818,7 +806,7 @@ class CausalModule(SafeTransformer):
         if self.pool_over == "text":
             return copies
         reached = copies.cummax(dim=1).values
-        # Behind a prefix, more than special tokens stood before the text.
+        # Nothing but special tokens precedes it, unless a prefix does.
         if first_copy == 0 and current().before is None:
             reached = reached | (layout.text_starts == self._leading())[:, None]
         return reached & layout.attention_mask & (layout.copy_index >= NOT_TEXT)
@@ -892,10 +880,3 @@ class CausalModule(SafeTransformer):
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         for change in self.changes:
             change.save(Path(output_path))
-
-
-def _check_transformer(given: Mapping[str, Any]) -> None:
-    """Refuse what a ``Transformer`` is, or is to be, with which the module would not be what it is."""
-    for setting in _OF_TRANSFORMER:
-        if setting.name in given:
-            setting.check(given[setting.name])

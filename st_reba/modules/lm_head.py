@@ -60,7 +60,8 @@ class Head(nn.Module):
         if saved is not None:
             weight = self._saved(saved, backbone)
         elif rows is not None or not _is_tied(backbone.config):
-            weight = _picked(head_blocks(backbone, **files.where), rows)
+            weight = torch.cat([*head_blocks(backbone, **files.where)])
+            weight = weight if rows is None else weight[[*rows]]
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
         self.register_buffer("weight", weight, persistent=False)
 
@@ -82,32 +83,6 @@ class Head(nn.Module):
         if self.weight is not None:
             weight = self.weight.detach().cpu().contiguous()
             save_file({"weight": weight}, str(Path(directory) / self.file), metadata={"format": "pt"})
-
-
-def _picked(blocks: Iterator[Tensor], rows: Sequence[int] | None) -> Tensor:
-    """A head, or some rows of it, of which one block at a time is in memory."""
-    if rows is None:
-        return torch.cat(list(blocks))
-    found: dict[int, Tensor] = {}
-    for number, block in enumerate(blocks):
-        found |= {row: block[row % BLOCK].clone() for row in rows if row // BLOCK == number}
-    return torch.stack([found[row] for row in rows])
-
-
-def head_beside(
-    module: Transformer, given: str | Transformer, file: str, model_kwargs: Any, rows: Sequence[int] | None = None
-) -> Head:
-    """The head that a module reads: that of the module which it shares its backbone with, if that reads the same rows.
-
-    Args:
-        module: Whose backbone is loaded.
-        given: What it was made of.
-        file, model_kwargs, rows: As for :class:`Head`.
-    """
-    shared = getattr(given, "head", None)
-    if isinstance(shared, Head) and shared.rows == rows:
-        return shared
-    return Head(module.model, file, model_kwargs, rows)
 
 
 def at_its_end(settings: dict[str, Any], module: type) -> dict[str, Any]:

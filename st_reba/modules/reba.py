@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -20,7 +20,7 @@ from ..lm.backbone import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
 from ..text.layout import Layout, repeated_chunks
 from ..text.templates import Template
-from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
+from .causal_module import CausalModule, PoolOver, Rows, repetitions_from
 from .changes import Change
 from .token_vectors import TokenVectors, in_parts
 
@@ -34,6 +34,7 @@ CHUNK_LENGTH = optional(
         says="give the tokens of a chunk, 1 or more (128 is a good start), or None to read texts in one piece.",
     )
 )
+WEIGHTS = r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji})"
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
 
 
@@ -78,18 +79,14 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    settings = (REPETITIONS, LAYERS, ROWS, NORMALIZE_WEIGHTS, CHUNK_LENGTH)
-    config_keys = [*CausalModule.config_keys, *(setting.name for setting in settings)]
+    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
     repeats_text = True
     method = "ReBA"
-    equation = (
-        r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad "
-        r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad i = 1, \dots, n"
-    )
+    equation = r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad " + WEIGHTS + r", \quad i = 1, \dots, n"
     chunk_equation = (
         r"e_i = \sum_{j \in C(i), j \geq i} a_{ij} v_j + \sum_{j \in \text{copies } 2 \dots k \text{ of } C(i)} "
-        r"a_{ij} u_j, \quad a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad C(i): "
-        r"\text{the chunk of token } i, \ u: \text{the states of the chunk repeated on its own}"
+        r"a_{ij} u_j, \quad " + WEIGHTS + r", \quad C(i): \text{the chunk of token } i, \ "
+        r"u: \text{the states of the chunk repeated on its own}"
     )
     citation = (
         "Retrieval Backward Attention without Additional Training: "
@@ -130,6 +127,8 @@ class ReBAModule(CausalModule):
             rows=rows,
             **transformer_kwargs,
         )
+        # Of chunks, each stands so often in a row of its own.
+        self.copies = self.repetitions
         anatomy = setup.watch_attention(self.model)
         self._watched = setup.resolve_layers(self.layers, self.model, anatomy.attention_layers)
         self._stores_maps = not anatomy.calls_our_attention
@@ -139,11 +138,6 @@ class ReBAModule(CausalModule):
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
                 stacklevel=2,
             )
-
-    @property
-    def copies(self) -> int:
-        """How often the text, or each of its chunks, stands in a row."""
-        return self.repetitions
 
     def _unfit(self, change: Change) -> str | None:
         if change.companion is not None:
@@ -156,12 +150,12 @@ class ReBAModule(CausalModule):
 
     @property
     def cost(self) -> str:
-        if self.chunk_length is None or self.copies == 1:
+        if self.chunk_length is None or self.repetitions == 1:
             return super().cost
         return (
-            f"One pass over the text and one over {self.copies} copies of each of its chunks of {self.chunk_length} "
-            f"tokens: up to about {self.copies + 1} times the classical embedding, less the longer the text is. The "
-            "weights take memory that grows with the text's length, not with its square."
+            f"One pass over the text and one over {self.repetitions} copies of each of its chunks of "
+            f"{self.chunk_length} tokens: up to about {self.repetitions + 1} times the classical embedding, less the "
+            "longer the text is. The weights take memory that grows with the text's length, not with its square."
         )
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
@@ -176,12 +170,12 @@ class ReBAModule(CausalModule):
         if self.chunk_length is None or available is None:
             return room
         before = self.frames(prompt)[0].overhead
-        if before + self.copies * self.chunk_length > available:
-            fitting = (available - before) // self.copies
+        fitting = (available - before) // self.repetitions
+        if self.chunk_length > fitting:
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
             raise ValueError(
-                f"chunk_length={self.chunk_length}: {self.copies} copies of a chunk and {before} tokens of prompt and "
-                f"special tokens do not fit into the model's {available} positions; {advice}."
+                f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt "
+                f"and special tokens do not fit into the model's {available} positions; {advice}."
             )
         return room
 
@@ -224,7 +218,7 @@ class ReBAModule(CausalModule):
         if self._stores_maps:
             return min(size, setup.micro_batch(self.model, queries))
         if self.chunk_length is not None:
-            queries = min(queries, layout.text_start + self.copies * self.chunk_length)
+            queries = min(queries, layout.text_start + self.repetitions * self.chunk_length)
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))
@@ -236,9 +230,9 @@ class ReBAModule(CausalModule):
 
     def _sums_in_chunks(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
         """The same of ReBA-k in chunks, of texts that stand once."""
-        assert self.chunk_length is not None
-        last, count = self.rows == "last", ceil(layout.longest_text / self.chunk_length)
-        chunks = repeated_chunks(layout, self.chunk_length, self.copies, last_only=last)
+        length, last = cast(int, self.chunk_length), self.rows == "last"
+        count = ceil(layout.longest_text / length)
+        chunks = repeated_chunks(layout, length, self.repetitions, last_only=last)
         place = chunks.text if last else chunks.text * count + chunks.number
         place = place.to(backbone.device(self.model), non_blocking=True)
         if count == 1:
@@ -247,14 +241,13 @@ class ReBAModule(CausalModule):
             return sums[place.argsort()], dtype
         # Of the last token, only what it gives itself is left in the whole text.
         sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
-        if self.copies > 1:
+        if self.repetitions > 1:
             sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])
         return sums if last else sums.unflatten(0, (-1, count)).flatten(1, 2)[:, : layout.longest_text], dtype
 
     def _sums_once(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
         """What tokens look back to within their chunks of the whole text, (B * count, chunk_length, D + 1)."""
-        assert self.chunk_length is not None
-        start, length = layout.text_start, self.chunk_length
+        start, length = layout.text_start, cast(int, self.chunk_length)
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         states = self.run(layout, observe=InChunks(maximum, start, length, count), **kwargs)
         counts = split(layout.copy_index == 0, 1, start, length, count).flatten(0, 1)[:, None]
@@ -273,10 +266,8 @@ class ReBAModule(CausalModule):
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""
         length = layout.text_lengths[:, None]
-        if self.rows == "last":
-            rows = (length - 1).clamp(min=0)
-        else:
-            rows = torch.arange(layout.longest_text).expand(len(length), -1)
+        every, last = torch.arange(layout.longest_text).expand(len(length), -1), (length - 1).clamp(min=0)
+        rows = last if self.rows == "last" else every
         return rows, rows < length
 
 

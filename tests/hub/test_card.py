@@ -162,6 +162,16 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     assert "base_model" not in data
 
 
+def test_a_class_of_another_package_names_that_package(roomy, tmp_path):
+    class Own(CausalTransformer):
+        __module__ = "their_package.modules"
+
+    text = written(pipeline(Own(roomy)), tmp_path)
+    assert "\nimport their_package  #" in text
+    assert "Without `import their_package`, but with it installed" in text
+    assert "| module | `their_package.modules.Own` |" in text
+
+
 def test_a_recipe_is_named(roomy_path, tmp_path):
     """PromptEOL is no module of its own, and its card says what it is and whose."""
     recipe = find("prompteol")

@@ -53,6 +53,19 @@ def test_equals_a_hook_on_every_architecture(architecture, shared, eager, token_
     assert all(relative_error(states, other) > 1e-2 for states, other in zip(read(module, TEXTS), plain, strict=True))
 
 
+def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(shared):
+    last, all_of_them = (CausalTransformer(shared("llama"), rows=rows) for rows in ("last", "all"))
+    seen = []
+    last.layer(-1).mlp.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[1]))
+    wanted = [states[-1:] for states in read(all_of_them, TEXTS)]
+    assert all(relative_error(*pair) < 1e-6 for pair in zip(read(last, TEXTS), wanted, strict=True))
+    assert seen == [1]
+    # The layers are run a second time for their gradients, when no hook is called.
+    last.model.train().gradient_checkpointing_enable()
+    last(last.preprocess(TEXTS))
+    assert seen[1] > 1
+
+
 METHODS = [
     (CausalTransformer, {"template": "prompteol"}),
     (CausalTransformer, {"rows": "last"}),

@@ -426,9 +426,9 @@ class TestASlotInATemplate:
             (MetaEOLModule, {"templates": ["{text}", "{prepend}{text}"]}),
         ],
     )
-    def test_that_nothing_fills(self, kind, settings, loaded):
+    def test_that_nothing_fills_is_refused_before_anything_is_loaded(self, kind, settings):
         with pytest.raises(ValueError, match=r"nothing is prepended: give changes=\[Prepend\(\)\]"):
-            kind(loaded["llama"], **settings)
+            kind("no/such-model", **settings)
 
 
 class TestSaved:

@@ -382,9 +382,6 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     # As even as they can be.
     threes = [2, 2] if rows == 4 else [3] * (rows // 3)
     cases = [("CPU_TOKENS", 3 * longest / torch.get_num_threads(), threes), ("CPU_TOKENS", 0, [1] * rows)]
-    if isinstance(module, RefinedThoughtModule) and module._reuses_cache:
-        # Its passes of two tokens take the whole batch; the first one runs in parts of its own.
-        cases = [("CPU_TOKENS", 0, [4])]
     if isinstance(module, ReBAModule):
         cases.append(("WEIGHT_BUDGET", 1, [1] * 4))
     for name, budget, sizes in cases:
