@@ -242,20 +242,21 @@ class StatesAt:
         return states
 
 
+@dataclass
 class AllLayers:
     """What the layers of a model gave in its last run.
 
-    Args:
+    Attributes:
         given: Looks at what enters the first layer.
         gave: Looks at what each layer gives.
         norm: What is done to the states of every layer but the last.
+        widths: How many values a state has in each layer, once they have been put side by side.
     """
 
-    def __init__(self, given: StatesAt, gave: StatesAt, norm: Callable[[Tensor], Tensor]) -> None:
-        self.given = given
-        self.gave = gave
-        self.norm = norm
-        self.widths: list[int] = []
+    given: StatesAt
+    gave: StatesAt
+    norm: Callable[[Tensor], Tensor]
+    widths: list[int] = field(default_factory=list)
 
     def beside(self, last: Tensor) -> Tensor:
         """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
