@@ -398,6 +398,9 @@ def reuses_cache(model: PreTrainedModel) -> bool:
 def _reuses_cache(model: PreTrainedModel, anatomy: Anatomy) -> bool:
     if not anatomy.calls_our_attention or len(anatomy.attention_layers) != backbone.depth(model):
         return False
+    # Of masks of its own, ours know windows alone: in Llama 4, tokens see no further back than a chunk begins.
+    if "chunked_attention" in (getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()):
+        return False
     tried = trial(model)
     device = backbone.device(tried)
     ids, lengths = torch.tensor(TOKENS, device=device), torch.tensor([2, 1], device=device)

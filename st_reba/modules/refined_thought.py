@@ -123,6 +123,11 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
+    @property
+    def reads_behind_prefixes(self) -> bool:
+        """Only where it is the base model: a memory is of all tokens, and further passes have a cache of their own."""
+        return self.iterations == 1 and super().reads_behind_prefixes
+
     def layouts(self) -> list[Template]:
         return [replace(self._template, end=True)]
 
