@@ -51,7 +51,7 @@ def build(
         pooling: ``"mean"``, ``"last"`` or another mode of ST's ``Pooling``. None: the recipe's own.
         normalize: Whether embeddings have length 1.
         prompts: What stands before a ``"query"`` and before a ``"document"``. None: what the recipe's authors put
-            there.
+            there, where they put something.
         max_seq_length: Tokens of one copy of a text. None: as many as the model has room for.
         device: Where the model is. None: as ``SentenceTransformer`` chooses.
         **settings: More arguments of the recipe's module: ``template``, ``repetitions``, ``model_kwargs`` and so on.
@@ -83,8 +83,8 @@ def build(
         parts.append(recipe.filter.made(SentenceTransformer(modules=parts, device=device), recipe.fit_texts))
     if normalize:
         parts.append(Normalize())
-    prompts = prompts or prompts_of_template(arguments)
-    built = SentenceTransformer(modules=parts, device=device, prompts=dict(prompts) or None)
+    prompts = prompts_or_own(prompts, arguments)
+    built = SentenceTransformer(modules=parts, device=device, prompts=prompts or None)
     note_recipe(built, recipe, settings)
     return built
 
@@ -123,9 +123,9 @@ def check_pooling(recipe: Recipe, mode: str, said: str) -> None:
         raise ValueError(f"{said}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
-def prompts_of_template(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """What the authors of a module's template put before queries and documents, where they put something."""
-    return dict(preset(arguments.get("template", "")).prompts)
+def prompts_or_own(prompts: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """These prompts; None: what the authors of a module's template put before queries and documents."""
+    return dict(preset(arguments.get("template", "")).prompts if prompts is None else prompts)
 
 
 def note_recipe(model: Any, recipe: Recipe, settings: Mapping[str, Any]) -> None:

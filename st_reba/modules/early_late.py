@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of, layer_paths
 from ..lm.run import StatesAt, at
+from ..settings import optional, whole
 from ..text.layout import Layout
 from .causal_module import CausalModule, PoolOver
 from .token_vectors import TokenVectors, picked
@@ -84,7 +85,13 @@ class EarlyLateModule(CausalModule):
         if pool_over not in (None, "text"):
             raise ValueError(f'pool_over={pool_over!r}: {type(self).__name__} has vectors for text only; use "text".')
         super().__init__(model_name_or_path, template=template, pool_over="text", rows="all", **transformer_kwargs)
-        self.early_layer = self._checked(early_layer)
+        layers = backbone.depth(self.model)
+        says = (
+            f"{type(self.model).__name__} runs {layers} layers here; give the layer whose states are read, 1 to "
+            f"{layers}, or None for an eighth of the way up."
+        )
+        optional(whole("early_layer", 1, layers, says)).check(early_layer)
+        self.early_layer = early_layer or min(max(1, round(EARLY * self.whole_depth)), layers)
         check_one_width(self, [self.early_layer])
         self.equation = self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
             rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
@@ -94,17 +101,6 @@ class EarlyLateModule(CausalModule):
             "gives all tokens of a text the same second half (the first half alone is that of CausalTransformer with "
             f"output_layer={self.early_layer} and final_norm=False)"
         )
-
-    def _checked(self, early_layer: int | None) -> int:
-        layers = backbone.depth(self.model)
-        if early_layer is None:
-            return min(max(1, round(EARLY * self.whole_depth)), layers)
-        if type(early_layer) is not int or not 1 <= early_layer <= layers:
-            raise ValueError(
-                f"early_layer={early_layer!r}: {type(self.model).__name__} runs {layers} layers here; give the layer "
-                f"whose states are read, 1 to {layers}, or None for an eighth of the way up."
-            )
-        return early_layer
 
     def get_embedding_dimension(self) -> int:
         """2D: early, then late."""

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ..settings import optional, whole
 from .moments import Moments, embedding_moments, principal_directions
 from .stored import FixedWeights
 from .token_vectors import ONE_BY_ONE
@@ -62,13 +63,14 @@ class EmbeddingTransform(FixedWeights):
                 f"{vectors.shape[-1]}: put it right behind the modules that it was made for."
             )
         wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        mapped = self._text_by_text(wide, features) if features.get(ONE_BY_ONE) else self._transform(wide)
+        mapped = self._one_by_one(wide) if features.get(ONE_BY_ONE) else self._transform(wide)
         empty = ~vectors.any(dim=-1, keepdim=True)
         return {**features, self.MAPPED: mapped.masked_fill(empty, 0).to(vectors.dtype)}
 
-    def _text_by_text(self, vectors: Tensor, features: dict[str, Any]) -> Tensor:
-        """The same map. How a matrix product rounds depends on how many rows it has: here each text has its own."""
-        return torch.cat([self._transform(row) for row in vectors.split(1)])
+    def _one_by_one(self, vectors: Tensor) -> Tensor:
+        """The same map. How a matrix product rounds depends on how many rows it has: here each vector has its own."""
+        mapped = [self._transform(vector) for vector in vectors.flatten(0, -2).split(1)]
+        return torch.cat(mapped).unflatten(0, vectors.shape[:-1])
 
     def get_embedding_dimension(self) -> int:
         """k."""
@@ -376,8 +378,7 @@ def check_rows(mean: Tensor, rows: Tensor, name: str, *, fewest: int) -> None:
 
 def check_count(name: str, value: int | None, least: int, most: int, what: str) -> None:
     """Refuse what is not a whole number in a range, or None."""
-    if value is not None and (type(value) is not int or not least <= value <= most):
-        raise ValueError(f"{name}={value!r}: give {what}, a whole number from {least} to {most}.")
+    optional(whole(name, least, most, f"give {what}, a whole number from {least} to {most}.")).check(value)
 
 
 def check_shrinkage(value: float, usual: float, *, plain: bool) -> None:

@@ -60,7 +60,8 @@ class Head(nn.Module):
         if saved is not None:
             weight = self._saved(saved, backbone)
         elif rows is not None or not _is_tied(backbone.config):
-            weight = _picked(head_blocks(backbone, **files.where), rows)
+            weight = torch.cat([*head_blocks(backbone, **files.where)])
+            weight = weight if rows is None else weight[[*rows]]
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
         self.register_buffer("weight", weight, persistent=False)
 
@@ -84,32 +85,6 @@ class Head(nn.Module):
             save_file({"weight": weight}, str(Path(directory) / self.file), metadata={"format": "pt"})
 
 
-def _picked(blocks: Iterator[Tensor], rows: Sequence[int] | None) -> Tensor:
-    """A head, or some rows of it, of which one block at a time is in memory."""
-    if rows is None:
-        return torch.cat(list(blocks))
-    found: dict[int, Tensor] = {}
-    for number, block in enumerate(blocks):
-        found |= {row: block[row % BLOCK].clone() for row in rows if row // BLOCK == number}
-    return torch.stack([found[row] for row in rows])
-
-
-def head_beside(
-    module: Transformer, given: str | Transformer, file: str, model_kwargs: Any, rows: Sequence[int] | None = None
-) -> Head:
-    """The head that a module reads: that of the module which it shares its backbone with, if that reads the same rows.
-
-    Args:
-        module: Whose backbone is loaded.
-        given: What it was made of.
-        file, model_kwargs, rows: As for :class:`Head`.
-    """
-    shared = getattr(given, "head", None)
-    if isinstance(shared, Head) and shared.rows == rows:
-        return shared
-    return Head(module.model, file, model_kwargs, rows)
-
-
 def at_its_end(settings: dict[str, Any], module: type) -> dict[str, Any]:
     """The settings with which a :class:`CausalTransformer` reads the last token of its prompt.
 
@@ -126,9 +101,9 @@ def at_its_end(settings: dict[str, Any], module: type) -> dict[str, Any]:
 
 
 def scaled(logits: Tensor, config: Any) -> Tensor:
-    """Logits as the language model has them, of products with its head."""
+    """Logits of the language model from products with its head, scaled and capped as its configuration says."""
     config = config.get_text_config(decoder=True)
-    # Of Cohere, of Granite, and of Gemma 2.
+    # Cohere has the first of these settings, Granite the second, and Gemma 2 the cap.
     logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return cap * torch.tanh(logits / cap) if cap else logits

@@ -21,7 +21,6 @@ from .moments import Moments, in_chunks, principal_directions
 DIMENSION = 128
 
 _TOKENS = "token_embeddings"
-_WHAT = "the principal directions to keep"
 
 
 def multi_vector_encoder(
@@ -152,7 +151,7 @@ class TokenProjection(EmbeddingTransform):
         Raises:
             ValueError: If ``dimension`` is out of range, or there were too few vectors.
         """
-        check_count("dimension", dimension, 1, len(moments.mean), _WHAT)
+        check_count("dimension", dimension, 1, len(moments.mean), "the principal directions to keep")
         if moments.count <= dimension:
             raise ValueError(
                 f"{moments.count} tokens vary in at most {max(0, moments.count - 1)} directions, and {dimension} are "
@@ -163,10 +162,3 @@ class TokenProjection(EmbeddingTransform):
 
     def _transform(self, vectors: Tensor) -> Tensor:
         return linear(vectors - self.mean.to(vectors.dtype), self.directions.to(vectors.dtype))
-
-    def _text_by_text(self, vectors: Tensor, features: dict[str, Any]) -> Tensor:
-        """Each text's own rows, and no padding."""
-        projected = vectors.new_zeros(*vectors.shape[:2], self.out_features)
-        for own, text, real in zip(projected, vectors, features["attention_mask"].bool(), strict=True):
-            own[real] = self._transform(text[real])
-        return projected

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..settings import Setting, whole
 from ..text.words import STOP_WORDS, lower_case_tokens, word_token_ids
 from .causal_transformer import CausalTransformer
-from .lm_head import at_its_end, head_beside, scaled
+from .lm_head import Head, at_its_end, scaled
 
 #: How many tokens a text has of whose own words none is left.
 WORDLESS = 10
@@ -53,7 +53,8 @@ class PromptRepsModule(CausalTransformer):
         template: Text with one ``{text}``, at whose end a quotation mark opens; or a name in
             :data:`st_reba.TEMPLATES`.
         top_k: How many tokens of the text's words count, at most.
-        expansion: How many others do: 0 for none. They are lower-case beginnings of words, of letters alone.
+        expansion: How many tokens are added that are not of the text's words; 0: none. They are lower-case beginnings
+            of words, of letters alone.
         stop_words: Words that do not count. None: some hundred English ones.
         **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 
@@ -67,9 +68,7 @@ class PromptRepsModule(CausalTransformer):
 
     config_keys = [
         *(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")),
-        TOP_K.name,
-        EXPANSION.name,
-        WORDS.name,
+        *("top_k", "expansion", "stop_words"),
     ]
     no_words = "weighs tokens of the vocabulary"
     method = "PromptReps"
@@ -98,7 +97,7 @@ class PromptRepsModule(CausalTransformer):
         WORDS.check(stop_words)
         settings = at_its_end(transformer_kwargs, type(self))
         super().__init__(model_name_or_path, template=template, **settings)
-        self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"))
+        self.head = Head(self.model, self.FILE, transformer_kwargs.get("model_kwargs"))
         self.top_k = top_k
         self.expansion = expansion
         self.stop_words = None if stop_words is None else list(stop_words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -20,7 +20,7 @@ from ..lm.backbone import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
 from ..text.layout import Layout, repeated_chunks
 from ..text.templates import Template
-from .causal_module import ROWS, CausalModule, PoolOver, Rows, repetitions_from
+from .causal_module import CausalModule, PoolOver, Rows, repetitions_from
 from .changes import Change
 from .token_vectors import TokenVectors, in_parts
 
@@ -34,6 +34,7 @@ CHUNK_LENGTH = optional(
         says="give the tokens of a chunk, 1 or more (128 is a good start), or None to read texts in one piece.",
     )
 )
+WEIGHTS = r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji})"
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
 
 
@@ -78,18 +79,14 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    settings = (REPETITIONS, LAYERS, ROWS, NORMALIZE_WEIGHTS, CHUNK_LENGTH)
-    config_keys = [*CausalModule.config_keys, *(setting.name for setting in settings)]
+    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
     repeats_text = True
     method = "ReBA"
-    equation = (
-        r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad "
-        r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad i = 1, \dots, n"
-    )
+    equation = r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad " + WEIGHTS + r", \quad i = 1, \dots, n"
     chunk_equation = (
         r"e_i = \sum_{j \in C(i), j \geq i} a_{ij} v_j + \sum_{j \in \text{copies } 2 \dots k \text{ of } C(i)} "
-        r"a_{ij} u_j, \quad a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji}), \quad C(i): "
-        r"\text{the chunk of token } i, \ u: \text{the states of the chunk repeated on its own}"
+        r"a_{ij} u_j, \quad " + WEIGHTS + r", \quad C(i): \text{the chunk of token } i, \ "
+        r"u: \text{the states of the chunk repeated on its own}"
     )
     citation = (
         "Retrieval Backward Attention without Additional Training: "
@@ -173,8 +170,8 @@ class ReBAModule(CausalModule):
         if self.chunk_length is None or available is None:
             return room
         before = self.frames(prompt)[0].overhead
-        if before + self.repetitions * self.chunk_length > available:
-            fitting = (available - before) // self.repetitions
+        fitting = (available - before) // self.repetitions
+        if self.chunk_length > fitting:
             advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
             raise ValueError(
                 f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt "
@@ -194,7 +191,7 @@ class ReBAModule(CausalModule):
         return TokenVectors(embeddings.to(dtype), mask, ids)
 
     def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
+        """One forward pass: the weights with which tokens look back from all that follows, and the states that follow.
 
         As attention is causal, what the first copies give is what a pass over these copies alone would.
 
@@ -233,16 +230,16 @@ class ReBAModule(CausalModule):
 
     def _sums_in_chunks(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
         """The same of ReBA-k in chunks, of texts that stand once."""
-        assert self.chunk_length is not None
-        last, count = self.rows == "last", ceil(layout.longest_text / self.chunk_length)
-        chunks = repeated_chunks(layout, self.chunk_length, self.repetitions, last_only=last)
+        length, last = cast(int, self.chunk_length), self.rows == "last"
+        count = ceil(layout.longest_text / length)
+        chunks = repeated_chunks(layout, length, self.repetitions, last_only=last)
         place = chunks.text if last else chunks.text * count + chunks.number
         place = place.to(backbone.device(self.model), non_blocking=True)
         if count == 1:
             # The first copy in a row of its own is then the whole text.
             sums, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
             return sums[place.argsort()], dtype
-        # Of the last token, only what it gives itself is left in the whole text.
+        # In the whole text, which stands once, the last token has its own term alone.
         sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
         if self.repetitions > 1:
             sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])
@@ -250,8 +247,7 @@ class ReBAModule(CausalModule):
 
     def _sums_once(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
         """What tokens look back to within their chunks of the whole text, (B * count, chunk_length, D + 1)."""
-        assert self.chunk_length is not None
-        start, length = layout.text_start, self.chunk_length
+        start, length = layout.text_start, cast(int, self.chunk_length)
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
         states = self.run(layout, observe=InChunks(maximum, start, length, count), **kwargs)
         counts = split(layout.copy_index == 0, 1, start, length, count).flatten(0, 1)[:, None]
@@ -270,10 +266,8 @@ class ReBAModule(CausalModule):
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""
         length = layout.text_lengths[:, None]
-        if self.rows == "last":
-            rows = (length - 1).clamp(min=0)
-        else:
-            rows = torch.arange(layout.longest_text).expand(len(length), -1)
+        every, last = torch.arange(layout.longest_text).expand(len(length), -1), (length - 1).clamp(min=0)
+        rows = last if self.rows == "last" else every
         return rows, rows < length
 
 

@@ -24,9 +24,9 @@ from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
 from .causal_module import CausalModule, PoolOver
-from .token_vectors import TokenVectors, in_parts, picked
+from .token_vectors import TokenVectors, picked
 
-# What each further pass sets for tokens of its own.
+# The arguments of forward that each further pass sets itself.
 OWN = ("attention_mask", "cache_position", "input_ids", "inputs_embeds", "past_key_values", "position_ids", "use_cache")
 
 # The upper end is far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -68,8 +68,7 @@ class RefinedThoughtModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    settings = (ITERATIONS, TOLERANCE)
-    config_keys = [*CausalModule.config_keys, *(setting.name for setting in settings)]
+    config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Refined Thought"
     equation = (
@@ -124,16 +123,17 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
+    @property
+    def reads_behind_prefixes(self) -> bool:
+        """Only where it is the base model: a memory is of all tokens, and further passes have a cache of their own."""
+        return self.iterations == 1 and super().reads_behind_prefixes
+
     def layouts(self) -> list[Template]:
         return [replace(self._template, end=True)]
 
     def _positions(self) -> int | None:
         positions = super()._positions()
         return positions if positions is None or self.iterations == 1 else positions - 1
-
-    def _part_size(self, layout: Layout) -> int:
-        """The whole batch: a pass of two tokens a text reads all the weights, once for however many texts."""
-        return len(layout.input_ids) if self._reuses_cache else super()._part_size(layout)
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         if self.iterations == 1:
@@ -154,7 +154,9 @@ class RefinedThoughtModule(CausalModule):
     def _cached_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         last = layout.ends.to(backbone.device(self.model), non_blocking=True)
-        states, memory, cache = self._first_pass(layout, last, **kwargs)
+        # This cache keeps every key, whatever a layer's window; the mask hides what lies outside of it.
+        cache = DynamicCache()
+        states, memory = self._whole_pass(layout, cache=cache, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
         eos_ids = layout.input_ids.gather(1, layout.ends[:, None]).to(last.device, non_blocking=True)
         eos = self.model.get_input_embeddings()(eos_ids)[:, 0]
@@ -180,27 +182,6 @@ class RefinedThoughtModule(CausalModule):
             thought.refine(step[:, 1])
         return put(states, last, thought.embedding), thought.passes
 
-    def _first_pass(self, layout: Layout, last: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor, DynamicCache]:
-        """The base model's states (B, N, D), memory (B, D) and cache, in parts of the size that runs best."""
-        states, memories, caches = [], [], []
-        for rows in in_parts(len(last), super()._part_size(layout)):
-            part = layout.part(rows)
-            missing = layout.input_ids.shape[1] - part.input_ids.shape[1]
-            ends = part.ends.to(last.device, non_blocking=True)
-            weights = MeanWeights(ends, self._last_layer)
-            # It keeps everything whatever a layer's window: the mask does the windowing.
-            cache = DynamicCache()
-            ids = part.input_ids.to(last.device, non_blocking=True)
-            inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
-            found = self.run(part, inputs=partial(dict, inputs), observe=weights, **kwargs)
-            real = part.attention_mask.to(last.device, non_blocking=True)
-            memories.append(_weighted(weights.result() * real, found))
-            states.append(pad(found, (0, 0, 0, missing)))
-            # What is masked is still multiplied, by 0: padded with zeros.
-            caches.append([[pad(kept, (0, 0, 0, missing)) for kept in layer[:2]] for layer in cache])
-        layers = [tuple(map(torch.cat, zip(*of_parts, strict=True))) for of_parts in zip(*caches, strict=True)]
-        return torch.cat(states), torch.cat(memories), DynamicCache(layers)
-
     def _whole_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
         last = layout.ends
@@ -218,21 +199,32 @@ class RefinedThoughtModule(CausalModule):
             if thought.has_settled:
                 break
             refined, memory = self._whole_pass(longer, memory, **kwargs)
-            # The text's own states change only where tokens see what follows, and only while it is thought about.
+            # The text's own states change only where tokens see what follows, and only until the text has settled.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
             thought.refine(at(refined, last + 1))
         return put(states, last, thought.embedding), thought.passes
 
-    def _whole_pass(self, layout: Layout, memory: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """States (B, N, D) and memory (B, D) of a pass that reads a memory, if there is one, right before EOS."""
+    def _whole_pass(
+        self, layout: Layout, memory: Tensor | None = None, cache: DynamicCache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """States (B, N, D) and memory (B, D) of a pass over the whole text.
+
+        Args:
+            layout: B texts.
+            memory: (B, D), which the pass reads right before EOS; None: there is none yet.
+            cache: The pass fills it with keys and values; None: they are not kept.
+            **kwargs: For the backbone's forward.
+        """
         device = backbone.device(self.model)
         ids, real, last = (
             part.to(device, non_blocking=True) for part in (layout.input_ids, layout.attention_mask, layout.ends)
         )
 
-        def inputs() -> dict[str, Tensor]:
+        def inputs() -> dict[str, Any]:
             embeddings = self.model.get_input_embeddings()(ids)
-            return {"inputs_embeds": embeddings if memory is None else put(embeddings, last - 1, memory)}
+            if memory is not None:
+                embeddings = put(embeddings, last - 1, memory)
+            return {"inputs_embeds": embeddings, "past_key_values": cache, "use_cache": cache is not None}
 
         weights = MeanWeights(last, self._last_layer)
         states = self.run(layout, inputs=inputs, observe=weights, **kwargs)

@@ -13,7 +13,7 @@ from torch import nn
 from ..text.templates import SLOT, check_template_length
 from ..text.tokens import tokenized
 from .causal_transformer import CausalTransformer
-from .lm_head import at_its_end, head_beside, scaled
+from .lm_head import Head, at_its_end, scaled
 
 QUERY, DOCUMENT = "{query}", "{document}"
 
@@ -80,8 +80,7 @@ class RerankModule(CausalTransformer):
         super().__init__(model_name_or_path, template=SLOT + behind, **settings)
         self.template = template
         self.choices = listed
-        rows = self._rows(behind)
-        self.head = head_beside(self, model_name_or_path, self.FILE, transformer_kwargs.get("model_kwargs"), rows)
+        self.head = Head(self.model, self.FILE, transformer_kwargs.get("model_kwargs"), self._rows(behind))
 
     def _rows(self, behind: str) -> list[int]:
         """The tokens that the choices add behind the end of the prompt."""

@@ -13,7 +13,7 @@ from st_reba.files import atomic_directory
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
-from st_reba.ready import build, check_pooling, note_recipe, prompts_of_template
+from st_reba.ready import build, check_pooling, note_recipe, prompts_or_own
 from st_reba.recipes import Recipe, Row, every_row, find
 from st_reba.recipes.parts import POOLINGS
 from st_reba.text.templates import language_of
@@ -62,6 +62,7 @@ def run(
 ) -> None:
     """Write a ready directory of a SentenceTransformer, or of another family of models."""
     precision = Dtype(dtype.value)
+    prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
     if rerank:
         settings: dict[str, Any] = {} if template is None else {"template": template}
         _write(
@@ -72,13 +73,12 @@ def run(
         chosen = find(recipe or (METHODS[method] if method else SPARSE))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         settings = _sparse_settings(chosen, template, expansion=expansion, top_k=top_k)
-        prompts = prompts_of(query_prompt, document_prompt) or prompts_of_template(settings)
         _write(
             out,
             lambda: SparseEncoder(
                 modules=[_loaded(PromptRepsModule, model, max_seq_length, precision, settings)],
                 device="cpu",
-                prompts=prompts,
+                prompts=prompts_or_own(prompts, settings),
             ),
         )
         return
@@ -104,7 +104,6 @@ def run(
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     chosen = replace(chosen, fit_texts=texts)
     with atomic_directory(out) as scratch:
-        prompts = prompts_of(query_prompt, document_prompt)
         if multi_vector:
             arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
             built: Any = multi_vector_encoder(
@@ -113,13 +112,14 @@ def run(
                 fit_texts=texts,
                 skip_punctuation=skip_punctuation is not False,
                 normalize=normalize,
-                prompts=prompts or prompts_of_template(arguments),
+                prompts=prompts_or_own(prompts, arguments),
             )
             note_recipe(built, chosen, settings)
         else:
-            with usable(model):
+            source = str(stand_in()) if model == STAND_IN else model
+            with usable(source):
                 built = build(
-                    str(stand_in()) if model == STAND_IN else model,
+                    source,
                     chosen,
                     pooling=mode,
                     normalize=normalize,

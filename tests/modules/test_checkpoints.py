@@ -88,6 +88,15 @@ class TestShardsOutside:
         with pytest.raises(ValueError, match=rf"{SHARD} is a link to .*, outside the model: put the file itself there"):
             load(str(model))
 
+    def test_whole_weights_may_be_linked(self, tmp_path):
+        """Nothing in the model says where they lie: who has the directory has made the link."""
+        language_model(tmp_path / "lm")
+        expected = pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS)
+        weights = tmp_path / "lm" / "model.safetensors"
+        weights.rename(tmp_path / "elsewhere.safetensors")
+        weights.symlink_to(tmp_path / "elsewhere.safetensors")
+        assert relative_error(pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS), expected) == 0
+
     def test_pickled(self, model):
         names = {}
         for path in (model / "model-00001-of-00002.safetensors", model.parent / SHARD):
