@@ -32,7 +32,7 @@ class Moments:
         """Take a batch in.
 
         Args:
-            vectors: (B, D), of any precision, on any device; where the first batch lies, the sums are kept.
+            vectors: (B, D), of any precision, on any device. The sums move to the device of each batch.
 
         Raises:
             ValueError: If they have another D, or a value is not finite.

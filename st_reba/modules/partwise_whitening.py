@@ -30,8 +30,8 @@ class PartwiseWhitening(EmbeddingTransform):
     with the means :math:`\mu_p` and variances :math:`V_p` (a diagonal matrix) of part p over a collection of texts, and
     their correlation matrix :math:`U_p \Lambda_p U_p^\top` (PCA-cor whitening, Kessy et al., 2018, arXiv 1512.00809,
     shrunk). As part p has the length :math:`\sqrt{s_p}`, the cosine of two embeddings is the mean of their parts'
-    cosines, weighted by the shares :math:`s_p`, whose sum is 1. Of dimensions in which the collection does not vary,
-    nothing is left.
+    cosines, weighted by the shares :math:`s_p`, whose sum is 1. Dimensions in which the collection does not vary
+    are left out.
 
     A large :math:`\varepsilon` does little more than standardise; a small one gives all directions nearly one variance,
     as :class:`WhiteningTransform` does. Directions stand in the order of falling variance within each part, so

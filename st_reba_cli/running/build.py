@@ -73,7 +73,7 @@ def run(
         chosen = find(recipe or (METHODS[method] if method else SPARSE))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         settings = _sparse_settings(chosen, template, expansion=expansion, top_k=top_k)
-        prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(settings)
+        prompts = _prompts(query_prompt, document_prompt, settings)
         _write(
             out,
             lambda: SparseEncoder(
@@ -106,7 +106,7 @@ def run(
     chosen = replace(chosen, fit_texts=texts)
     with atomic_directory(out) as scratch:
         arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
-        prompts = prompts_of(query_prompt, document_prompt) or _own_prompts(arguments)
+        prompts = _prompts(query_prompt, document_prompt, arguments)
         module = load(chosen.row.module, model, max_seq_length, precision, **arguments)
         if multi_vector:
             built: Any = multi_vector_encoder(
@@ -175,9 +175,11 @@ def _sparse_settings(chosen: Recipe, template: str | None, **given: Any) -> dict
     return {**settings, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _own_prompts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the authors of a template put before queries and documents, where they put something."""
-    return dict(preset(settings.get("template", "")).prompts)
+def _prompts(query: str | None, document: str | None, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the user puts before queries and documents, or else what the authors of the template do."""
+    if query is None and document is None:
+        return dict(preset(settings.get("template", "")).prompts)
+    return prompts_of(query, document)
 
 
 def _of_method(method: str) -> Recipe:
