@@ -79,7 +79,8 @@ class TestShardsOutside:
     @pytest.mark.parametrize("name", ["../{}", "a/../../{}", "{root}/{}", "..\\{}", "C:{}", ""])
     def test_by_name(self, name, load, model):
         self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
-        with pytest.raises(ValueError, match=r"index.json has the path .*: a file lies inside its model, so give a"):
+        said = 'index.json has the path .*: a file lies inside its model, so give a relative path without "..".$'
+        with pytest.raises(ValueError, match=said):
             load(str(model))
 
     @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
