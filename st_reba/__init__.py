@@ -3,6 +3,7 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
+from . import modules
 from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
 from .modules import AttentionPoolingModule as AttentionPoolingModule
@@ -27,19 +28,33 @@ from .modules import ReBAModule as ReBAModule
 from .modules import RefinedThoughtModule as RefinedThoughtModule
 from .modules import RerankModule as RerankModule
 from .modules import Standardization as Standardization
+from .modules import StandardizedSum as StandardizedSum
 from .modules import TokenPrependingModule as TokenPrependingModule
 from .modules import TokenProjection as TokenProjection
+from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
-from .reading.chunks import DocumentChunks as DocumentChunks
-from .reading.chunks import encode_chunks as encode_chunks
-from .reading.words import encode_words as encode_words
-from .recipes import Row as Row
-from .recipes import register as register
-from .text.templates import META_TASKS as META_TASKS
-from .text.templates import TEMPLATES as TEMPLATES
-from .text.templates import in_context as in_context
-from .version import __version__ as __version__
+from .reading.chunks import DocumentChunks, encode_chunks
+from .reading.words import encode_words
+from .ready import build
+from .recipes import Row, register
+from .text.templates import META_TASKS, TEMPLATES, in_context
+from .version import __version__
+
+#: Every public name, and no room: what a star import gives.
+__all__ = [
+    "META_TASKS",
+    "TEMPLATES",
+    "DocumentChunks",
+    "Row",
+    "__version__",
+    "build",
+    "encode_chunks",
+    "encode_words",
+    "in_context",
+    "register",
+]
+__all__ += modules.__all__
 
 function.register()

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
 from ..recipes import find
+from ..text.templates import preset
 from .results import Measure, Result, as_high, best_of, difference, has_number, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
@@ -301,6 +302,8 @@ def build_command(
         words += ["--max-seq-length", str(max_seq_length)]
     if precision:
         words += ["--dtype", precision]
-    for role, prompt in (prompts or {}).items():
+    # An empty one keeps away what the template's authors put there, and what this comparison did not.
+    own = dict(preset(recipe.row.settings.get("template", "")).prompts)
+    for role, prompt in {**dict.fromkeys(own, ""), **(prompts or {})}.items():
         words += [f"--{role}-prompt", prompt]
     return shlex.join([*words, "--out", "my-model"])

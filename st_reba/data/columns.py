@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -48,7 +48,7 @@ class Schema:
     Attributes:
         name: What the rows are, such as ``"pairs"``.
         columns: In the order in which they stand where there is no header.
-        option: What says which column of a file is which.
+        option: What says which column of a file is which; empty: their names alone.
         headed: Whether a file must name its columns.
     """
 
@@ -66,6 +66,11 @@ class Schema:
     def expected(self) -> str:
         """In a sentence."""
         return f"A row is {', '.join(self.needed)}."
+
+    @property
+    def remedy(self) -> str:
+        """What to do where a file calls its columns something else."""
+        return f"say with {self.option} which is what" if self.option else "call them so"
 
     def find(self, header: Collection[str]) -> dict[str, str] | None:
         """By the columns' names, what a header calls them; None if it lacks one that is needed."""
@@ -117,30 +122,6 @@ class Header:
         """What else the file calls its columns."""
         return [title for title in self.every if title not in self.titles.values()]
 
-    def values(self, where: str, row: Mapping[str, Any]) -> list[Any]:
-        """The values of a row, in the order of the schema's columns.
-
-        Args:
-            where: Where it stands, for messages.
-            row: Its cells by their titles.
-
-        Raises:
-            ValueError: If it does not fit.
-        """
-        titles = self.titles if self.fixed or list(row) == self.every else self.schema.find(row)
-        if titles is None:
-            raise _unfit(where, row, [self.schema])
-        cells = {name: row.get(title) for name, title in titles.items()}
-        values = []
-        for column in self.schema.columns:
-            try:
-                values.append(column.read(cells.get(column.name)))
-            except ValueError as error:
-                said = f"{where}: {column.name}: {str(error).rstrip('.')}. {self.schema.expected}"
-                hint = f" If this line names the columns, say with {self.schema.option} which is what."
-                raise ValueError(said + hint if where == self.unsure else said) from None
-        return values
-
 
 def named_columns(
     header: Collection[str], schemas: Sequence[Schema], asked: str | None
@@ -187,7 +168,7 @@ def _header_by_count(where: str, count: int, schemas: Sequence[Schema]) -> Heade
     if not fitting and len(schemas) > 1:
         ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
         said = f"{where}: {count} columns, and no header that names them. Rows are {ways}."
-        raise ValueError(f"{said} Say with {schemas[0].option} which is what.")
+        raise ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
     schema = (fitting or schemas)[0]
     titles = {name: str(place) for place, name in enumerate(schema.needed, 1)}
     return Header(schema, titles, list(titles.values()), where)
@@ -251,28 +232,30 @@ def read_table(
     if columns is not None and all(schema.asked(columns) is None for schema in schemas):
         ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
         raise ValueError(f"--columns {columns}: give {ways}, with the file's own names, or places from 1.")
-    table: Table | None = None
+    first: Header | None = None
+    found: list[list[Any]] = []
+    places: list[tuple[File, int]] = []
     # What is not on this machine is copied to it, until it is read.
     with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
         for file in files_of(source, splits, Path(scratch)):
-            header, content = opened(file, schemas if table is None else [table.header.schema], columns)
+            header, content = opened(file, schemas if first is None else [first.schema], columns)
             if header is None:
                 continue
-            if table is None:
-                table = Table(str(source), header, {column.name: [] for column in header.schema.columns}, [])
-            for line, row in content:
-                for values, value in zip(table.values.values(), header.values(place(file, line), row), strict=True):
-                    values.append(value)
-                table.places.append((file, line))
-    if table is None or not table.places:
+            first = first or header
+            for line, values in content:
+                found.append(values)
+                places.append((file, line))
+    if first is None or not found:
         raise ValueError(f"{source} holds no rows. {schemas[0].expected}")
-    return table
+    cells = zip(*found, strict=True)
+    by_name = {column.name: list(own) for column, own in zip(first.schema.columns, cells, strict=True)}
+    return Table(str(source), first, by_name, places)
 
 
 def opened(
     file: File, schemas: Sequence[Schema], asked: str | None = None
-) -> tuple[Header | None, Iterator[tuple[int, dict[str, Any]]]]:
-    """Which columns of a file are read, None if there is no row; and its rows, the cells by their titles.
+) -> tuple[Header | None, Iterator[tuple[int, list[Any]]]]:
+    """Which columns of a file are read, None if there is no row; and the line and the values of each row.
 
     Args and errors as for :func:`read_table`.
     """
@@ -281,7 +264,7 @@ def opened(
         names = parquet_file(file).schema_arrow.names
         header = _header(place(file, 1), file.kind, names, schemas, asked)
         # Other columns may be large: vectors, images.
-        return header, rows(file, list(header.titles.values()))
+        return header, _values(file, header, rows(file, list(header.titles.values())))
     content = rows(file)
     if file.kind == "txt":
         # Every line is a row, also an empty one, which a table has none of.
@@ -292,24 +275,38 @@ def opened(
     line, cells = first
     names = list(cells) if file.kind == "jsonl" else [cell.strip() for cell in cells]
     header = _header(place(file, line), file.kind, names, schemas, asked)
-    if file.kind == "jsonl":
-        return header, chain([first], content)
-    return header, _by_titles(file, header, chain([first], content) if header.unsure else content)
+    named = file.kind != "jsonl" and not header.unsure
+    return header, _values(file, header, content if named else chain([first], content))
 
 
-def _by_titles(
-    file: File, header: Header, content: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of cells, by their titles."""
-    for line, cells in content:
-        if len(cells) != len(header.every):
-            option = header.schema.option
-            more = f" Other columns need a header that names these, or {option}." if header.unsure else ""
-            raise ValueError(
-                f"{place(file, line)}: {len(cells)} columns where {len(header.every)} are expected. "
-                f"{header.schema.expected}{more}"
-            )
-        yield line, dict(zip(header.every, cells, strict=True))
+def _values(file: File, header: Header, content: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[Any]]]:
+    """The line and the values of each row, in the order of the schema's columns."""
+    schema, titles = header.schema, header.titles
+    places = [header.every.index(titles[each.name]) if each.name in titles else None for each in schema.columns]
+    for line, row in content:
+        if isinstance(row, list):
+            if len(row) != len(header.every):
+                more = " Other columns need a header that names these." if header.unsure else ""
+                raise ValueError(
+                    f"{place(file, line)}: {len(row)} columns where {len(header.every)} are expected. "
+                    f"{schema.expected}{more}"
+                )
+            cells = [None if index is None else row[index] for index in places]
+        else:
+            found = titles if header.fixed or list(row) == header.every else schema.find(row)
+            if found is None:
+                raise _unfit(place(file, line), row, [schema])
+            cells = [row.get(found.get(each.name)) for each in schema.columns]
+        values = []
+        try:
+            for column, cell in zip(schema.columns, cells, strict=True):
+                values.append(column.read(cell))
+        except ValueError as error:
+            where = place(file, line)
+            said = f"{where}: {column.name}: {str(error).rstrip('.')}. {schema.expected}"
+            hint = f" If this line names the columns, {schema.remedy}."
+            raise ValueError(said + hint if where == header.unsure else said) from None
+        yield line, values
 
 
 def _sniffed(file: File, schemas: Sequence[Schema]) -> File:
@@ -343,7 +340,7 @@ def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
     lack = " or ".join(f"{', '.join(schema.lacking(header))} ({schema.name})" for schema in schemas)
     said = f"{where} lacks {lack}; its columns are {', '.join(header)}."
-    return ValueError(f"{said} Say with {schemas[0].option} which is what.")
+    return ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
 
 
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .columns import TEXTS, Column, Schema, any_text, opened, place
+from .columns import TEXTS, Column, Schema, any_text, opened
 from .rows import BATCH, LONGEST, TOO_LONG, listed, parquet_batches, parquet_file, rows
 from .sources import FORMATS, File
 
@@ -207,11 +207,9 @@ class TextFiles:
         kept = (Column(name, (), lambda cell: cell, needed=file.kind != "jsonl") for name in self.keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
         named = self.column is not None or len(self.keep) > 0
-        header, content = opened(file, [Schema("texts", columns, "--column", headed=named)])
-        if header is None:
-            return
-        for line, row in content:
-            yield line, *header.values(place(file, line), row)
+        _, content = opened(file, [Schema("texts", columns, "--column", headed=named)])
+        for line, values in content:
+            yield line, *values
 
     def _lines(self, file: File) -> Iterator[tuple[Any, ...]]:
         """Plain text: an empty line is an empty text, so that rows stay aligned."""

@@ -1,16 +1,49 @@
-"""What stands before the texts of a batch, run once for all of them."""
+"""What stands before the texts of a batch: keys and values of a prompt's own words are computed once, and kept."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from ..text.layout import Layout
 from . import backbone
+from .run import Before, Pass, current, passing
+
+#: The token ids of P prefixes, one for each of the prompts that a text stands in.
+Ids = tuple[tuple[int, ...], ...]
+
+
+class _Kept(DynamicLayer):
+    """One layer's keys and values of P prefixes, each (P, G, N, d).
+
+    A pass is given them before its own, which are not kept: several passes may read them at a time, and a batch takes
+    the memory of one layer.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor | None = None) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.kept, self.rows = (keys, values), rows
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Those of each row's prefix, (B, G, N, d), and then its own."""
+        keys, values = (self._of_rows(kept, len(key_states)) for kept in self.kept)
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+
+    def _of_rows(self, kept: Tensor, batch: int) -> Tensor:
+        if self.rows is None:
+            return kept.expand(batch, -1, -1, -1)
+        return kept[self.rows.to(kept.device, non_blocking=True)]
 
 
 @dataclass(frozen=True)
@@ -19,42 +52,28 @@ class Prefixes:
 
     Attributes:
         lengths: (P,) tokens of each prefix, in the CPU's memory.
-        kept: For each layer, (P, G, N, d) each; what stands behind a prefix means nothing.
+        layers: Keys and values of each layer, (P, G, N, d) each; what stands behind a prefix means nothing.
     """
 
     lengths: Tensor
-    kept: DynamicCache
+    layers: Sequence[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layout: Layout, count: int, **kwargs: Any) -> Prefixes | None:
-        """Run a model over what stands before the texts of a batch.
-
-        Args:
-            model: Causal.
-            layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token
-                or more before it: which tokens stand right before a text may depend on it.
-            count: P.
-            **kwargs: For the model's forward.
-
-        Returns:
-            None where nothing stands before any text, or there is no text.
-        """
-        # An empty text does not say where it stands, and nothing is read of it.
-        real = (layout.text_lengths > 0).unflatten(0, (-1, count))[:, 0]
-        if not real.any():
-            return None
-        starts = layout.text_starts.unflatten(0, (-1, count))[real]
-        ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
-        alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
-        lengths = torch.minimum(alike, starts.amin(dim=0))
-        if not lengths.any():
-            return None
-        kept = DynamicCache()
-        # What is shorter than the longest ends in other tokens, which none of its own sees.
-        input_ids = ids[0, :, : int(lengths.max())].to(backbone.device(model))
-        asked = {"past_key_values": kept, "use_cache": True, "output_hidden_states": False}
-        model(**{**kwargs, "input_ids": input_ids, **asked})
-        return cls(lengths, kept)
+    def of(cls, model: PreTrainedModel, ids: Ids) -> Prefixes:
+        """Run a causal model over them."""
+        lengths = torch.tensor([len(prefix) for prefix in ids])
+        longest = int(lengths.max())
+        # What is shorter than the longest ends in tokens that none of its own sees.
+        padded = torch.tensor([[*prefix, *(longest - len(prefix)) * [0]] for prefix in ids])
+        cache = DynamicCache()
+        with passing(Pass()):
+            model(
+                input_ids=padded.to(backbone.device(model)),
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=False,
+            )
+        return cls(lengths, [(keys, values) for keys, values, *_ in cache])
 
     def rest_of(self, layout: Layout) -> Layout:
         """The same rows without their prefixes, at the front again."""
@@ -66,12 +85,89 @@ class Prefixes:
         ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
         return Layout(ids * mask, mask, copy_index, seen=layout.seen)
 
-    def cache(self, prefixes: Tensor) -> DynamicCache:
-        """For a pass over B rows, behind these prefixes, (B,), which stay as they are."""
-        # Each layer may lie on a device of its own.
-        return DynamicCache(
-            [
-                tuple(part[prefixes.to(part.device, non_blocking=True)] for part in (keys, values))
-                for keys, values, *_ in self.kept
-            ]
-        )
+    def before(self, rows: Tensor) -> Before:
+        """What stands before these rows of a layout, (B,), in a pass: every P-th row has the same prefix."""
+        if len(self.lengths) == 1:
+            return Before(self.lengths, Cache([_Kept(*layer) for layer in self.layers]))
+        chosen = rows % len(self.lengths)
+        return Before(self.lengths[chosen], Cache([_Kept(*layer, chosen) for layer in self.layers]))
+
+
+def behind(prefixes: Prefixes | None, rows: Tensor) -> contextlib.AbstractContextManager[None]:
+    """In this block, in this thread, passes read these rows of a layout, (B,), which begin behind their prefixes."""
+    if prefixes is None:
+        return contextlib.nullcontext()
+    return passing(replace(current(), before=prefixes.before(rows)))
+
+
+def shared_ids(layout: Layout, count: int) -> Ids | None:
+    """The tokens that stand before all texts of a batch.
+
+    Args:
+        layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token or
+            more before it: which tokens stand right before a text may depend on it.
+        count: P.
+
+    Returns:
+        For each of P rows; None where nothing stands before any text, or there is no text.
+    """
+    # An empty text does not say where it stands, and nothing is read of it.
+    real = (layout.text_lengths > 0).unflatten(0, (-1, count))[:, 0]
+    if not real.any():
+        return None
+    starts = layout.text_starts.unflatten(0, (-1, count))[real]
+    ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
+    alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
+    lengths = torch.minimum(alike, starts.amin(dim=0)).tolist()
+    if not any(lengths):
+        return None
+    return tuple(tuple(row[:length]) for row, length in zip(ids[0].tolist(), lengths, strict=True))
+
+
+class KeptPrefixes:
+    """The prefixes that one model was given last. A copy of it, and what is pickled of it, has none.
+
+    They are dropped when a weight is another or has other values. What is written past autograd, into a weight's
+    ``data``, is not noticed.
+    """
+
+    #: How many are kept: of a prompt, there may be one or two, see :func:`shared_ids`.
+    MOST = 8
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Hashable, Prefixes] = {}
+        self._weights: Hashable = None
+
+    def __reduce__(self) -> tuple[type[KeptPrefixes], tuple[()]]:
+        return KeptPrefixes, ()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def clear(self) -> None:
+        """Drop them all."""
+        with self._lock:
+            self._found.clear()
+
+    def get(self, model: PreTrainedModel, ids: Ids) -> Prefixes:
+        """Those of these tokens; computed, if they are not kept."""
+        key = ids, backbone.autocast_dtype(backbone.device(model))
+        with self._lock:
+            weights = tuple(map(_values_of, chain(model.parameters(), model.buffers())))
+            if weights != self._weights:
+                self._found.clear()
+                self._weights = weights
+            # Those that were asked for last stand last.
+            found = self._found.pop(key) if key in self._found else Prefixes.of(model, ids)
+            self._found[key] = found
+            for oldest in [*self._found][: -self.MOST]:
+                del self._found[oldest]
+        return found
+
+
+def _values_of(weight: Tensor) -> Hashable:
+    """Another for other values, as far as torch tells: it counts what is written in place."""
+    # A tensor made of others, as quantised ones are, has no memory of its own.
+    place = id(weight) if hasattr(weight, "__tensor_flatten__") else weight.data_ptr()
+    return place, 0 if weight.is_inference() else weight._version, weight.dtype, weight.device

@@ -18,9 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from ..text.layout import Layout
-from .attention.changes import FirstKey, LayerMask
+from .attention.changes import BehindPrefix, FirstKey, LayerMask
 from .attention.observers import Census, Observer
 from .attention.weights import StoredWeights
 from .backbone import device, is_checkpointing
@@ -62,10 +63,24 @@ Effect = PassChange
 
 
 @dataclass(frozen=True)
+class Before:
+    """What stands before the tokens of a pass, as the model has computed it.
+
+    Attributes:
+        lengths: (B,), or (1,) for all rows: how many tokens.
+        cache: Their keys and values. It keeps none of those that the pass computes.
+    """
+
+    lengths: Tensor
+    cache: Cache
+
+
+@dataclass(frozen=True)
 class Pass:
     """What holds for the passes in a block.
 
     Attributes:
+        before: What stands before the tokens that a pass is given.
         observer: Is shown the attention of the layers that it wants to see.
         masking: Replaces the masks of the layers that it applies to.
         rerouting: Puts one token's key and value before all others.
@@ -74,6 +89,7 @@ class Pass:
         census: Notes which layers have attention, and what it is like.
     """
 
+    before: Before | None = None
     observer: Observer | None = None
     masking: LayerMask | None = None
     rerouting: FirstKey | None = None
@@ -226,20 +242,21 @@ class StatesAt:
         return states
 
 
+@dataclass
 class AllLayers:
     """What the layers of a model gave in its last run.
 
-    Args:
+    Attributes:
         given: Looks at what enters the first layer.
         gave: Looks at what each layer gives.
         norm: What is done to the states of every layer but the last.
+        widths: How many values a state has in each layer, once they have been put side by side.
     """
 
-    def __init__(self, given: StatesAt, gave: StatesAt, norm: Callable[[Tensor], Tensor]) -> None:
-        self.given = given
-        self.gave = gave
-        self.norm = norm
-        self.widths: list[int] = []
+    given: StatesAt
+    gave: StatesAt
+    norm: Callable[[Tensor], Tensor]
+    widths: list[int] = field(default_factory=list)
 
     def beside(self, last: Tensor) -> Tensor:
         """(B, N, D_0 + ... + D_L), of which the last are ``last``, in place of what the last layer gave."""
@@ -320,6 +337,12 @@ def run(
             recorded, or attention is looked at.
         Halt: If a hook has seen all it wants.
     """
+    given: Mapping[str, Any] = {}
+    if inputs is None:
+        given = {"input_ids": layout.input_ids.to(device(model), non_blocking=True)}
+        if (before := current().before) is not None:
+            behind, masking = _behind(before, given["input_ids"])
+            given, changes = {**given, **behind}, [*changes, PassChange(masking=masking)]
     asked = current().changed_by(*changes)
     if is_checkpointing(model):
         # What attention looks up, it looks up again in a layer's second run; a hook may have been meant for one time.
@@ -335,13 +358,20 @@ def run(
     # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
     outputs = {"return_dict": True, "output_hidden_states": False} | ({"output_attentions": True} if shown else {})
     with passing(asked if observe is None or shown else replace(asked, observer=observe)):
-        given = {"input_ids": layout.input_ids.to(device(model), non_blocking=True)} if inputs is None else inputs()
-        output = model(**{**given, **kwargs, **outputs})
+        output = model(**{**(given if inputs is None else inputs()), **kwargs, **outputs})
     if shown is not None:
         for layer, weights in enumerate(output.attentions):
             if weights is not None and shown.wants(layer):
                 shown.observe(StoredWeights(layer, weights))
     return recorded(output.last_hidden_state)
+
+
+def _behind(before: Before, input_ids: Tensor) -> tuple[dict[str, Any], BehindPrefix]:
+    """What a model is given besides, to read tokens (B, N) behind others, and what they see of these."""
+    lengths, new = before.lengths.to(input_ids.device, non_blocking=True), input_ids.shape[1]
+    positions = (lengths[:, None] + torch.arange(new, device=lengths.device)).expand(len(input_ids), -1)
+    given = {"position_ids": positions, "past_key_values": before.cache, "use_cache": True}
+    return given, BehindPrefix(lengths, new)
 
 
 def _remember_passes(model: PreTrainedModel) -> None:

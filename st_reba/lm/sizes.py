@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig
 
 # Far above what any model has: more is a mistake or an attack.
@@ -34,6 +35,14 @@ _BUFFERS = 2**28
 
 class SizeError(ValueError):
     """A configuration asks for another model than its checkpoint holds: told in a sentence."""
+
+
+class _LeftAsTheyAre(TorchFunctionMode):
+    """Weights are not filled with random numbers: without memory there is nothing to fill, and it takes time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_filling = getattr(func, "__module__", None) == "torch.nn.init"
+        return None if is_filling else func(*args, **(kwargs or {}))
 
 
 def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: Any = AutoModel) -> None:
@@ -78,7 +87,7 @@ def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: 
 
     hook = register_module_parameter_registration_hook(watch)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _LeftAsTheyAre():
             # Attention has no weights; any other implementation might be fetched.
             model = auto_class.from_config(config, attn_implementation="eager")
     except (ImportError, MemoryError, SizeError):

@@ -20,7 +20,7 @@ class AttentionPoolingModule(CausalTransformer):
 
     .. math:: e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}
 
-    The sums are over the tokens that ``pool_over`` names, the last of which is n; it gives one vector a text.
+    The sums run over the tokens that ``pool_over`` names, and n is the last of them. A text has one vector, (B, 1, D).
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
@@ -47,7 +47,7 @@ class AttentionPoolingModule(CausalTransformer):
         observer = MeanWeights(last.to(device, non_blocking=True), self._last_layer)
         states = self.run(layout, observe=observer, **kwargs)
         weights = (observer.result() * selected.to(device, non_blocking=True)).to(states)
-        # A text without tokens has no weights, and is left out behind this.
+        # A text without tokens has no weights: the base module gives it a zero vector.
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         ids = layout.input_ids.gather(1, last[:, None]).to(states.device, non_blocking=True)
         return TokenVectors(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)

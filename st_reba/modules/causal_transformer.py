@@ -67,6 +67,11 @@ class InputEmbeddings(CausalTransformer):
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
     cost = "One look-up per token: next to nothing beside the classical embedding."
 
+    @property
+    def reads_behind_prefixes(self) -> bool:
+        """There is no pass, and so nothing to be spared."""
+        return False
+
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
         return recorded(self.model.get_input_embeddings()(input_ids))

@@ -75,6 +75,9 @@ class Change:
     #: Whether the state of a token then depends on tokens that stand behind it.
     looks_ahead: ClassVar[bool] = True
 
+    #: Whether nothing is changed before a text, so that what stands there is as it would be without the change.
+    spares_prefixes: ClassVar[bool] = False
+
     #: What a layer has one of, and this puts another in place of: the masks, or the key before all others.
     replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
@@ -281,6 +284,7 @@ class BeforeFeedForward(Change):
     )
     key: ClassVar[str] = "before-mlp"
     looks_ahead: ClassVar[bool] = False
+    spares_prefixes: ClassVar[bool] = True
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         parts = anatomy_of(model).feed_forward
@@ -327,6 +331,7 @@ class EarlyExit(Change):
     output_layer: int
     key: ClassVar[str] = "early-exit"
     looks_ahead: ClassVar[bool] = False
+    spares_prefixes: ClassVar[bool] = True
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         return replace(self, output_layer=resolve_layer(model, self.output_layer))
@@ -524,6 +529,7 @@ class Steer(Change):
     projection: str = field(default="", compare=False, repr=False)
     key: ClassVar[str] = "steer"
     looks_ahead: ClassVar[bool] = False
+    spares_prefixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         CONTRAST_LAYER.check(self.contrast_layer)

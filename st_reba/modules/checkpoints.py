@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, utils
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
@@ -102,7 +102,9 @@ class SafeTransformer(compat.ReportingTransformer):
         given = {kind: {**(kwargs.get(kind) or kwargs.get(former) or {})} for former, kind in _FORMER_NAMES.items()}
         model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
         base = check_checkpoint(model_name_or_path, model_kwargs, given["config_kwargs"])
-        check_tokenizer(model_name_or_path, processor_kwargs)
+        tokenizer = Files(model_name_or_path, processor_kwargs).find(TOKENIZER_CONFIG_FILE)
+        if tokenizer is not None:
+            check_values(read_object(tokenizer), saved_files.TOKENIZER, tokenizer)
         files = Files(model_name_or_path, model_kwargs)
         if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
             # peft writes no tokenizer, the trainers of others do. A revision or a subfolder is the adapter's.
@@ -161,7 +163,19 @@ class SafeTransformer(compat.ReportingTransformer):
         Raises:
             ValueError: If there are any, naming them.
         """
-        check_weights(self.model, self.lacking, self.checkpoint, needless)
+        own = {name.replace(_ADAPTED, ".") for name in self.model.state_dict()}
+        plain = {name.replace(_ADAPTED, "."): why for name, why in self.lacking.items()}
+        needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
+        if not needed:
+            return
+        shown = ", ".join(f"{name} ({plain[name]})" if plain[name] else name for name in needed[:_NAMED])
+        more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
+        count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
+        raise ValueError(
+            f"{self.checkpoint} lacks {count} that {type(self.model).__name__} needs: {shown}{more}. transformers "
+            "would draw random numbers for that, others at each load. Get the whole checkpoint, or save the model "
+            "again."
+        )
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
@@ -327,10 +341,11 @@ def _check_config(files: Files, attention_is_chosen: bool) -> None:
     found = files.find(utils.CONFIG_NAME)
     # Where there is none, loading fails with a message.
     if found is not None:
-        file = f"{files}/{utils.CONFIG_NAME}"
-        _check_part(read_object(found), file, attention_is_chosen)
-        # It may choose another file by transformers' version.
-        _check_part(PreTrainedConfig.get_config_dict(files.name, **files.where)[0], file, attention_is_chosen)
+        file, said = f"{files}/{utils.CONFIG_NAME}", read_object(found)
+        _check_part(said, file, attention_is_chosen)
+        if "configuration_files" in said:
+            # It may choose another file by transformers' version.
+            _check_part(PreTrainedConfig.get_config_dict(files.name, **files.where)[0], file, attention_is_chosen)
 
 
 def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, path: str = "") -> None:
@@ -393,21 +408,6 @@ def _check_ranks(settings: Mapping[str, Any], adapter: Path) -> None:
             f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} has a size beyond {largest}: they "
             "are of two adapters. Get both from one place."
         )
-
-
-def check_tokenizer(name_or_path: str, processor_kwargs: Mapping[str, Any] | None) -> None:
-    """Refuse a ``tokenizer_config.json`` that is malformed, or has files read from outside the model.
-
-    Args:
-        name_or_path: A directory or a Hub id.
-        processor_kwargs: What the caller, or a checked file, passes to the tokenizer's ``from_pretrained``.
-
-    Raises:
-        ValueError: If it is, or does.
-    """
-    found = Files(name_or_path, processor_kwargs or {}).find(TOKENIZER_CONFIG_FILE)
-    if found is not None:
-        check_values(read_object(found), saved_files.TOKENIZER, found)
 
 
 def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
@@ -522,26 +522,6 @@ def lacking(report: Mapping[str, Any]) -> dict[str, str]:
     for name, there, wanted in report["mismatched_keys"]:
         found[name] = f"{tuple(there)} there, {tuple(wanted)} by its configuration"
     return found
-
-
-def check_weights(model: PreTrainedModel, lacking: Mapping[str, str], place: str, needless: Iterable[str] = ()) -> None:
-    """Refuse a model for the weights that its checkpoint lacks, unless they are of layers that were left out.
-
-    Raises:
-        ValueError: If there are any, naming them.
-    """
-    own = {name.replace(_ADAPTED, ".") for name in model.state_dict()}
-    plain = {name.replace(_ADAPTED, "."): why for name, why in lacking.items()}
-    needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
-    if not needed:
-        return
-    shown = ", ".join(f"{name} ({plain[name]})" if plain[name] else name for name in needed[:_NAMED])
-    more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
-    count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
-    raise ValueError(
-        f"{place} lacks {count} that {type(model).__name__} needs: {shown}{more}. transformers would draw random "
-        "numbers for that, others at each load. Get the whole checkpoint, or save the model again."
-    )
 
 
 # Ours, on disk

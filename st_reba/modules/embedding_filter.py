@@ -87,7 +87,8 @@ class EmbeddingFilter(EmbeddingTransform):
                 module or pipeline.
             skip_first: How many directions with the largest singular values to leave out; 0 if only ``skip_last`` is
                 given. With no choice at all the middle half is kept, as in the authors' code.
-            skip_last: How many with the smallest.
+            skip_last: How many directions with the smallest singular values to leave out; 0 if only ``skip_first`` is
+                given.
             keep: (low, high) instead of both: which to keep, counted by falling singular value.
             device: Where to compute; it needs float64.
             **hub_kwargs: ``revision``, ``token``, ``cache_folder`` and ``local_files_only`` of the checkpoint.

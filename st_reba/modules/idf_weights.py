@@ -22,7 +22,7 @@ class IdfWeights(FixedWeights):
 
     over N texts, df(w) of which have the token w. Stands between a module and ST's ``Pooling``, to which it hands the
     sum of the weights as ``token_weights_sum``, as ST's ``WordWeights`` does; that one takes words, this one the token
-    ids that the module hands on. Poolings that are no mean do not divide by the sum, and are not what is meant.
+    ids that the module hands on. Poolings other than the mean do not divide by the sum: do not use them.
 
     Use :meth:`fit`.
 
@@ -102,6 +102,6 @@ class IdfWeights(FixedWeights):
         return {
             **features,
             "token_embeddings": (states.to(wide) * weights[..., None]).to(states.dtype),
-            # Rounded with the states, it makes the mean longer or shorter and no other.
+            # The rounding of the sum scales the mean, and does not turn it.
             "token_weights_sum": weights.sum(dim=1).to(states.dtype),
         }

@@ -64,7 +64,7 @@ class LayerStates(CausalTransformer):
         pool_over: PoolOver | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        # Every layer is read, so it means nothing at which one a prompt's authors read it.
+        # Every layer is read: the output layer and final norm of the prompt's authors are not used.
         known = replace(preset(template), output_layer=None, final_norm=None)
         super().__init__(model_name_or_path, template=template, preset=known, pool_over=pool_over, **transformer_kwargs)
         #: L, the number of layers.

@@ -101,9 +101,9 @@ def at_its_end(settings: dict[str, Any], module: type) -> dict[str, Any]:
 
 
 def scaled(logits: Tensor, config: Any) -> Tensor:
-    """Logits as the language model has them, of products with its head."""
+    """Logits of the language model from products with its head, scaled and capped as its configuration says."""
     config = config.get_text_config(decoder=True)
-    # Of Cohere, of Granite, and of Gemma 2.
+    # Cohere has the first of these settings, Granite the second, and Gemma 2 the cap.
     logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return cap * torch.tanh(logits / cap) if cap else logits

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor
 
-from ..lm import backbone
-from ..lm.attention.changes import BehindPrefix
-from ..lm.attention.setup import make_cacheable
-from ..lm.prefixes import Prefixes
-from ..lm.run import PassChange
 from ..settings import Setting, choice
 from ..text.layout import Layout
 from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
 from .causal_module import CausalModule, PoolOver
-from .token_vectors import TokenVectors, joined, last_of, picked
 
 #: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
 MAX_TEMPLATES = 64
@@ -82,21 +74,19 @@ class MetaEOLModule(CausalModule):
             rows="last",
             **transformer_kwargs,
         )
-        # Where tokens see what follows, what stands before a text changes with it.
-        self._shares_prefixes = self.reuses_states and make_cacheable(self.model)
 
     @property
     def cost(self) -> str:
         """What an embedding costs beside the classical one."""
         count = len(self.templates)
-        if not self._shares_prefixes:
+        if not self.keeps_prefixes:
             return (
                 f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
                 "embedding of a text as long as text and prompt."
             )
         return (
-            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once a batch "
-            f"over what stands before it: {count} times the classical embedding of a text so much longer."
+            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once for all "
+            f"texts over what stands before them: {count} times the classical embedding of a text so much longer."
         )
 
     def layouts(self) -> list[Template]:
@@ -105,36 +95,6 @@ class MetaEOLModule(CausalModule):
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
         layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
         return [Layout.interleaved(layouts[:count]), *layouts[count:]]
-
-    def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        prefixes = self._prefixes(layout, **kwargs) if self._shares_prefixes else None
-        if prefixes is None:
-            return super()._read_parts(layout, **kwargs)
-        rest = prefixes.rest_of(layout)
-        parts = self.parts(rest)
-        read = [self._read_behind(prefixes, part % self.rows_per_text, rest.part(part), **kwargs) for part in parts]
-        return joined(read, parts)
-
-    def _prefixes(self, layout: Layout, **kwargs: Any) -> Prefixes | None:
-        """Keys and values of what stands before the texts; None where nothing does, or each text runs alone."""
-        alone = self.deterministic or len(layout.input_ids) == self.rows_per_text
-        if alone or backbone.is_checkpointing(self.model):
-            return None
-        return Prefixes.of(self.model, layout, len(self.templates), **kwargs)
-
-    def _read_behind(self, prefixes: Prefixes, prompts: Tensor, layout: Layout, **kwargs: Any) -> TokenVectors:
-        """Read what follows the prefixes of these prompts, (B,)."""
-        device, new = backbone.device(self.model), layout.input_ids.shape[1]
-        lengths = prefixes.lengths[prompts].to(device, non_blocking=True)
-        inputs = {
-            "input_ids": layout.input_ids.to(device, non_blocking=True),
-            "position_ids": lengths[:, None] + torch.arange(new, device=lengths.device),
-            "past_key_values": prefixes.cache(prompts),
-            "use_cache": True,
-        }
-        behind = [PassChange(masking=BehindPrefix(lengths, new))]
-        states = self.run(layout, inputs=lambda: inputs, change=behind, **kwargs)
-        return picked(states, layout.input_ids, last_of(layout.attention_mask))
 
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).

@@ -53,7 +53,8 @@ class PromptRepsModule(CausalTransformer):
         template: Text with one ``{text}``, at whose end a quotation mark opens; or a name in
             :data:`st_reba.TEMPLATES`.
         top_k: How many tokens of the text's words count, at most.
-        expansion: How many others do: 0 for none. They are lower-case beginnings of words, of letters alone.
+        expansion: How many tokens are added that are not of the text's words; 0: none. They are lower-case beginnings
+            of words, of letters alone.
         stop_words: Words that do not count. None: some hundred English ones.
         **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
 

@@ -191,7 +191,7 @@ class ReBAModule(CausalModule):
         return TokenVectors(embeddings.to(dtype), mask, ids)
 
     def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """One forward pass: how much the text's tokens look back from all that follows them, and what follows.
+        """One forward pass: the weights with which tokens look back from all that follows, and the states that follow.
 
         As attention is causal, what the first copies give is what a pass over these copies alone would.
 
@@ -239,7 +239,7 @@ class ReBAModule(CausalModule):
             # The first copy in a row of its own is then the whole text.
             sums, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
             return sums[place.argsort()], dtype
-        # Of the last token, only what it gives itself is left in the whole text.
+        # In the whole text, which stands once, the last token has its own term alone.
         sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
         if self.repetitions > 1:
             sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])

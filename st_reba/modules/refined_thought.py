@@ -26,7 +26,7 @@ from ..text.templates import Template
 from .causal_module import CausalModule, PoolOver
 from .token_vectors import TokenVectors, picked
 
-# What each further pass sets for tokens of its own.
+# The arguments of forward that each further pass sets itself.
 OWN = ("attention_mask", "cache_position", "input_ids", "inputs_embeds", "past_key_values", "position_ids", "use_cache")
 
 # The upper end is far above what helps: a configuration that asks for more is a mistake or an attack.
@@ -123,6 +123,11 @@ class RefinedThoughtModule(CausalModule):
             "the classical embedding."
         )
 
+    @property
+    def reads_behind_prefixes(self) -> bool:
+        """Only where it is the base model: a memory is of all tokens, and further passes have a cache of their own."""
+        return self.iterations == 1 and super().reads_behind_prefixes
+
     def layouts(self) -> list[Template]:
         return [replace(self._template, end=True)]
 
@@ -149,7 +154,7 @@ class RefinedThoughtModule(CausalModule):
     def _cached_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
         last = layout.ends.to(backbone.device(self.model), non_blocking=True)
-        # It keeps everything whatever a layer's window: the mask does the windowing.
+        # This cache keeps every key, whatever a layer's window; the mask hides what lies outside of it.
         cache = DynamicCache()
         states, memory = self._whole_pass(layout, cache=cache, **kwargs)
         thought = _Thought(at(states, last), self.tolerance)
@@ -194,7 +199,7 @@ class RefinedThoughtModule(CausalModule):
             if thought.has_settled:
                 break
             refined, memory = self._whole_pass(longer, memory, **kwargs)
-            # The text's own states change only where tokens see what follows, and only while it is thought about.
+            # The text's own states change only where tokens see what follows, and only until the text has settled.
             states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
             thought.refine(at(refined, last + 1))
         return put(states, last, thought.embedding), thought.passes
@@ -207,7 +212,7 @@ class RefinedThoughtModule(CausalModule):
         Args:
             layout: B texts.
             memory: (B, D), which the pass reads right before EOS; None: there is none yet.
-            cache: Is filled with keys and values.
+            cache: The pass fills it with keys and values; None: they are not kept.
             **kwargs: For the backbone's forward.
         """
         device = backbone.device(self.model)

@@ -18,7 +18,7 @@ WHOLE_SENTENCES = flag("whole_sentences")
 
 
 def stopping_early(known: Preset) -> Preset:
-    """Where a template's authors say nothing else: the residual stream as it is, at 27 of 32 layers, to its end."""
+    """A preset, and where it has none the papers' settings: 27 of 32 layers, no final norm, to the layout's end."""
     return replace(
         known,
         pool_over=known.pool_over or "all",
@@ -47,7 +47,7 @@ class TokenPrependingModule(CausalModule):
             proportion; -1: all.
         final_norm: Whether the states that are read go through the model's final norm. None: False, as in the paper:
             they are those of the residual stream.
-        seed: Of the vector.
+        seed: The seed of the vector that layer 0 is given in the slot.
         pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. Slots are never handed on. None:
             ``"all"``.
         rows: ``"all"`` hands on every token that is read. ``"last"`` computes and hands on the last alone, (B, 1, D).

@@ -78,7 +78,7 @@ class ValueAggregationModule(CausalModule):
         super().__init__(
             model_name_or_path,
             template=template,
-            # Every layer is read, so it means nothing at which one a prompt's authors read it.
+            # Every layer is read: the output layer and final norm of the prompt's authors are not used.
             preset=replace(preset(template), output_layer=None, final_norm=None),
             pool_over="all" if pool_over is None else pool_over,
             rows="all",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +56,5 @@ def read_sentences(source: str | Path) -> Any:
 
 def _read(source: str | Path, schema: Schema) -> Any:
     datasets = require("datasets", "train", "Training data")
-    return datasets.Dataset.from_dict(read_table(source, [schema], splits=TO_TRAIN).values)
+    # Nothing but its own names says what a column of training data is.
+    return datasets.Dataset.from_dict(read_table(source, [replace(schema, option="")], splits=TO_TRAIN).values)

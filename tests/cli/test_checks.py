@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,10 +15,15 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 import st_reba_cli as cli
-from st_reba import CausalTransformer
+from st_reba import TEMPLATES, CausalTransformer, files
 from st_reba.compare.report import page
+from st_reba.data import sources
+from st_reba.data.sources import ALL
 from st_reba.evaluation.store import EmbeddingStore
-from st_reba.recipes import default_recipes
+from st_reba.hub.push import check_saved_model
+from st_reba.recipes import default_recipes, find
+from st_reba.text.templates import Template
+from st_reba_cli import checks
 
 from ..backbones import own
 from ..conftest import pipeline
@@ -162,6 +168,49 @@ def test_tables(line, called, tmp_path, monkeypatch):
     missing = tmp_path / "no.tsv"
     assert f"{missing}: there is no such file. Check the name." in run(*line, called, missing)
     assert not list(tmp_path.iterdir())
+
+
+class TestBothSayTheSame:
+    """What a command refuses at once, by the standard library alone, st_reba refuses in the same words."""
+
+    @pytest.mark.parametrize("name", ["no.tsv", "no.JSONL", "no.gz", "no*.tsv", "/no", "a/b/c"])
+    def test_no_such_table(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert said_by(checks.check_source, name) == said_by(sources.files_here, name, ALL)
+
+    @pytest.mark.parametrize("name", ["org/name", "name:subset:split", "s3://a/no.tsv"])
+    def test_what_may_be_elsewhere(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        checks.check_source(name)
+        assert sources.files_here(name, ALL) is None
+
+    def test_every_kind_of_table_is_known(self):
+        assert {*checks._TABLES} == {*sources.KINDS, *sources.COMPRESSIONS}
+
+    def test_a_place_that_is_taken(self, pairs):
+        assert said_by(checks.check_free, pairs.parent, "--out") == said_by(files.check_free, pairs.parent, "--out")
+
+    def test_a_directory_that_is_not_there(self, tmp_path):
+        assert said_by(check_saved_model, tmp_path / "no") in run("push", tmp_path / "no", "org/name")
+
+    def test_a_template_without_its_text(self):
+        shared = "The template 'echoo' has no {text}"
+        assert said_by(checks.check_template, "echoo").startswith(shared)
+        assert said_by(Template.parse, "echoo").startswith(shared)
+        assert {*checks.names()["templates"]} == TEMPLATES.keys()
+
+    def test_a_recipe_that_does_not_exist(self, tmp_path, monkeypatch):
+        shared = "There is no recipe 'eccho-2'. Near it: echo-2"
+        assert said_by(find, "eccho-2").startswith(shared)
+        # Where st_reba is imported, its own word is waited for.
+        monkeypatch.delitem(sys.modules, "st_reba")
+        assert said_by(checks.check_recipes, ["eccho-2"], str(tmp_path)).startswith(shared)
+
+
+def said_by(refuses: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        refuses(*arguments)
+    return str(refused.value)
 
 
 class TestDiskFull:

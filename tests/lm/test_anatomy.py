@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 from torch import nn
+from transformers import AutoModel, Llama4TextConfig
 
 from st_reba import (
     CausalTransformer,
@@ -25,7 +26,7 @@ from st_reba import (
 )
 from st_reba.lm.anatomy import anatomy_of, embedding_scale, reuses_cache, set_attention
 
-from .. import backbones
+from .. import backbones, oracles
 from ..backbones import EACH
 from ..conftest import forward_passes, pipeline, relative_error
 from ..logged import logged
@@ -48,7 +49,7 @@ KNOWN = {
     "values": (lambda backbone: ValueAggregationModule(backbone, template="{text}"), 0),
     "before the feed-forward part": (lambda backbone: CausalTransformer(backbone, readout="before_mlp"), 0),
     "refined thought": (RefinedThoughtModule, 3),
-    "meta-eol": (lambda backbone: MetaEOLModule(backbone, templates=["{text} is", "{text} means"]), 3),
+    "meta-eol": (lambda backbone: MetaEOLModule(backbone, templates=["{text} is", "{text} means"]), 0),
     # The whole one, and the short one.
     "short": (lambda backbone: CausalTransformer(backbone, output_layer=2), 2),
     "short, steered": (
@@ -148,6 +149,21 @@ def test_what_a_model_is_on_every_architecture(architecture):
     assert len(kinds) == (architecture not in ("opt", "falcon", "bloom", "mpt")), kinds
     assert everything_set_on(model) == before
     assert hooks_on(model) == hooks
+
+
+@pytest.mark.filterwarnings("ignore:The cache of Llama4TextModel cannot be reused")
+def test_masks_in_chunks_are_not_ours_to_make(tmp_path, token_ids):
+    """Tokens of Llama 4 see no further back than their chunk begins."""
+    sizes = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
+    experts = {"num_local_experts": 2, "intermediate_size_mlp": 48}
+    config = Llama4TextConfig(**sizes, **experts, attention_chunk_size=4, max_position_embeddings=64)
+    model = backbones.randomize(AutoModel.from_config(config).eval())
+    assert not reuses_cache(model)
+    module = RefinedThoughtModule(backbones.save(model, tmp_path))
+    ids = [*token_ids("The dog chased the cat."), 0]
+    eager = AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
+    expected = oracles.refined_thought(eager, ids, 2)[-1]
+    assert relative_error(pipeline(module, "lasttoken").encode("The dog chased the cat."), expected) < 1e-5
 
 
 def hooks_on(model) -> list:

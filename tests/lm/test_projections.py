@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, FalconH1Config, MambaConfig, Qwen3NextConfig
 
 from st_reba import ValueAggregationModule
-from st_reba.lm.anatomy import output_projections
+from st_reba.lm.anatomy import anatomy_of, output_projections
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TELLING
@@ -44,8 +44,10 @@ def test_of_layers_that_have_a_state_space_beside_their_attention():
     """Both have the layer's number, and a projection."""
     size = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED}
     mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
-    model = AutoModel.from_config(FalconH1Config(**size, **mamba, mamba_chunk_size=16)).eval()
+    model = AutoModel.from_config(FalconH1Config(**size, **mamba, mamba_chunk_size=16, pad_token_id=0)).eval()
     assert output_projections(model) == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(3)}
+    # The embedding of a padding token is zero, and what comes behind it is as if it stood alone.
+    assert anatomy_of(model).feed_forward == ("layers.2.feed_forward",)
 
 
 def test_a_model_without_attention():

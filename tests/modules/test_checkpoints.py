@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, ZambaConfig
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
@@ -79,7 +80,8 @@ class TestShardsOutside:
     @pytest.mark.parametrize("name", ["../{}", "a/../../{}", "{root}/{}", "..\\{}", "C:{}", ""])
     def test_by_name(self, name, load, model):
         self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
-        with pytest.raises(ValueError, match=r"index.json has the path .*: a file lies inside its model, so give a"):
+        said = 'index.json has the path .*: a file lies inside its model, so give a relative path without "..".$'
+        with pytest.raises(ValueError, match=said):
             load(str(model))
 
     @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
@@ -87,6 +89,15 @@ class TestShardsOutside:
         (model / SHARD).symlink_to(model.parent / SHARD)
         with pytest.raises(ValueError, match=rf"{SHARD} is a link to .*, outside the model: put the file itself there"):
             load(str(model))
+
+    def test_whole_weights_may_be_linked(self, tmp_path):
+        """Nothing in the model says where they lie: who has the directory has made the link."""
+        language_model(tmp_path / "lm")
+        expected = pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS)
+        weights = tmp_path / "lm" / "model.safetensors"
+        weights.rename(tmp_path / "elsewhere.safetensors")
+        weights.symlink_to(tmp_path / "elsewhere.safetensors")
+        assert relative_error(pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS), expected) == 0
 
     def test_pickled(self, model):
         names = {}
@@ -323,3 +334,14 @@ def test_should_st_load_in_another_way(tmp_path, monkeypatch):
     rewrite(tmp_path, without("layers.1.mlp.up_proj"))
     with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
         ReBAModule(str(tmp_path))
+
+
+def test_what_is_far_too_large_is_not_built_to_its_end():
+    built = []
+    hook = register_module_parameter_registration_hook(lambda module, name, weight: built.append(name))
+    try:
+        with pytest.raises(SizeError, match="describes a larger model"):
+            check_size(backbones.config("llama"), 10, "config.json")
+    finally:
+        hook.remove()
+    assert len(built) == 1

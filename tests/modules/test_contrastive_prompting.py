@@ -52,6 +52,8 @@ def test_with_the_final_norm(architecture, shared):
 
 def test_the_second_pass_ends_where_it_is_read(shared):
     module = ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1)
+    # What stands before the text in either prompt is run here, once.
+    pipeline(module, "lasttoken").encode(TEXTS[0])
     ran = []
     for name, part in module.model.named_modules():
         part.register_forward_hook(lambda module, args, output, name=name: ran.append(name))

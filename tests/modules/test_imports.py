@@ -59,6 +59,16 @@ def test_the_modules_are_there_whatever_the_process_is_called(line, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def test_a_star_import_gives_the_public_names():
+    """And no room of the package, which would hide a variable called ``text`` or ``hub``."""
+    given: dict[str, object] = {}
+    exec("from st_reba import *", given)
+    assert given.keys() - {"__builtins__"} == {
+        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "encode_chunks", "encode_words",
+        "in_context", "register", *modules.__all__,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", modules.__all__)
 def test_a_public_class_says_which_package_it_is_of(name):
     """In its own body: a class that is derived from one of ours is its author's."""

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import META_TASKS, TEMPLATES, CausalTransformer, MetaEOLModule, encode_words
@@ -45,7 +46,8 @@ def test_one_batch(shared, monkeypatch):
     monkeypatch.setattr(MetaEOLModule, "CPU_TOKENS", 10**6)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
-    features = module(module.preprocess(TEXTS))
+    with torch.no_grad():
+        features = module(module.preprocess(TEXTS))
     [(prompts, _), (rows, _)] = shapes
     assert prompts == len(TASKS)
     assert rows == len(TASKS) * len(TEXTS)
@@ -66,7 +68,7 @@ def test_what_stands_before_the_texts_runs_once(shared, token_ids):
     assert {columns for _, columns in shapes[1:]} == {len(token_ids("a")) + max(map(len, after))}
     shapes.clear()
     model.encode(["a"])
-    assert [rows for rows, _ in shapes] == [len(TASKS)]
+    assert shapes == [(len(TASKS), len(token_ids("a")) + max(map(len, after)))]
 
 
 @pytest.mark.parametrize("settings", [{"bidirectional_layers": 1}, {"templates": ["{text} sounds", "{text}:"]}])
@@ -99,13 +101,13 @@ def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
     # As where a model makes a cache of its own.
     monkeypatch.setattr(anatomy, "DynamicCache", lambda: None)
     module = MetaEOLModule(backbone_path(), templates=TASKS)
-    assert not module._shares_prefixes
+    assert not module.keeps_prefixes
     assert relative_error(pipeline(module).encode(TEXTS), expected) < TOLERANCE
 
 
 def test_a_model_whose_masks_are_its_own_is_left_as_it_was(backbone_path):
     module = MetaEOLModule(backbone_path("bloom"), templates=TASKS)
-    assert not module._shares_prefixes
+    assert not module.keeps_prefixes
     assert (
         module.model.config._attn_implementation
         == CausalTransformer(backbone_path("bloom")).model.config._attn_implementation

@@ -67,7 +67,7 @@ def test_pairs_conditions_and_sentences(tmp_path):
         (read_triplets, "r.jsonl", "[1]", "line 1: [1] is JSON, but a line is a JSON object."),
         (read_triplets, "r.jsonl", "{", "line 1: not JSON"),
         (read_triplets, "r.parquet", "", "r.parquet is not a Parquet file ("),
-        (read_triplets, "r.csv", "anchor,positive\na,b\n", "line 1 lacks negative (triplets); its columns are anchor,"),
+        (read_triplets, "r.csv", "anchor,positive\na,b\n", "its columns are anchor, positive. Call them so."),
         (read_triplets, "r.tsv", "\n", "holds no rows. A row is anchor, positive, negative."),
     ],
 )

@@ -63,15 +63,18 @@ class Bidirectional:
 
 @dataclass(frozen=True)
 class BehindPrefix:
-    """A few new tokens behind cached prefixes of unequal lengths, whose caches are padded to N.
+    """New tokens behind cached prefixes of unequal lengths, whose caches are padded to N; or behind none.
 
     Attributes:
-        lengths: (B,) cached tokens that count; those behind are neither seen nor part of the positions.
+        lengths: (B,), or (1,) for all rows: cached tokens that count; those behind are neither seen nor part of the
+            positions.
         new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
+        tree: Where they stand instead, and what they see of each other, if they are not one text.
     """
 
     lengths: Tensor
     new: int
+    tree: Tree | None = None
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
 
     def applies(self, layer: int) -> bool:
@@ -83,15 +86,38 @@ class BehindPrefix:
         if kind in self._masks:
             return self._masks[kind]
         slot = torch.arange(keys - self.new, device=self.lengths.device)
-        step = torch.arange(self.new, device=self.lengths.device)
-        start = self.lengths[:, None, None, None]
-        prefix = (slot < start).expand(-1, 1, self.new, -1)
-        own = (step <= step[:, None]).expand(len(self.lengths), 1, -1, -1)
+        step = torch.arange(self.new, device=self.lengths.device)[None] if self.tree is None else self.tree.steps
+        # (B or 1, 1, new, N), and (B or 1, 1, new, new).
+        back = step[:, None, :, None] - step[:, None, None, :]
+        position = self.lengths[:, None, None, None] + step[:, None, :, None]
+        prefix = (slot < self.lengths[:, None, None, None]) & (position >= slot)
+        own = back >= 0
+        if self.tree is not None:
+            own = own & self.tree.sees()
         if window is not None:
-            prefix = prefix & (start + step[:, None] - slot < window)
-            own = own & (step[:, None] - step < window)
-        self._masks[kind] = torch.cat([prefix, own], dim=-1).to(device)
+            prefix = prefix & (position - slot < window)
+            own = own & (back < window)
+        rows = max(len(prefix), len(own))
+        self._masks[kind] = torch.cat([part.expand(rows, -1, -1, -1) for part in (prefix, own)], dim=-1).to(device)
         return self._masks[kind]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows of several texts that begin alike: a body, and branches, each of which goes on where the body ends.
+
+    Attributes:
+        steps: (B, new), how far behind what stands before the row each token stands.
+        branches: (B, new): 0 for the body, which all see; b for branch b, which sees itself besides; -1 for padding.
+    """
+
+    steps: Tensor
+    branches: Tensor
+
+    def sees(self) -> Tensor:
+        """(B, 1, new, new): whether a token is of the body, or of the branch of the one that looks."""
+        looking, seen = self.branches[:, None, :, None], self.branches[:, None, None, :]
+        return (seen == 0) | (seen == looking)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,10 @@ def observable_attention(
             logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
             output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
         if here.observer is not None:
+            if here.before is not None:
+                # What stands before is no part of the layout that an observer asks about.
+                new = query.shape[2]
+                key, bias = key[:, :, -new:], None if bias is None else bias[..., -new:]
             weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
             if isinstance(here.masking, Bidirectional):
                 weights = replace(weights, backward=weights)

@@ -89,6 +89,17 @@ def make_cacheable(model: PreTrainedModel) -> bool:
     return is_cacheable
 
 
+def reads_behind_prefixes(model: PreTrainedModel) -> bool:
+    """Whether what stands before texts can be run once for all of them; the model is then set up for it.
+
+    Attention that somebody has chosen for its speed, such as flash attention, stays.
+    """
+    name = model.config._attn_implementation
+    if name == ATTENTION:
+        return reuses_cache(model)
+    return name in ("eager", "sdpa") and make_cacheable(model)
+
+
 def micro_batch(model: PreTrainedModel, length: int) -> int:
     """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
     heads = model.config.get_text_config(decoder=True).num_attention_heads

@@ -1,0 +1,76 @@
+"""Several endings behind one text, in one pass, are what each alone is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from st_reba import CausalTransformer
+from st_reba.lm.attention.setup import make_cacheable
+from st_reba.lm.endings import behind_one_body
+from st_reba.lm.prefixes import Prefixes, behind, shared_ids
+from st_reba.lm.run import run
+from st_reba.text.layout import NOT_TEXT, Layout
+
+from .. import backbones
+from ..backbones import TEXTS
+from ..conftest import forward_passes, relative_error
+
+TOLERANCE = 1e-5
+ENDINGS = [' means in one word:"', '"', " and its main topic, said in a few words that everybody knows, is", " is:"]
+#: Longer than the windows of the architectures that have them.
+PROMPT = "Of this sentence: "
+
+
+def behind_each(module, body, ending):
+    """The last states of an ending that alone stands behind each text, (B, D)."""
+    found = []
+    for ids, length in zip(body.input_ids, body.lengths, strict=True):
+        row = torch.cat([ids[:length], torch.tensor(ending)])[None]
+        alone = Layout(row, torch.ones_like(row, dtype=torch.bool), torch.full_like(row, NOT_TEXT))
+        found.append(run(module.model, alone)[0, -1])
+    return torch.stack(found)
+
+
+@pytest.fixture(params=[name for name in backbones.ARCHITECTURES if name not in backbones.OWN_ATTENTION])
+def module(request, shared):
+    made = CausalTransformer(shared(request.param))
+    assert make_cacheable(made.model)
+    return made
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_each_is_as_if_it_stood_alone(module, is_kept):
+    body, endings = module.lay_out(TEXTS, PROMPT), module.token_ids(ENDINGS)
+    prefixes = None
+    with torch.no_grad():
+        expected = torch.stack([behind_each(module, body, ending) for ending in endings], dim=1)
+        words = run(module.model, body)[body.copy_index == 0]
+        if is_kept:
+            prefixes = Prefixes.of(module.model, shared_ids(body, 1))
+            body = prefixes.rest_of(body)
+        with forward_passes() as passes, behind(prefixes, torch.arange(len(TEXTS))):
+            texts, ends = behind_one_body(module.model, body, endings)
+    assert sum(own is module.model for own in passes) == 1
+    assert ends.shape == (len(TEXTS), len(ENDINGS), 32)
+    assert relative_error(ends, expected) < TOLERANCE
+    # And the texts are what they are without endings.
+    assert relative_error(texts[body.copy_index == 0], words) < TOLERANCE
+
+
+def test_a_text_without_tokens_has_endings_that_stand_alone(shared):
+    module = CausalTransformer(shared())
+    make_cacheable(module.model)
+    body, [ending, other] = module.lay_out(["", "a text"]), module.token_ids(ENDINGS[:2])
+    with torch.no_grad():
+        _, ends = behind_one_body(module.model, body, [ending, other])
+        alone = run(module.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
+    assert relative_error(ends[0, 0], alone) < TOLERANCE
+
+
+def test_gradients_flow(backbone_path):
+    module = CausalTransformer(backbone_path())
+    make_cacheable(module.model)
+    _, ends = behind_one_body(module.model, module.lay_out(TEXTS), module.token_ids(ENDINGS))
+    ends.sum().backward()
+    assert module.model.layers[0].self_attn.q_proj.weight.grad.norm() > 0
