@@ -79,6 +79,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "seed": int, "score": float, "low": float, "high": float, "ahead": float, "ahead_low": float,
         "ahead_high": float, "date": str, "versions": str,
     },
+    "held_out": {
+        "model": str, "precision": str, "set": str, "metric": str, "recipe": str, "score": float, "low": float,
+        "high": float, "against": str, "ahead": float, "ahead_low": float, "ahead_high": float, "texts": int,
+        "date": str, "versions": str,
+    },
     "wordings": {
         "model": str, "precision": str, "language": str, "stage": str, "copies": int, "task": str, "readout": str,
         "ending": str, "origin": str, "score": float, "texts": int, "date": str, "versions": str,
@@ -106,6 +111,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
+    "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "install": ("part", "python", "system"),
 }
@@ -119,6 +125,7 @@ FRACTIONS = {
     "distil": ("score", "agreement"),
     "bellm": ("score", "ahead"),
     "jtcse": ("score", "ahead"),
+    "held_out": ("score", "ahead"),
     "wordings": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}

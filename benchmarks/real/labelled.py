@@ -53,13 +53,19 @@ class Task:
         """
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
         if self.pairs:
-            cosines = [float(unit[first] @ unit[second]) for first, second, _ in self.pairs]
-            return float(spearmanr(cosines, [score for *_, score in self.pairs]).statistic)
-        cosines = unit @ unit.T
-        np.fill_diagonal(cosines, -2)
-        nearest = np.argsort(-cosines, axis=1)[:, :NEIGHBOURS]
-        right = [self._vote(near, cosines[text, near]) == self.classes[text] for text, near in enumerate(nearest)]
-        return float(np.mean(right))
+            return float(spearmanr(self.cosines(unit), [score for *_, score in self.pairs]).statistic)
+        return float(np.mean(self.right(unit @ unit.T)))
+
+    def cosines(self, unit: Matrix) -> Matrix:
+        """(pairs,), of vectors of length 1, (texts, D)."""
+        first, second = (unit[[pair[side] for pair in self.pairs]] for side in (0, 1))
+        return np.asarray((first * second).sum(axis=1))
+
+    def right(self, cosines: Matrix) -> list[bool]:
+        """Of each text, whether its nearest neighbours have its class, by the cosines of all texts, (texts, texts)."""
+        others = cosines - 4 * np.eye(len(cosines))
+        nearest = np.argsort(-others, axis=1, kind="stable")[:, :NEIGHBOURS]
+        return [self._vote(near, others[text, near]) == self.classes[text] for text, near in enumerate(nearest)]
 
     def turns(self) -> list[int]:
         """The places of the texts, in an order that makes sense if it is cut: pair by pair, or each class in turn."""
@@ -90,12 +96,17 @@ class Task:
 
 def similarity(data: Path, language: str, pairs: int) -> Task:
     """Pairs of STS-B's development part."""
-    lines = (data / f"stsb_{language}_dev.tsv").read_text(encoding="utf-8").splitlines()
+    return pairs_of(data, language, "dev", pairs)
+
+
+def pairs_of(data: Path, language: str, part: str, pairs: int) -> Task:
+    """Some pairs of STS-B's ``"dev"`` or ``"test"`` part."""
+    lines = (data / f"stsb_{language}_{part}.tsv").read_text(encoding="utf-8").splitlines()
     chosen = random.Random(0).sample([line.split("\t") for line in lines if line], pairs)
     texts = list(dict.fromkeys(text for row in chosen for text in row[:2]))
     place = {text: number for number, text in enumerate(texts)}
     return Task(
-        f"STS-B {language}",
+        f"STS-B {language}" if part == "dev" else f"STS-B {language} {part}",
         texts,
         tuple((place[first], place[second], float(score)) for first, second, score in chosen),
     )
@@ -111,15 +122,7 @@ def classification(name: str, labelled: Path, data: Path, classes: int, texts: i
         classes: How many, neighbours in the alphabet: names that begin alike are hard to tell apart.
         texts: How many of each.
     """
-    if name in ENGLISH:
-        path, header = labelled / ENGLISH[name] / "origin_data" / "train.tsv", 1
-    else:
-        path, header = data / f"{CHINESE[name]}.tsv", 0
-    of_class: dict[str, list[str]] = defaultdict(list)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t") if len(row) == 2]
-    for text, label in rows[header:]:
-        of_class[label].append(text)
+    of_class = _by_class(name, labelled, data, "train")
     official = sorted(label for label, own in of_class.items() if len(set(own)) >= FEWEST)
     draw = random.Random(0)
     first = draw.randrange(max(1, len(official) - classes + 1))
@@ -129,3 +132,34 @@ def classification(name: str, labelled: Path, data: Path, classes: int, texts: i
         for text in draw.sample(sorted(set(of_class[label])), texts)
     }
     return Task(name, list(chosen), classes=tuple(chosen.values()))
+
+
+def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) -> Task:
+    """Some texts of all official classes of a ``"train"`` or ``"test"`` part, as often as they stand there.
+
+    Args:
+        name: As for :func:`classification`, of a set that has both parts.
+        labelled: As there.
+        data: As there.
+        part: Which.
+        texts: How many.
+    """
+    of_class = _by_class(name, labelled, data, part)
+    official = {label for label, own in _by_class(name, labelled, data, "train").items() if len(set(own)) >= FEWEST}
+    all_texts = {text: label for label in sorted(official & of_class.keys()) for text in sorted(set(of_class[label]))}
+    chosen = random.Random(0).sample(list(all_texts), texts)
+    return Task(f"{name} {part}", chosen, classes=tuple(all_texts[text] for text in chosen))
+
+
+def _by_class(name: str, labelled: Path, data: Path, part: str) -> dict[str, list[str]]:
+    """The texts of each class."""
+    if name in ENGLISH:
+        path, header = labelled / ENGLISH[name] / "origin_data" / f"{part}.tsv", 1
+    else:
+        path, header = data / f"{CHINESE[name].replace('train', part)}.tsv", 0
+    of_class: dict[str, list[str]] = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.reader(file, delimiter="\t") if len(row) == 2]
+    for text, label in rows[header:]:
+        of_class[label].append(text)
+    return of_class
