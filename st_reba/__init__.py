@@ -28,13 +28,16 @@ from .modules import ReBAModule as ReBAModule
 from .modules import RefinedThoughtModule as RefinedThoughtModule
 from .modules import RerankModule as RerankModule
 from .modules import Standardization as Standardization
+from .modules import StandardizedSum as StandardizedSum
 from .modules import TokenPrependingModule as TokenPrependingModule
 from .modules import TokenProjection as TokenProjection
+from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
+from .ready import build
 from .recipes import Row, register
 from .text.templates import META_TASKS, TEMPLATES, in_context
 from .version import __version__
@@ -46,6 +49,7 @@ __all__ = [
     "DocumentChunks",
     "Row",
     "__version__",
+    "build",
     "encode_chunks",
     "encode_words",
     "in_context",

@@ -118,7 +118,7 @@ class RecipeReader:
         fitted: dict[tuple[str, ...], set[_Run | None]] = {}
         for recipe in self.recipes:
             if recipe.filter is not None and recipe.filter.fitted and recipe.fit_texts:
-                fitted.setdefault(recipe.fit_texts, set()).add(self._run_of(recipe))
+                fitted.setdefault(recipe.fitted_on, set()).add(self._run_of(recipe))
         for texts, runs in fitted.items():
             own = self.lengths(texts)
             total += sum(self._passes[run].tokens(own) for run in runs)
@@ -191,8 +191,8 @@ class RecipeReader:
         filtered = [(recipe, recipe.filter) for recipe in recipes if recipe.filter is not None]
         fitted = [recipe for recipe, part in filtered if part.fitted]
         moments: dict[tuple[_Reading, tuple[str, ...]], Moments | ValueError] = {}
-        for texts in dict.fromkeys(recipe.fit_texts for recipe in fitted):
-            on_them = [recipe for recipe in fitted if recipe.fit_texts == texts]
+        for texts in dict.fromkeys(recipe.fitted_on for recipe in fitted):
+            on_them = [recipe for recipe in fitted if recipe.fitted_on == texts]
             moments.update({(reading, texts): own for reading, own in self._moments(texts, on_them).items()})
         head: nn.Module | None = None
         found = {}
@@ -203,10 +203,10 @@ class RecipeReader:
                     head = head or part.made(recipe.model(self.backbone, filtered=False), ())
                     found[recipe.result] = head
                     continue
-                own = moments.get((_reading(recipe), recipe.fit_texts))
+                own = moments.get((_reading(recipe), recipe.fitted_on))
                 if not isinstance(own, Moments):
                     raise own or ValueError("No texts were given to fit it on.")
-                found[recipe.result] = part.from_moments(own, recipe.row.module.shares)
+                found[recipe.result] = part.from_moments(own, self.module(recipe).shares)
             except ValueError as error:
                 self.skipped.append((recipe, str(error)))
         return found
@@ -214,9 +214,12 @@ class RecipeReader:
     def _moments(self, texts: Sequence[str], recipes: Sequence[Recipe]) -> dict[_Reading, Moments | ValueError]:
         """Mean and covariance of what these recipes give these texts before their filters; or why there are none."""
         found: dict[_Reading, Moments | ValueError] = {}
+        whole = {_reading(recipe) for recipe in recipes if recipe.filter is not None and recipe.filter.needs_covariance}
         for start in range(0, len(texts), _CHUNK):
             for reading, vectors in self._pooled(texts[start : start + _CHUNK], recipes, None, "Fitting").items():
-                moments = found.setdefault(reading, Moments(vectors.shape[1]))
+                moments = found.get(reading)
+                if moments is None:
+                    moments = found[reading] = Moments(vectors.shape[1], covariance=reading in whole)
                 try:
                     if isinstance(moments, Moments):
                         # Texts without tokens, which are embedded as zero vectors, do not count.

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 from typing import Literal, get_args
 
-from .tables import read_texts
-
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -48,13 +46,3 @@ def demo_sentences(language: Language | None = None) -> list[str]:
         with demo_questions(each).open(encoding="utf-8-sig", newline="") as file:
             sentences |= dict.fromkeys(row[f"选项{number}"] for row in csv.DictReader(file) for number in range(1, 5))
     return list(sentences)
-
-
-def texts_to_fit(source: str | Path | None) -> list[str]:
-    """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
-    of them has scored is the model that another one builds.
-
-    Args:
-        source: The user's own, as for :func:`st_reba.data.tables.read_texts`; None: all of :func:`demo_sentences`.
-    """
-    return demo_sentences() if source is None else read_texts(source)

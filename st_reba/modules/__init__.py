@@ -31,7 +31,9 @@ from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
+from .standardized_sum import StandardizedSum
 from .token_prepending import HierarchicalTokenPrependingModule, TokenPrependingModule
+from .topic import TopicModule
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 
@@ -60,8 +62,10 @@ __all__ = [
     "RefinedThoughtModule",
     "RerankModule",
     "Standardization",
+    "StandardizedSum",
     "TokenPrependingModule",
     "TokenProjection",
+    "TopicModule",
     "TwinTower",
     "ValueAggregationModule",
     "WhiteningTransform",

@@ -173,7 +173,7 @@ class CausalModule(SafeTransformer):
     config_keys = [*SafeTransformer.config_keys, *(setting.name for setting in _SAVED), "output_layer", "changes"]
 
     #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
-    repeats_text: ClassVar[bool] = False
+    repeats_text: bool = False
 
     #: Whether vectors are a linear function of one layer's states, so that those of each layer can be read alike. False
     #: where weights depend on the states, or something else is read.
@@ -188,8 +188,9 @@ class CausalModule(SafeTransformer):
     #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
     unfit_poolings: Mapping[str, str] = {}
 
-    #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` stands behind; one: it is whole.
-    shares: ClassVar[tuple[float, ...]] = (1.0,)
+    #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` or
+    #: :class:`st_reba.StandardizedSum` stands behind; one: it is whole.
+    shares: tuple[float, ...] = (1.0,)
 
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows = "all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class EarlyLateModule(CausalModule):
         )
         optional(whole("early_layer", 1, layers, says)).check(early_layer)
         self.early_layer = early_layer or min(max(1, round(EARLY * self.whole_depth)), layers)
-        self._check_widths()
+        check_one_width(self, [self.early_layer])
         self.equation = self.equation.replace("{(l)}", f"{{({self.early_layer})}}") + (
             rf", \quad h^{{({self.early_layer})}}: \text{{the states after layer {self.early_layer}}}, \quad "
             r"N: \text{the end of the prompt}"
@@ -100,17 +101,6 @@ class EarlyLateModule(CausalModule):
             "gives all tokens of a text the same second half (the first half alone is that of CausalTransformer with "
             f"output_layer={self.early_layer} and final_norm=False)"
         )
-
-    def _check_widths(self) -> None:
-        """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs)."""
-        layer_paths(self.model)
-        widths = anatomy_of(self.model).widths
-        early, late = widths[self.early_layer - 1], widths[-1]
-        if self.final_norm and early != late:
-            raise ValueError(
-                f"{type(self.model).__name__} projects its last states from {early} values to {late}, and the halves "
-                "of an embedding are of one width: use final_norm=False, which leaves the projection out."
-            )
 
     def get_embedding_dimension(self) -> int:
         """2D: early, then late."""
@@ -124,3 +114,21 @@ class EarlyLateModule(CausalModule):
         words, mask, ids, _ = picked(words.to(states), layout.input_ids, self.selected(layout))
         late = at(states, layout.ends)[:, None].expand_as(words)
         return TokenVectors(torch.cat([words, late], dim=-1), mask, ids)
+
+
+def check_one_width(module: CausalModule, layers: Sequence[int]) -> None:
+    """Refuse a model whose layers are not found, or that projects its last states to another width (some OPTs).
+
+    Args:
+        module: What reads it.
+        layers: After which layers it is read, counted from 1, besides its end.
+    """
+    layer_paths(module.model)
+    widths = anatomy_of(module.model).widths
+    last = widths[-1]
+    for width in (widths[layer - 1] for layer in layers):
+        if module.final_norm and width != last:
+            raise ValueError(
+                f"{type(module.model).__name__} projects its last states from {width} values to {last}, and the parts "
+                "of an embedding are of one width: use final_norm=False, which leaves the projection out."
+            )

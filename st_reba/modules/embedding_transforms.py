@@ -178,7 +178,7 @@ class Standardization(_Fitted):
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
         check_that_they_vary(moments)
-        deviation = moments.covariance.diagonal().sqrt()
+        deviation = moments.variances.sqrt()
         constant = deviation <= ROUNDING * moments.mean.abs()
         return cls(moments.mean, deviation.masked_fill(constant, 1.0))
 
@@ -401,7 +401,7 @@ def check_shrinkage(value: float, usual: float, *, plain: bool) -> None:
 def check_that_they_vary(moments: Moments) -> None:
     """Refuse embeddings that are all one, to rounding, or none at all: nothing can be fitted on them."""
     rounding = torch.finfo(torch.float32).eps * moments.mean.norm()
-    if moments.count < 2 or moments.covariance.trace() <= rounding**2:
+    if moments.count < 2 or moments.variances.sum() <= rounding**2:
         raise ValueError(
             f"{moments.count} texts were given, and their embeddings do not differ: give two texts or more that do, "
             "and better some hundreds."

@@ -1,4 +1,4 @@
-"""Mean and covariance of vectors that come by and by, and the principal directions of a symmetric matrix."""
+"""Mean and covariance, or variances, of vectors that come by and by; the principal directions of a symmetric matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Moments:
-    """Mean and covariance of any number of vectors, in float64, without keeping them.
+    """Mean and covariance of any number of vectors, or their variances alone, in float64, without keeping them.
 
     Batches are merged by the update of Chan, Golub and LeVeque (1983), which never subtracts large sums from each
     other: the result is that of all vectors at once, whatever the batches.
@@ -20,13 +20,17 @@ class Moments:
     Attributes:
         count: n, how many vectors there were.
         mean: (D,), float64.
-        scatter: (D, D), float64, the sum of (x - mean)(x - mean)^T.
+        scatter: (D, D), float64, the sum of (x - mean)(x - mean)^T; of variances alone its diagonal, (D,).
+
+    Args:
+        dimension: D.
+        covariance: Whether the covariance is kept. Variances alone take D numbers, where it takes D * D.
     """
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension: int, *, covariance: bool = True) -> None:
         self.count = 0
         self.mean = torch.zeros(dimension, dtype=torch.float64)
-        self.scatter = torch.zeros(dimension, dimension, dtype=torch.float64)
+        self.scatter = torch.zeros((dimension, dimension) if covariance else dimension, dtype=torch.float64)
 
     def add(self, vectors: Tensor) -> None:
         """Take a batch in.
@@ -50,7 +54,7 @@ class Moments:
             batch = Moments(0)
             batch.count, batch.mean = len(vectors), vectors.mean(dim=0)
             centred = vectors - batch.mean
-            batch.scatter = centred.mT @ centred
+            batch.scatter = self._scattered(centred)
             self.merge(batch)
 
     def merge(self, other: Moments) -> None:
@@ -60,18 +64,32 @@ class Moments:
         total = self.count + other.count
         mean, scatter = self.mean.to(other.mean.device), self.scatter.to(other.mean.device)
         apart = other.mean - mean
-        self.scatter = scatter + other.scatter + torch.outer(apart, apart) * (self.count * other.count / total)
+        self.scatter = scatter + other.scatter + self._scattered(apart[None]) * (self.count * other.count / total)
         self.mean = mean + apart * (other.count / total)
         self.count = total
+
+    def _scattered(self, centred: Tensor) -> Tensor:
+        """What vectors (B, D) add to the scatter."""
+        return centred.square().sum(dim=0) if self.scatter.ndim == 1 else centred.mT @ centred
 
     @property
     def covariance(self) -> Tensor:
         """(D, D), float64: the scatter over n, as in the papers."""
         return self.scatter / max(1, self.count)
 
+    @property
+    def variances(self) -> Tensor:
+        """(D,), float64: those of each dimension."""
+        return (self.scatter if self.scatter.ndim == 1 else self.scatter.diagonal()) / max(1, self.count)
+
 
 def embedding_moments(
-    model: SentenceTransformer, texts: Iterable[str], *, chunk_size: int = 1024, **encode_kwargs: Any
+    model: SentenceTransformer,
+    texts: Iterable[str],
+    *,
+    chunk_size: int = 1024,
+    covariance: bool = True,
+    **encode_kwargs: Any,
 ) -> Moments:
     """Mean and covariance of the embeddings that a model gives texts, a chunk of them in memory at a time.
 
@@ -81,6 +99,7 @@ def embedding_moments(
         model: Embeds as always, its ``truncate_dim`` apart: the moments are those of whole embeddings.
         texts: Any iterable of strings, a generator over a file for instance; read once.
         chunk_size: How many texts are encoded at a time; sorted by length among themselves, as ``encode`` does.
+        covariance: As for :class:`Moments`.
         **encode_kwargs: For ``model.encode``: ``batch_size``, ``prompt_name`` and so on.
 
     Raises:
@@ -91,7 +110,7 @@ def embedding_moments(
     with model.truncate_embeddings(None):
         for chunk in in_chunks(texts, chunk_size):
             embeddings = model.encode(chunk, **settings)
-            moments = moments or Moments(embeddings.shape[1])
+            moments = moments or Moments(embeddings.shape[1], covariance=covariance)
             moments.add(embeddings[embeddings.any(dim=1)])
     if moments is None:
         raise ValueError("No texts were given: their embeddings' mean and covariance are what is fitted.")

@@ -56,11 +56,10 @@ class PartwiseWhitening(EmbeddingTransform):
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
-        self.shares = _checked(shares)
+        self.shares = checked_shares(shares)
         if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
             raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
-        if len(mean) != len(self.shares):
-            raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
+        check_parts(mean, self.shares)
         super().__init__(mean=mean, weight=weight)
         self.in_features = self.out_features = mean.numel()
 
@@ -89,9 +88,7 @@ class PartwiseWhitening(EmbeddingTransform):
             ValueError: If a setting is out of range, the embeddings cannot be cut into so many equal parts, or the
                 texts are too few or too much alike.
         """
-        if shares is None:
-            shares = model[0].shares if isinstance(model[0], CausalModule) else CausalModule.shares
-        shares = _checked(shares)
+        shares = shares_of(model, shares)
         check_shrinkage(shrinkage, SHRINKAGE, plain=False)
         return cls.from_moments(embedding_moments(model, texts, **kwargs), shares=shares, shrinkage=shrinkage)
 
@@ -108,26 +105,12 @@ class PartwiseWhitening(EmbeddingTransform):
             ValueError: As for :meth:`fit`.
         """
         check_shrinkage(shrinkage, SHRINKAGE, plain=False)
-        if len(moments.mean) % len(_checked(shares)):
-            raise ValueError(
-                f"shares={list(shares)}: embeddings of {len(moments.mean)} values cannot be cut into {len(shares)} "
-                "equal parts. Give as many shares as the module in front hands on parts."
-            )
-        check_that_they_vary(moments)
-        mean = moments.mean.view(len(shares), -1)
+        mean, scales = standardization_of_parts(moments, shares)
         width = mean.shape[1]
         weights = []
-        for part, own_mean in enumerate(mean):
+        for part, scale in enumerate(scales):
             own = slice(part * width, (part + 1) * width)
             covariance = moments.covariance[own, own]
-            deviation = covariance.diagonal().sqrt()
-            # What does not vary has no scale, and nothing to say.
-            scale = deviation.reciprocal().masked_fill(deviation <= ROUNDING * own_mean.abs(), 0)
-            if not scale.any():
-                raise ValueError(
-                    f"Part {part + 1} of {len(shares)} of the embeddings is the same for all {moments.count} texts: "
-                    "give texts that differ, and see that the module in front reads something of the text there."
-                )
             variances, directions = principal_directions(scale[:, None] * covariance * scale)
             # Where there is none, rounding makes a variance slightly negative.
             variances = variances.clamp(min=0)
@@ -142,7 +125,12 @@ class PartwiseWhitening(EmbeddingTransform):
         return (mapped * lengths[:, None]).flatten(-2)
 
 
-def _checked(shares: Sequence[float]) -> list[float]:
+def checked_shares(shares: Sequence[float]) -> list[float]:
+    """How much each part counts.
+
+    Raises:
+        ValueError: If they are not numbers above 0 whose sum is 1.
+    """
     listed = list(shares) if isinstance(shares, Sequence) and not isinstance(shares, str) else []
     numbers = all(isinstance(share, (int, float)) and share > 0 for share in listed)
     if not listed or not numbers or not math.isclose(sum(listed), 1, abs_tol=1e-6):
@@ -150,3 +138,48 @@ def _checked(shares: Sequence[float]) -> list[float]:
             f"shares={shares!r}: give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
         )
     return [float(share) for share in listed]
+
+
+def check_parts(mean: Tensor, shares: Sequence[float]) -> None:
+    """Refuse shares that are not one for each part of a mean (P, D)."""
+    if len(mean) != len(shares):
+        raise ValueError(f"shares={shares} for {len(mean)} parts: give one for each.")
+
+
+def shares_of(model: SentenceTransformer, given: Sequence[float] | None) -> list[float]:
+    """The shares that are given; None: those of the model's first module, or one part."""
+    if given is None:
+        given = model[0].shares if isinstance(model[0], CausalModule) else CausalModule.shares
+    return checked_shares(given)
+
+
+def standardization_of_parts(moments: Moments, shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """What standardises each part of embeddings.
+
+    Args:
+        moments: Of embeddings (P * D,); variances are enough.
+        shares: How much each of the P parts counts.
+
+    Returns:
+        The mean (P, D), and what each dimension less its mean is multiplied by, (P, D): the inverse of its deviation,
+        or 0 where it does not vary, as it then has no scale, and nothing to say.
+
+    Raises:
+        ValueError: If the embeddings cannot be cut into so many equal parts, or a part does not vary.
+    """
+    if len(moments.mean) % len(checked_shares(shares)):
+        raise ValueError(
+            f"shares={list(shares)}: embeddings of {len(moments.mean)} values cannot be cut into {len(shares)} "
+            "equal parts. Give as many shares as the module in front hands on parts."
+        )
+    check_that_they_vary(moments)
+    mean = moments.mean.view(len(shares), -1)
+    deviation = moments.variances.sqrt().view_as(mean)
+    scales = deviation.reciprocal().masked_fill(deviation <= ROUNDING * mean.abs(), 0)
+    for part, scale in enumerate(scales, start=1):
+        if not scale.any():
+            raise ValueError(
+                f"Part {part} of {len(shares)} of the embeddings is the same for all {moments.count} texts: give "
+                "texts that differ, and see that the module in front reads something of the text there."
+            )
+    return mean, scales

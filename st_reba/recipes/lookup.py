@@ -38,7 +38,7 @@ def every_row(repetitions: int = 3) -> list[Row]:
     """Every recipe that has at most so many copies of the text, from 1."""
     repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
     every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
-    return [row for row in every if row.settings.get("repetitions", 1) <= repetitions]
+    return [row for row in every if row.repetitions <= repetitions]
 
 
 def changed(row: Row) -> list[Row]:

@@ -27,12 +27,14 @@ class Part:
         says: What it does, without a full stop.
         module: Its class.
         poolings: Those that it can stand around.
+        enough: How many texts, at most, it is fitted on: it gains nothing from more. None: it gains from all.
     """
 
     name: str
     says: str
     module: type[Any]
     poolings: tuple[str, ...] = tuple(POOLINGS)
+    enough: int | None = None
 
     @property
     def key(self) -> str:
@@ -49,6 +51,17 @@ class Part:
         """Whether it stands before the pooling."""
         return self.module is modules.IdfWeights
 
+    @property
+    def needs_covariance(self) -> bool:
+        """Whether it is fitted on more than mean and variances."""
+        return self.module is not modules.StandardizedSum
+
+    def drawn(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Those of these texts that it is fitted on: all, or some, evenly drawn."""
+        if self.enough is None or len(texts) <= self.enough:
+            return tuple(texts)
+        return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
+
     def settings(self, shares: Sequence[float]) -> dict[str, Any]:
         """What a filter is fitted with, besides texts.
 
@@ -57,6 +70,8 @@ class Part:
         """
         if self.module is modules.PartwiseWhitening:
             return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
+        if self.module is modules.StandardizedSum:
+            return {"shares": shares}
         return {"shrinkage": SHRINKAGE} if self.module is modules.WhiteningTransform else {}
 
     def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.shares) -> nn.Module:
@@ -79,11 +94,14 @@ class Part:
         """
         if not self.fitted:
             return modules.EmbeddingFilter.from_language_model(model)
-        return self.from_moments(embedding_moments(model, texts), cast(modules.CausalModule, model[0]).shares)
+        moments = embedding_moments(model, self.drawn(texts), covariance=self.needs_covariance)
+        return self.from_moments(moments, cast(modules.CausalModule, model[0]).shares)
 
 
 #: What stands behind a recipe whose vectors are made of parts, and behind its controls.
 PARTWISE = "partwise whitened"
+#: What stands behind a recipe whose parts are added, and behind its controls.
+SUM = "standardised sum"
 #: What stands before a pooling.
 IDF = "idf-weighted"
 
@@ -108,10 +126,13 @@ PARTS = {
         Part(PARTWISE,
             "each part standardised, a little whitened over a sample of plain texts, and given its share",
             modules.PartwiseWhitening),
+        Part(SUM,
+            "each part standardised over a sample of plain texts and scaled to one length, and their sum taken",
+            modules.StandardizedSum, enough=200),
         Part(IDF, "each token counts by how few of a sample of plain texts have it", modules.IdfWeights, ("mean",)),
     )
 }
 # fmt: on
 
 #: What can stand behind the pooling of any recipe.
-FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, IDF))
+FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))

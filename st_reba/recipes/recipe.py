@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from ..modules import CausalModule, CausalTransformer, EchoModule, IdfWeights, InputEmbeddings
-from ..text.templates import PromptLanguage
+from ..text.templates import SLOT, TEMPLATES, PromptLanguage
 from .parts import POOLINGS, Part
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
@@ -72,10 +72,22 @@ class Row:
     unchanged: str = ""
     chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def repetitions(self) -> int:
+        """How often the text stands in the input."""
+        template = str(self.settings.get("template", SLOT))
+        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
         """The module's arguments under a pooling, read after a layer, or at its own end if None."""
         last = self.settings_if_last if pooling in ("last", POOLINGS["last"]) else {}
         return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
+
+    def with_own_template(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that someone gives, and how a template's text of their own is read, where one is among them."""
+        template = given.get("template")
+        reading = {} if template is None or template in TEMPLATES else self.own_template
+        return {**{name: value for name, value in reading.items() if name in self.module.config_keys}, **given}
 
     def build(self, backbone: CausalModule, pooling: str = "", layer: int | None = None) -> CausalModule:
         """The module, on a backbone that is already loaded.
@@ -282,6 +294,11 @@ class Recipe:
     def fitted(self) -> bool:
         """Whether what stands around the pooling is fitted on plain texts."""
         return self.part is not None and self.part.fitted
+
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """Those of ``fit_texts`` that what stands around the pooling is fitted on."""
+        return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
 
     def build(self, backbone: CausalModule) -> CausalModule:
         """The module, on a backbone that is already loaded."""

@@ -11,7 +11,7 @@ from typing import Any
 from .. import modules
 from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..text.templates import PRESETS
-from .parts import PARTS, PARTWISE
+from .parts import PARTS, PARTWISE, SUM
 from .recipe import Row, Variant
 
 # A table is set by hand: key, name and class first, then what it does, then all else.
@@ -61,6 +61,19 @@ _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
     "stands around them and asks for one word",
     page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True})
+
+#: The last token of a prompt for the topic, at two layers.
+_TOPIC = Row("topic", "Topic", modules.TopicModule,
+    "the last token of a prompt that asks for the text's main topic in one word, after the last layer and a few layers "
+    "below",
+    page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
+    around=PARTS[SUM], own_template={"normalize_text": True})
+
+_ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
+    "the mean over the second copy of the text in a prompt that asks for its main topic in one word, and beside it "
+    "the last token after the last layer and a few layers below",
+    page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
+    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True})
 
 
 def repeated(copies: int) -> list[Row]:
@@ -157,6 +170,8 @@ OTHERS = (
         "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
         page="contrastive-prompting", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
     _EARLY_LATE,
+    _TOPIC,
+    _ECHO_TOPIC,
     Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
         "a prompt asks to rewrite the text, and it is read where it stands again",
         page="echo", cost="about 2", settings={"template": "springer"}, compared="never", searched=True, words=True),

@@ -105,6 +105,13 @@ def _one_word_to_find(template: str, query: str, document: str) -> Preset:
     return Preset(template, pool_over="all", rows="last", prompts=(("query", query), ("document", document)))
 
 
+# How Zhang et al. begin their second prompt.
+_KNOWLEDGE = (
+    "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
+    "additional but less central details. With this in mind"
+)
+_KNOWLEDGE_ZH = "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点"
+
 #: Of PromptEOL; and of any template of which nothing else is said.
 USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 
@@ -121,6 +128,8 @@ USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 #:   Representations for Zero-Shot Document Retrieval" (EMNLP 2024), "it" in place of "the passage" and "the query":
 #:   which of the two it is, says the prompt that ``encode_query`` and ``encode_document`` put before it.
 #: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
+#: - ``topic`` and ``echo-topic``: ours, which begin as ``knowledge`` does and ask for the topic; ``echo-topic`` repeats
+#:   the text.
 #: - ``...-zh``: our Chinese counterparts, read like what they stand for.
 #:
 #: The strengths of contrastive prompting are those of its paper (Cheng et al., ACL 2025).
@@ -131,18 +140,12 @@ PRESETS = {
     "csts": Preset('summarize the sentence {text} in one word:"', pool_over="all"),
     "prompteol": _read_at_its_end('This sentence : "{text}" means in one word:"', USUAL_CONTRAST),
     "pretended-cot": _last_but_one('After thinking step by step , this sentence : "{text}" means in one word:"'),
-    "knowledge": _last_but_one(
-        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
-        'additional but less central details. With this in mind , this sentence : "{text}" means in one word:"'
-    ),
+    "knowledge": _last_but_one(_KNOWLEDGE + ' , this sentence : "{text}" means in one word:"'),
     "promptsth": _read_at_its_end('This sentence : "{text}" means something'),
     "promptsum": _read_at_its_end('This sentence : "{text}" can be summarized as'),
     "prompteol-zh": _read_at_its_end("这句话：“{text}”用一个词来概括就是：“", USUAL_CONTRAST),
     "pretended-cot-zh": _last_but_one("经过一步一步的思考，这句话：“{text}”用一个词来概括就是：“"),
-    "knowledge-zh": _last_but_one(
-        "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，"
-        "这句话：“{text}”用一个词来概括就是：“"
-    ),
+    "knowledge-zh": _last_but_one(_KNOWLEDGE_ZH + "，这句话：“{text}”用一个词来概括就是：“"),
     "promptsth-zh": _read_at_its_end("这句话：“{text}”表达了某种意思"),
     "promptsum-zh": _read_at_its_end("这句话：“{text}”可以概括为"),
     "promptreps": _one_word_to_find(
@@ -153,6 +156,15 @@ PRESETS = {
     ),
     "promptreps-zh": _one_word_to_find(
         "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
+    ),
+    "topic": _read_at_its_end(_KNOWLEDGE + ' , this sentence : "{text}" and its main topic in one word is:"'),
+    "echo-topic": Preset(
+        _KNOWLEDGE + ' , this sentence : "{text}" can be rewritten as : "{text}" and its main topic in one word is:"',
+        normalize_text=True,
+    ),
+    "topic-zh": _read_at_its_end(_KNOWLEDGE_ZH + "，这句话：“{text}”，用一个词概括是：“"),
+    "echo-topic-zh": Preset(
+        _KNOWLEDGE_ZH + "，这句话：“{text}”可以改写为：“{text}”，用一个词概括是：“", normalize_text=True
     ),
     "compress": Preset("Context: {text} Compress the Context in one word:", pool_over="all"),
     "compress-query": Preset("Query: {text} Compress the Query in one word:", pool_over="all"),

@@ -7,27 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers import CrossEncoder, SparseEncoder
 
-from st_reba.data.demo import texts_to_fit
 from st_reba.files import atomic_directory
-from st_reba.hub.card import add_recipe
 from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
+from st_reba.ready import build, check_pooling, note_recipe, prompts_or_own
 from st_reba.recipes import Recipe, Row, every_row, find
-from st_reba.recipes.lookup import matching
 from st_reba.recipes.parts import POOLINGS
-from st_reba.text.templates import PRESETS, language_of, preset
+from st_reba.text.templates import language_of
 
 from ..build import SavedDtype, layers_of
-from ..common import Dtype, Language, PoolingMode
+from ..common import STAND_IN, Dtype, Language, PoolingMode
 from ..data import prompts_of
 from ..methods import DEFAULT, METHODS
 from ..printing import console
-from .models import load
+from .given import texts_to_fit
+from .models import load, usable
 from .prompts import in_asked_language
+from .stand_in import stand_in
 
 #: The recipe whose prompt is read where nothing else is asked for with ``--sparse``.
 SPARSE = "promptreps"
@@ -63,8 +62,9 @@ def run(
 ) -> None:
     """Write a ready directory of a SentenceTransformer, or of another family of models."""
     precision = Dtype(dtype.value)
+    prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
     if rerank:
-        settings = {} if template is None else {"template": template}
+        settings: dict[str, Any] = {} if template is None else {"template": template}
         _write(
             out, lambda: cross_encoder(_loaded(RerankModule, model, max_seq_length, precision, settings), device="cpu")
         )
@@ -73,17 +73,16 @@ def run(
         chosen = find(recipe or (METHODS[method] if method else SPARSE))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         settings = _sparse_settings(chosen, template, expansion=expansion, top_k=top_k)
-        prompts = _prompts(query_prompt, document_prompt, settings)
         _write(
             out,
             lambda: SparseEncoder(
                 modules=[_loaded(PromptRepsModule, model, max_seq_length, precision, settings)],
                 device="cpu",
-                prompts=prompts,
+                prompts=prompts_or_own(prompts, settings),
             ),
         )
         return
-    chosen = find(recipe) if recipe else _of_method(method or DEFAULT)
+    chosen = find(recipe or METHODS[method or DEFAULT])
     (chosen,) = in_asked_language([chosen], prompt_language, "en")
     mode = POOLINGS[chosen.pooling] if pooling is None else POOLINGS.get(pooling.value, pooling.value)
     settings = _settings(
@@ -92,7 +91,7 @@ def run(
     if multi_vector:
         _check_tokens(chosen)
     else:
-        _check_pooling(chosen, mode)
+        check_pooling(chosen, mode, f"--pooling {mode}")
     fitted = f"the projection to {dimensions} dimensions" if dimensions else ""
     texts = tuple(
         _fit_texts(
@@ -105,38 +104,33 @@ def run(
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     chosen = replace(chosen, fit_texts=texts)
     with atomic_directory(out) as scratch:
-        arguments = {**chosen.row.arguments(mode, chosen.layer), **settings}
-        prompts = _prompts(query_prompt, document_prompt, arguments)
-        module = load(chosen.row.module, model, max_seq_length, precision, **arguments)
         if multi_vector:
+            arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
             built: Any = multi_vector_encoder(
-                module,
+                load(chosen.row.module, model, max_seq_length, precision, **arguments),
                 dimension=dimensions,
                 fit_texts=texts,
                 skip_punctuation=skip_punctuation is not False,
                 normalize=normalize,
-                prompts=prompts,
+                prompts=prompts_or_own(prompts, arguments),
             )
+            note_recipe(built, chosen, settings)
         else:
-            built = _pooled(chosen, module, mode, normalize, prompts)
-        row = matching(chosen.row.module, {**chosen.row.settings, **settings})
-        if row is not None:
-            named = replace(chosen, row=row)
-            add_recipe(built, named.name, named.key, named.says, row.citation)
+            source = str(stand_in()) if model == STAND_IN else model
+            with usable(source):
+                built = build(
+                    source,
+                    chosen,
+                    pooling=mode,
+                    normalize=normalize,
+                    prompts=prompts,
+                    max_seq_length=max_seq_length,
+                    device="cpu",
+                    model_kwargs={"dtype": precision.value},
+                    **settings,
+                )
         built.save_pretrained(str(scratch))
     console.print(f'Wrote {out}. Load it with: import st_reba; {type(built).__name__}("{out}")', soft_wrap=True)
-
-
-def _pooled(
-    chosen: Recipe, module: CausalModule, mode: str, normalize: bool, prompts: dict[str, str]
-) -> SentenceTransformer:
-    """One vector a text."""
-    parts = chosen.pipeline(module, mode)
-    if chosen.filter is not None:
-        parts.append(chosen.filter.made(SentenceTransformer(modules=parts, device="cpu"), chosen.fit_texts))
-    if normalize:
-        parts.append(Normalize())
-    return SentenceTransformer(modules=parts, device="cpu", prompts=prompts or None)
 
 
 def _write(out: Path, make: Callable[[], SparseEncoder | CrossEncoder]) -> None:
@@ -175,18 +169,6 @@ def _sparse_settings(chosen: Recipe, template: str | None, **given: Any) -> dict
     return {**settings, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _prompts(query: str | None, document: str | None, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the user puts before queries and documents, or else what the authors of the template do."""
-    if query is None and document is None:
-        return dict(preset(settings.get("template", "")).prompts)
-    return prompts_of(query, document)
-
-
-def _of_method(method: str) -> Recipe:
-    row = _row(method)
-    return Recipe(row, row.poolings[0], part=row.around)
-
-
 def _row(method: str) -> Row:
     return next(row for row in every_row() if row.key == METHODS[method])
 
@@ -201,22 +183,12 @@ def _settings(chosen: Recipe, **given: Any) -> dict[str, Any]:
             having = [method for method in METHODS if name in _row(method).module.config_keys]
             raise ValueError(f"--{name.replace('_', '-')} is for --method {_either(having)}; {chosen.name} has none.")
         settings[name] = value
-    if template := settings.get("template"):
-        read = {} if template in PRESETS else chosen.row.own_template
-        settings.update({name: value for name, value in read.items() if name in module.config_keys})
     return settings
 
 
 def _either(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _check_pooling(chosen: Recipe, mode: str) -> None:
-    """Refuse a pooling that what stands around it does not fit."""
-    fitting = [POOLINGS[pooling] for pooling in chosen.poolings]
-    if chosen.part is not None and len(fitting) == 1 and mode not in fitting:
-        raise ValueError(f"--pooling {mode}: {chosen.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
 def _check_tokens(chosen: Recipe) -> None:
@@ -248,5 +220,6 @@ def _fit_texts(chosen: Recipe, path: str | None, fitted: str) -> list[str]:
         return []
     texts = texts_to_fit(path)
     hint = ", sentences inside the package: give --fit-texts with some hundreds like your own" if path is None else ""
-    console.print(f"Fitting {fitted} on {len(texts)} texts{hint}.", soft_wrap=True)
+    count = len(texts) if chosen.part is None else len(chosen.part.drawn(texts))
+    console.print(f"Fitting {fitted} on {count} texts{hint}.", soft_wrap=True)
     return texts

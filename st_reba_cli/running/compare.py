@@ -9,7 +9,7 @@ from st_reba.compare.mteb import language_of_tasks, resolve_tasks
 from st_reba.compare.results import Comparison
 from st_reba.compare.run import compare, compare_tasks, texts_of, work
 from st_reba.compare.workload import Forecast, memory, speed
-from st_reba.data.demo import demo_questions, texts_to_fit
+from st_reba.data.demo import demo_questions
 from st_reba.data.tables import Data, Labelled
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.modules import CausalModule, CausalTransformer
@@ -20,7 +20,7 @@ from ..common import Dtype, Language
 from ..data import Demo, Given
 from ..printing import console, notes
 from . import search as searching
-from .given import described, read
+from .given import described, read, texts_to_fit
 from .models import check_devices, load_fastest
 from .prompts import in_asked_language
 from .showing import has_page, kept, running, show, show_changes, shown_model, typed, write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from st_reba.data.demo import texts_to_fit
 from st_reba.encoding import Encoder
 from st_reba.export import save_plain, static_model
 from st_reba.files import atomic_directory
@@ -12,6 +11,7 @@ from st_reba.modules import CausalTransformer
 
 from ..common import Dtype
 from ..printing import Shown, console
+from .given import texts_to_fit
 from .models import load_fastest, usable
 
 

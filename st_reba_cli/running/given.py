@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from st_reba.data.demo import demo_pairs, demo_retrieval
-from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
+from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
+from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval, read_texts
 
 from ..common import Language
 from ..data import Demo, Given, prompts_of
@@ -35,6 +35,16 @@ def read(given: Given) -> Data:
             raise ValueError("--query-prompt and --document-prompt are for retrieval: nothing else here has queries.")
         found = replace(found, prompts=prompts)
     return found
+
+
+def texts_to_fit(source: str | None) -> list[str]:
+    """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
+    of them has scored is the model that another one builds.
+
+    Args:
+        source: The user's own, as for :func:`st_reba.data.tables.read_texts`; None: all of those in the package.
+    """
+    return demo_sentences() if source is None else read_texts(source)
 
 
 def described(given: Given, found: Data) -> str:

@@ -23,7 +23,7 @@ from st_reba.data.demo import demo_sentences
 from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
-from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE
+from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
@@ -105,7 +105,7 @@ def test_the_bag_stands_beside_the_recipes(recipes):
     own = [recipe.result for recipe in made.all if not recipe.control]
     # The tiny backbone was saved without its head.
     assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
-    around = ["", *(f", {name}" for name in (PARTWISE, *FILTERS, IDF) if name != "filtered")]
+    around = ["", *(f", {name}" for name in (PARTWISE, SUM, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert made.controls == bags
 

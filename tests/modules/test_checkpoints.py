@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, ZambaConfig
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
@@ -333,3 +334,14 @@ def test_should_st_load_in_another_way(tmp_path, monkeypatch):
     rewrite(tmp_path, without("layers.1.mlp.up_proj"))
     with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
         ReBAModule(str(tmp_path))
+
+
+def test_what_is_far_too_large_is_not_built_to_its_end():
+    built = []
+    hook = register_module_parameter_registration_hook(lambda module, name, weight: built.append(name))
+    try:
+        with pytest.raises(SizeError, match="describes a larger model"):
+            check_size(backbones.config("llama"), 10, "config.json")
+    finally:
+        hook.remove()
+    assert len(built) == 1

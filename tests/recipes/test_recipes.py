@@ -13,7 +13,7 @@ from st_reba.compare.runner import Recipes
 from st_reba.data.demo import demo_sentences
 from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, without_repeats
-from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE
+from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -32,6 +32,7 @@ def test_the_recipes():
     expected |= {"MetaEOL, mean", "CK, mean", "KV re-routing, mean", "Token prepending, blocks, mean"}
     expected |= {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")}
     expected |= {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean"}
+    expected |= {f"Topic, {SUM}, last", f"Echo topic, {SUM}, mean"}
     recipes = default_recipes()
     keys = [recipe.result for recipe in recipes]
     assert expected <= set(keys)
@@ -81,9 +82,9 @@ def test_a_row_stands_only_for_what_was_asked():
     assert without_repeats(alone) == alone
 
 
-def test_eight_are_worth_trying():
+def test_ten_are_worth_trying():
     few = worth_trying()
-    assert len({recipe.result for recipe in few}) == len(few) == 8
+    assert len({recipe.result for recipe in few}) == len(few) == 10
     # What one has without a recipe, which the answer holds the others against.
     assert WITHOUT.keys() <= {recipe.result for recipe in few}
     assert max(recipe.copies for recipe in few if recipe.copies) == 2
@@ -163,6 +164,8 @@ def test_filters_are_rows_of_their_own(tmp_path):
         *((f"Classical, {name}", pooling) for name in FILTERS for pooling in ("mean", "last")),
         (f"Classical, {IDF}", "mean"),
         (f"Early and late, {PARTWISE}", "mean"),
+        (f"Topic, {SUM}", "last"),
+        (f"Echo topic, {SUM}", "mean"),
     }
     config = backbones.config("llama")
     config.tie_word_embeddings = True

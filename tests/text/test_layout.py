@@ -106,7 +106,9 @@ class TestTemplate:
         assert str(Template.parse(written)) == written
 
     def test_without_a_slot(self):
-        with pytest.raises(ValueError, match=r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer'\]"):
+        with pytest.raises(
+            ValueError, match=r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"
+        ):
             Template.parse("Rewrite:")
 
     @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_prompt_is_read_at_its_end(template, module_class, shared):
 def test_the_family_is_that_of_prompteol():
     assert [name.removesuffix("-zh") for name in FAMILY] == [
         *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum") * 2,
-        *("promptreps", "promptreps"),
+        *("promptreps", "promptreps", "topic", "topic"),
     ]
 
 

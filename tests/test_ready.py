@@ -1,0 +1,107 @@
+"""st_reba.build: a recipe as a ready model, the one that the command writes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+import st_reba
+from st_reba import CausalTransformer, StandardizedSum, TopicModule, WhiteningTransform
+from st_reba.data.demo import demo_sentences
+from st_reba.text.templates import TEMPLATES
+
+from .backbones import TEXTS
+from .cli.test_commands import run
+from .logged import logged
+
+CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "settings", "options"),
+    [
+        ("topic", "texts", {}, ()),
+        ("topic", None, {}, ()),
+        ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
+        ("echo-2", None, {"repetitions": 3, "max_seq_length": 5}, ("--repetitions", 3, "--max-seq-length", 5)),
+        ("prompteol", None, {"language": "zh", "normalize": False}, ("--prompt-language", "zh", "--no-normalize")),
+        ("prompteol", None, {"template": "So {text} is"}, ("--template", "So {text} is")),
+        ("promptreps", None, {}, ()),
+        ("reba-1", None, {"prompts": {"query": "Q: "}}, ("--query-prompt", "Q: ")),
+    ],
+)
+def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_path, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(CORPUS))
+    if given:
+        options = (*options, "--fit-texts", tmp_path / "texts.txt")
+    run("build", "--model", roomy_path, "--recipe", recipe, "--out", tmp_path / "by-command", *options)
+    typed = SentenceTransformer(str(tmp_path / "by-command"), device="cpu")
+    built = st_reba.build(roomy_path, recipe, CORPUS if given else None, device="cpu", **settings)
+    assert [type(part) for part in built] == [type(part) for part in typed]
+    assert built.prompts == typed.prompts
+    assert np.allclose(built.encode(TEXTS), typed.encode(TEXTS), atol=1e-6)
+    built.save_pretrained(str(tmp_path / "by-call"))
+    for file in (path.relative_to(tmp_path / "by-command") for path in (tmp_path / "by-command").rglob("*.json")):
+        assert (tmp_path / "by-call" / file).read_text() == (tmp_path / "by-command" / file).read_text(), file
+    cards = [(tmp_path / name / "README.md").read_text().replace(name, "") for name in ("by-call", "by-command")]
+    assert cards[0] == cards[1]
+
+
+def test_a_topic_is_summed_behind_its_pooling(roomy_path):
+    model = st_reba.build(roomy_path, "topic", CORPUS, device="cpu")
+    assert [type(part) for part in model] == [TopicModule, Pooling, StandardizedSum, Normalize]
+    assert model.get_embedding_dimension() == 32
+    # Evenly drawn, so many as are enough.
+    pooled = SentenceTransformer(modules=[*model][:2], device="cpu")
+    few = StandardizedSum.fit(pooled, [CORPUS[number * len(CORPUS) // 200] for number in range(200)])
+    assert np.allclose(model[2].mean, few.mean, atol=1e-6)
+
+
+def test_without_texts_it_says_what_it_is_fitted_on(roomy_path):
+    with logged("st_reba.ready") as messages:
+        alone = st_reba.build(roomy_path, "classical+whitened", device="cpu")
+        st_reba.build(roomy_path, "classical", device="cpu")
+    (said,) = messages
+    assert re.fullmatch(
+        r"What is Classical, whitened is fitted on \d+ sentences inside the package: give texts, fifty or more .*", said
+    )
+    given = st_reba.build(roomy_path, "classical+whitened", iter(demo_sentences()), device="cpu")
+    assert np.allclose(alone.encode(TEXTS), given.encode(TEXTS), atol=1e-6)
+
+
+def test_the_prompt_is_in_the_language_of_the_texts(roomy_path):
+    def template(*args, **settings):
+        return st_reba.build(roomy_path, "prompteol", *args, device="cpu", **settings)[0].template
+
+    assert template() == template(["the cat"] * 3) == TEMPLATES["prompteol"]
+    assert template(["我爱自然语言处理。"] * 3) == template(language="zh") == TEMPLATES["prompteol-zh"]
+    assert template(["我爱自然语言处理。"] * 3, language="en") == TEMPLATES["prompteol"]
+    assert template(["我爱自然语言处理。"] * 3, template="{text} is") == "{text} is"
+
+
+def test_a_loaded_backbone_is_shared(roomy_path):
+    backbone = CausalTransformer(roomy_path)
+    model = st_reba.build(backbone, "classical+whitened", CORPUS, device="cpu")
+    assert isinstance(model[2], WhiteningTransform)
+    assert model[0].model.get_input_embeddings().weight is backbone.model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("echo-topics", {}, "There is no recipe 'echo-topics'. Near it: echo-topic, "),
+        ("topic", {"texts": "one text"}, "texts is one string: give an iterable of texts"),
+        ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
+        ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
+        ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
+        ("early-late", {"pooling": "max"}, "pooling='max': Early and late, partwise whitened is pooled by mean; use"),
+        ("topic", {"texts": ["one"]}, "1 texts were given, and their embeddings do not differ"),
+    ],
+)
+def test_what_is_refused(recipe, settings, message, roomy_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        st_reba.build(roomy_path, recipe, **settings)
