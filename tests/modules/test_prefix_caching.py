@@ -21,6 +21,7 @@ from st_reba import (
     ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
+    TopicModule,
 )
 from st_reba.lm.prefixes import KeptPrefixes
 from st_reba.lm.run import PassChange
@@ -99,6 +100,7 @@ METHODS = {
     "reba, last": (ReBAModule, {"rows": "last"}),
     "reba in chunks": (ReBAModule, {"chunk_length": 5}),
     "steered": (CausalTransformer, {"template": 'This: "{text}" means:', "changes": [Steer(1)], "rows": "last"}),
+    "topic": (TopicModule, {"template": 'This: "{text}", again "{text}", is about:', "lower_layers": [1]}),
     "several prompts": (MetaEOLModule, {"templates": ['This: "{text}" means:', "{text} is", "In a word, {text}:"]}),
 }
 
