@@ -546,6 +546,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     ),
     "cost-beside-echo": costs("beside-echo", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-step": costs("step", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
+    "cost-prefixes": costs("prefixes", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
     "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
     "cost-limit": costs(
         "limit",

@@ -100,7 +100,7 @@ def contenders(base: CausalModule, texts: Sequence[str]) -> dict[tuple[str, str]
     knowledge, prompteol = "Knowledge, last", "PromptEOL, last"
     found[knowledge, prompteol] = partial(beside, models[knowledge], models[prompteol], texts, None)
     prompted = f"a prompt of {len(base.token_ids([INSTRUCTION])[0])} tokens"
-    for name in ("Echo-2, mean", prompteol):
+    for name in ("Echo-2, mean", "ReBA-2, mean", prompteol):
         pair = f"{name}; {prompted}", f"{name}; no prompt"
         found[pair] = partial(beside, models[name], models[name], texts, INSTRUCTION)
     return found

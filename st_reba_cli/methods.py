@@ -18,5 +18,7 @@ METHODS = {
     "value-aggregation": "value-aggregation",
     "contrastive-prompting": "contrastive-prompting",
     "early-late": "early-late",
+    "topic": "topic",
+    "echo-topic": "echo-topic",
 }
 DEFAULT = "reba"

@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         copies: Tokens for each token of a text.
-        beside: Tokens besides: a prompt's, and special ones.
+        beside: Tokens besides: a prompt's, but for those that are run once for all texts, and special ones.
         share: Of the layers, how many are run: 1 for all.
         limit: Tokens of a text, at most; None: no limit.
     """
@@ -49,7 +49,9 @@ class Workload:
         tokens, lengths = [], []
         for text in (_SHORT, _LONG):
             layout = module.lay_out([text])
-            tokens.append(int(layout.attention_mask.sum()))
+            # What stands before all texts is run once.
+            kept = module.prefixes_of(layout, module.rows_per_text) or ()
+            tokens.append(int(layout.attention_mask.sum()) - sum(map(len, kept)))
             # Where there are several layouts of a text, each has all of it.
             lengths.append(int(layout.text_lengths[0]))
         more = lengths[1] - lengths[0]

@@ -25,7 +25,7 @@ from ..lm import anatomy, backbone, gguf
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
 from ..lm.backbone import view
-from ..lm.prefixes import KeptPrefixes, Prefixes, behind, shared_ids
+from ..lm.prefixes import Ids, KeptPrefixes, Prefixes, behind, shared_ids
 from ..lm.run import Halt, PassChange, current, recording, run
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
@@ -661,11 +661,18 @@ class CausalModule(SafeTransformer):
         # What a caller gives the backbone besides is about all of a row.
         if torch.is_grad_enabled() or self.model.training or kwargs.keys() - {"task"}:
             return layout, None
-        ids = shared_ids(layout, count)
-        if ids is None or max(map(len, ids)) <= self._leading() or not self.keeps_prefixes:
+        ids = self.prefixes_of(layout, count)
+        if ids is None:
             return layout, None
         prefixes = self._kept_prefixes.get(self.model, ids)
         return prefixes.rest_of(layout), prefixes
+
+    def prefixes_of(self, layout: Layout, count: int) -> Ids | None:
+        """The tokens before all texts of a layout of ``count`` rows each that are run once; None: all run with each."""
+        ids = shared_ids(layout, count)
+        if ids is None or max(map(len, ids)) <= self._leading() or not self.keeps_prefixes:
+            return None
+        return ids
 
     def layer(self, index: int) -> nn.Module:
         """A layer of the backbone: it is looked for by its path, as an adapter may have taken the place of a module."""

@@ -149,6 +149,11 @@ class ReBAModule(CausalModule):
         return f"chunk_length={self.chunk_length} with {change}: {why}. Leave one of the two out."
 
     @property
+    def reads_behind_prefixes(self) -> bool:
+        """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs."""
+        return super().reads_behind_prefixes and backbone.device(self.model).type == "cpu"
+
+    @property
     def cost(self) -> str:
         if self.chunk_length is None or self.repetitions == 1:
             return super().cost

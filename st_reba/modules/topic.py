@@ -14,7 +14,7 @@ from ..lm.run import StatesAt, at
 from ..settings import Setting, flag
 from ..text.layout import Layout
 from ..text.templates import Template, preset
-from .causal_module import CausalModule, PoolOver
+from .causal_module import CausalModule, PoolOver, repetitions_from
 from .early_late import check_one_width
 from .token_vectors import TokenVectors, last_of, picked
 
@@ -35,6 +35,7 @@ LOWER_LAYERS: Setting[Sequence[float]] = Setting(
     "of the layers, such as 0.93.",
 )
 MEAN = flag("mean")
+REPETITIONS = repetitions_from(1)
 
 
 class TopicModule(CausalModule):
@@ -93,7 +94,7 @@ class TopicModule(CausalModule):
         **transformer_kwargs: Any,
     ) -> None:
         parsed = Template.parse(template)
-        self.repeats_text = parsed.copies > 1
+        self.repeats_text = REPETITIONS.check(parsed.copies) > 1
         self.mean: bool = MEAN.check(self.repeats_text if mean is None else mean)
         LOWER_LAYERS.check(lower_layers)
         super().__init__(

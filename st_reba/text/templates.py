@@ -157,14 +157,14 @@ PRESETS = {
     "promptreps-zh": _one_word_to_find(
         "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
     ),
-    "topic": _read_at_its_end(_KNOWLEDGE + ' , this sentence : "{text}" and its main topic in one word is:"'),
+    "topic": _read_at_its_end(_KNOWLEDGE + ' , this sentence : "{text}" and its topic in one word is:"'),
     "echo-topic": Preset(
-        _KNOWLEDGE + ' , this sentence : "{text}" can be rewritten as : "{text}" and its main topic in one word is:"',
+        _KNOWLEDGE + ' , this sentence : "{text}" can be rewritten as : "{text}" and its topic in one word is:"',
         normalize_text=True,
     ),
-    "topic-zh": _read_at_its_end(_KNOWLEDGE_ZH + "，这句话：“{text}”，用一个词概括是：“"),
+    "topic-zh": _read_at_its_end(_KNOWLEDGE_ZH + "，这句话：“{text}”，用一个词概括领域是：“"),
     "echo-topic-zh": Preset(
-        _KNOWLEDGE_ZH + "，这句话：“{text}”可以改写为：“{text}”，用一个词概括是：“", normalize_text=True
+        _KNOWLEDGE_ZH + "，这句话：“{text}”可以改写为：“{text}”，用一个词概括领域是：“", normalize_text=True
     ),
     "compress": Preset("Context: {text} Compress the Context in one word:", pool_over="all"),
     "compress-query": Preset("Query: {text} Compress the Query in one word:", pool_over="all"),

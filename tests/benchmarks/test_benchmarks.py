@@ -20,6 +20,7 @@ import corpus  # noqa: E402
 import cost  # noqa: E402
 import kernel  # noqa: E402
 import precision  # noqa: E402
+import prefixes  # noqa: E402
 import records  # noqa: E402
 import targets  # noqa: E402
 from pivot import Store  # noqa: E402
@@ -160,3 +161,25 @@ def test_without_a_gpu_there_is_no_kernel_to_measure(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         kernel.main([])
     assert "PyTorch finds none here" in capsys.readouterr().err
+
+
+def test_prefixes_become_rows_and_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    few = (("prompteol", "last"), ("knowledge", "last"), ("echo-2", "mean"), ("reba-2", "mean"))
+    monkeypatch.setattr(prefixes, "RECIPES", few)
+    (tmp_path / "stsb_en_dev.tsv").write_text("text\tother\tscore\n" + "The cat sat.\tA dog.\t1\nA man runs.\tb\t2\n")
+    state = tmp_path / "state.jsonl"
+    asked = ["--data", str(tmp_path), "--rounds", "2", "--state", str(state), "--results", str(tmp_path)]
+    prefixes.main(asked)
+    rows = records.read("cost", tmp_path)
+    assert [row["contender"] for row in rows] == [
+        "PromptEOL, last", "Knowledge, last", "Echo-2, mean", "ReBA-2, mean", "Knowledge, last",
+        *(f"{name}; a prompt of 79 tokens" for name in ("Echo-2, mean", "ReBA-2, mean", "PromptEOL, last")),
+    ]  # fmt: skip
+    assert all(0 < row["low"] <= row["value"] <= row["high"] for row in rows)
+    shown = blocks.BLOCKS["cost-prefixes"].render(Store(tmp_path), tmp_path / "page.md")
+    assert "| time: Knowledge, last / PromptEOL, last |" in shown
+    lines = state.read_text().splitlines()
+    state.write_text("\n".join(lines[:-4]) + "\n")
+    prefixes.main(asked)
+    assert state.read_text().splitlines()[:-4] == lines[:-4]
+    assert len(state.read_text().splitlines()) == len(lines) == 2 * len(rows)

@@ -37,6 +37,9 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
             ran.append(states.shape[0] * states.shape[1])
 
     made = Workload.of(module, layers)
+    with torch.inference_mode():
+        # What stands before all texts is run here, once.
+        module(module.preprocess([TEXTS[0]]))
     hooks = [
         part.register_forward_pre_hook(note, with_kwargs=True)
         for part in module.model.modules()

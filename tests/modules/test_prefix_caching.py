@@ -21,6 +21,7 @@ from st_reba import (
     ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
+    TopicModule,
 )
 from st_reba.lm.prefixes import KeptPrefixes
 from st_reba.lm.run import PassChange
@@ -28,7 +29,7 @@ from st_reba.modules.changes import Change, Steer
 from st_reba.recipes import every_row
 
 from .. import backbones
-from ..backbones import EACH, TEXTS
+from ..backbones import DEMO_MODEL, EACH, TEXTS
 from ..conftest import long, pipeline, relative_error
 from .test_changes import SETS
 
@@ -99,6 +100,7 @@ METHODS = {
     "reba, last": (ReBAModule, {"rows": "last"}),
     "reba in chunks": (ReBAModule, {"chunk_length": 5}),
     "steered": (CausalTransformer, {"template": 'This: "{text}" means:', "changes": [Steer(1)], "rows": "last"}),
+    "topic": (TopicModule, {"template": 'This: "{text}", again "{text}", is about:', "lower_layers": [1]}),
     "several prompts": (MetaEOLModule, {"templates": ['This: "{text}" means:', "{text} is", "In a word, {text}:"]}),
 }
 
@@ -312,6 +314,18 @@ def test_autocast_has_prefixes_of_its_own(shared):
     assert relative_error(rounded_ones, plain) < 0.05
     assert relative_error(encoded(module), plain) < 1e-6
     assert len(module._kept_prefixes) == 2
+
+
+@pytest.mark.parametrize("name", ["prompt", "reba"])
+def test_in_half_precision(name):
+    kind, settings = METHODS[name]
+    backbone = CausalTransformer(str(DEMO_MODEL), model_kwargs={"dtype": "bfloat16"})
+    module = kind(backbone, **settings)
+    found, expected = (
+        encoded(own, TEXTS).float() for own in (module, kind(backbone, prefix_caching=False, **settings))
+    )
+    assert len(module._kept_prefixes) == 1
+    assert torch.cosine_similarity(found, expected).min() > 0.99
 
 
 def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):

@@ -163,6 +163,7 @@ def test_another_pooling_is_warned_of_where_there_is_a_mean(shared, recwarn):
         ({"lower_layers": [-4]}, "lower_layers has -4"),
         ({"mean": 1}, "mean=1: use True or False"),
         ({"template": "in a word:"}, "text"),
+        ({"template": "{text}" * 1025}, "repetitions=1025: give a whole number from 1 to 1024"),
         ({"tokenization": "whole"}, 'tokenization="whole": TopicModule places the same tokens'),
     ],
 )

@@ -42,6 +42,9 @@ HARMLESS = frozenset(
     }
 )
 
+# New tokens of which an accelerator may write out all scores, as it does where heads share keys under a mask.
+_FEW = 16
+
 
 def observable_attention(
     module: nn.Module,
@@ -74,7 +77,8 @@ def observable_attention(
         here.census.explicit |= explicit
         here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
     if here.observer is None and here.rerouting is None and not explicit and position_bias is None:
-        if here.masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]:
+        is_behind = here.masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]
+        if is_behind and (query.device.type == "cpu" or query.shape[2] <= _FEW):
             # Behind a cache: where there is a mask, transformers repeats the cache for each head, in every layer.
             output = scaled_dot_product_attention(
                 query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
