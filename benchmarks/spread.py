@@ -17,9 +17,9 @@ SETTING = ("model", "language", "copies", "stage")
 
 @dataclass(frozen=True)
 class Spread:
-    """One line for each setting: quartiles over its wordings, and some of them by name.
+    """Two lines for each setting, of similarity and of classification: quartiles over its wordings, and some by name.
 
-    A wording's score is the mean over the tasks of its setting.
+    A wording's score is the mean over the tasks of its line.
 
     Attributes:
         where: Which rows of wordings.csv.
@@ -35,7 +35,8 @@ class Spread:
         """Markdown; empty where nothing was measured."""
         settings: dict[tuple[Value, ...], list[Record]] = defaultdict(list)
         for record in store.select("wordings", self.where):
-            settings[tuple(record[name] for name in SETTING)].append(record)
+            kind = "similarity" if str(record["task"]).startswith("STS-B") else "classification"
+            settings[(*(record[name] for name in SETTING), kind)].append(record)
         if not settings:
             return ""
         head = [

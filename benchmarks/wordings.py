@@ -50,7 +50,7 @@ SCALE = 1 / 64
 BEST, OTHERS = 30, 10
 LAST, SUM = "last state", "sum"
 READOUTS = (LAST, SUM)
-#: Of the sum's state below the last: its layer, as a share of the depth.
+#: Of the sum's state below the last: its layer, as a share of the depth; of the kept layers, the nearest is taken.
 BELOW = 0.93
 
 
@@ -184,10 +184,11 @@ class Kept:
 
     def parts(self, ending: int, readout: str, layers: Sequence[int]) -> list[Matrix]:
         """The states that a readout adds, each (texts, D)."""
-        last = self.last[:, ending, len(layers) - 1]
+        depth = max(layers)
+        last = self.last[:, ending, layers.index(depth)]
         if readout == LAST:
             return [last]
-        below = round(BELOW * layers[-1])
+        below = min((layer for layer in layers if layer < depth), key=lambda layer: abs(layer - BELOW * depth))
         return [self.copy[:, -1], last, self.last[:, ending, layers.index(below)]]
 
 

@@ -117,7 +117,7 @@ WRITTEN: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 #: What was chosen, for two copies of a text, by the mean over models and development tasks.
-CHOSEN = {"en": '" and its main topic in one word is:"', "zh": "”，用一个词概括是：“"}
+CHOSEN = {"en": '" and its topic in one word is:"', "zh": "”，用一个词概括领域是：“"}
 
 
 def endings(language: str) -> list[Ending]:

@@ -64,7 +64,7 @@ def model_path(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(benchmark, options, model_path):
-    model = benchmark.RealModel("A tiny model", "none", ("en",), "none")
+    model = benchmark.RealModel("A tiny model", ("none",), ("en",), "none", "")
     found = benchmark.Measured(model, model_path, "float32", random=False)
     benchmark.embed(found, options)
     return found

@@ -130,11 +130,14 @@ def test_a_table_shows_how_scores_are_spread_over_wordings(tmp_path):
     rows = [
         {**fixed, "task": task, "readout": "sum", "ending": f"ending {number}", "origin": "combined",
          "score": round(0.5 + number / 100 + more, 4), "texts": 10, "date": "2026-11-24", "versions": ""}
-        for task, more in (("one", 0.0), ("two", 0.1)) for number in range(5)
+        for task, more in (("one", 0.0), ("two", 0.1), ("STS-B en", 0.2)) for number in range(5)
     ]  # fmt: skip
     records.append("wordings", rows, tmp_path)
     spread = Spread(chosen={"en": "ending 3"}, compared={"en": "ending 0"})
-    *_, line = spread.render(Store(tmp_path), tmp_path / "page.md").splitlines()
-    assert line == (
+    *_, classified, similar = spread.render(Store(tmp_path), tmp_path / "page.md").splitlines()
+    assert classified == (
         "| a model | en | 2 | 5 | one (10), two (10) | 55.0 | 55.5 / 57.0 / 58.5 | 59.0 | 58.0 | 55.0 | `ending 4` |"
+    )
+    assert similar == (
+        "| a model | en | 2 | 5 | STS-B en (10) | 70.0 | 70.5 / 72.0 / 73.5 | 74.0 | 73.0 | 70.0 | `ending 4` |"
     )
