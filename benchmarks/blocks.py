@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
 from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
@@ -38,6 +40,20 @@ PAPERS_ROWS = (
     "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
     "autoencoder, log-variance, the paper's head",
 )  # fmt: skip
+#: The sets of held_out.csv, and what its recipes are compared with.
+HELD_OUT = tuple(
+    Column(title, {"set": name})
+    for title, name in (
+        ("STS-B en, Spearman", ENGLISH),
+        ("Banking77, accuracy", "Banking77 test"),
+        ("StackOverflow, accuracy", "StackOverflow test"),
+        ("mean, English", f"mean of {ENGLISH}, Banking77 test, StackOverflow test"),
+        ("STS-B zh, Spearman", CHINESE),
+        ("TNews, accuracy", "TNews test"),
+        ("mean, Chinese", f"mean of {CHINESE}, TNews test"),
+    )
+)
+OTHERS = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small", "tf-idf", "early-late", "prompteol", "topic")
 #: The layers and the width that were best on the development pairs of both models, with the rate of each.
 WHITENED, WHITENED_FASTER = "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001"
 #: The paper's method, read where it reads and at the end of a prompt.
@@ -153,20 +169,23 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     "recipes": OF_THE_PAGE,
     "worth-trying": WORTH_TRYING,
     "first-screen": Table(
-        "scores",
-        where={**TRAINED, **SPEARMAN, "set": ENGLISH},
-        label="SmolLM2-135M-Instruct, read by",
+        "held_out",
+        where={"against": "", "model": SMOLLM2},
+        label="read by",
         rows=(
-            Row("mean of the last states", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Classical", "pooling": "mean"}),
-            Row("last token", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Classical", "pooling": "last"}),
-            Row("Echo-2, mean", {**AT_ITS_END, "model": SMOLLM2, "recipe": "Echo-2", "pooling": "mean"}),
-            Row("ReBA-2, mean", {**AT_ITS_END, "model": SMOLLM2, "recipe": "ReBA-2", "pooling": "mean"}),
-            Row("PromptEOL", {**AT_ITS_END, "model": SMOLLM2, "recipe": "PromptEOL", "pooling": "last"}),
-            Row("Early and late, ours", {"model": SMOLLM2, **EARLY_LATE}),
-            Row("bag of its input embeddings", {**AT_ITS_END, "model": SMOLLM2, "recipe": BAG}),
-            *(Row(f"{model}, for reference", {**AT_ITS_END, "model": model}) for model in REFERENCES),
+            Row("Echo topic, ours", {"recipe": "echo-topic"}),
+            Row("Topic, ours, at half the cost", {"recipe": "topic"}),
+            Row("Early and late, ours", {"recipe": "early-late"}),
+            Row("PromptEOL", {"recipe": "prompteol"}),
+            Row("tf-idf, without a model", {"recipe": "tf-idf"}),
+            Row("all-MiniLM-L6-v2, trained", {"recipe": "all-MiniLM-L6-v2"}),
+            Row("all-mpnet-base-v2, trained", {"recipe": "all-mpnet-base-v2"}),
         ),
-        columns=(Column("Spearman x 100", {}),),
+        columns=(
+            Column("STS-B, Spearman", {"set": ENGLISH}, bold=False),
+            Column("StackOverflow, accuracy", {"set": "StackOverflow test"}, bold=False),
+            Column("Banking77, accuracy", {"set": "Banking77 test"}, bold=False),
+        ),
     ),
     "recipes-stsb-en": all_recipes({**SPEARMAN, "set": ENGLISH}),
     "recipes-stsb-zh": all_recipes({**SPEARMAN, "set": CHINESE}),
@@ -426,6 +445,22 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
             Series("PromptEOL, whitened, no labels", {"recipe": PROMPTEOL, "pooling": "last", "filter": PARTWISE}),
             *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
         ),
+    ),
+    "held-out": Table(
+        "held_out",
+        where={"against": ""},
+        split=("model",),
+        rows=Each(("recipe",), (("read by", "{recipe}"),)),
+        columns=HELD_OUT,
+        caption=("precision", "date"),
+    ),
+    "held-out-ahead": Table(
+        "held_out",
+        where={"recipe": ("echo-topic", "topic"), "against": OTHERS},
+        split=("model",),
+        rows=Each(("recipe", "against"), (("read by", "{recipe}"), ("ahead of", "{against}"))),
+        columns=tuple(replace(column, show="ahead", bold=False) for column in HELD_OUT),
+        caption=("precision", "date"),
     ),
     "wordings": Spread(
         chosen=CHOSEN,
