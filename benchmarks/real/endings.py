@@ -80,7 +80,7 @@ OTHERS_ZH = (
     "”，说的是：“", "”，讲的是：“", "”，用一个词概括它说的是：“", "”，属于：“", "”，最重要的词是：“",
 )  # fmt: skip
 
-#: What the models themselves wrote when they were asked to go on: see ``wordings.py --steps write``.
+#: What the models themselves wrote when they were asked to go on.
 WRITTEN: dict[str, tuple[tuple[str, str], ...]] = {
     "en": (
         ("SmolLM2-135M-Instruct", "and his word for it is:"),
@@ -117,7 +117,7 @@ WRITTEN: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 #: What was chosen, for two copies of a text, by the mean over models and development tasks.
-CHOSEN = {"en": '" and its topic in one word is:"', "zh": "”，用一个词概括领域是：“"}
+CHOSEN = {"en": '" and its topic in one word is:"', "zh": "”，它的领域是：“"}
 
 
 def endings(language: str) -> list[Ending]:

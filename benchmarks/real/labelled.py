@@ -58,7 +58,7 @@ class Task:
 
     def cosines(self, unit: Matrix) -> Matrix:
         """(pairs,), of vectors of length 1, (texts, D)."""
-        first, second = (unit[[pair[side] for pair in self.pairs]] for side in (0, 1))
+        first, second = unit[[one for one, _, _ in self.pairs]], unit[[two for _, two, _ in self.pairs]]
         return np.asarray((first * second).sum(axis=1))
 
     def right(self, cosines: Matrix) -> list[bool]:

@@ -162,9 +162,9 @@ PRESETS = {
         _KNOWLEDGE + ' , this sentence : "{text}" can be rewritten as : "{text}" and its topic in one word is:"',
         normalize_text=True,
     ),
-    "topic-zh": _read_at_its_end(_KNOWLEDGE_ZH + "，这句话：“{text}”，用一个词概括领域是：“"),
+    "topic-zh": _read_at_its_end(_KNOWLEDGE_ZH + "，这句话：“{text}”，它的领域是：“"),
     "echo-topic-zh": Preset(
-        _KNOWLEDGE_ZH + "，这句话：“{text}”可以改写为：“{text}”，用一个词概括领域是：“", normalize_text=True
+        _KNOWLEDGE_ZH + "，这句话：“{text}”可以改写为：“{text}”，它的领域是：“", normalize_text=True
     ),
     "compress": Preset("Context: {text} Compress the Context in one word:", pool_over="all"),
     "compress-query": Preset("Query: {text} Compress the Query in one word:", pool_over="all"),
