@@ -292,7 +292,7 @@ class CausalModule(SafeTransformer):
     def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
         """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
         loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
-        asked = kwargs if loaded is None else vars(loaded)
+        asked = {**({} if loaded is None else vars(loaded)), **kwargs}
         for setting in _OF_TRANSFORMER:
             if setting.name in asked:
                 setting.check(asked[setting.name])

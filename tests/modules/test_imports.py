@@ -64,7 +64,7 @@ def test_a_star_import_gives_the_public_names():
     given: dict[str, object] = {}
     exec("from st_reba import *", given)
     assert given.keys() - {"__builtins__"} == {
-        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "encode_chunks", "encode_words",
+        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "encode_chunks", "encode_words",
         "in_context", "register", *modules.__all__,
     }  # fmt: skip
 
