@@ -123,18 +123,22 @@ class TestFilling:
         run(root)
         assert "| Echo-2 | mean | 40.0 [38.0, 42.0] | 50.0 [48.0, 52.0] (layer 1) |" in page_of(root)
 
-    def test_the_first_screen_is_of_the_recipes_at_their_own_ends(self, tmp_path: Path):
+    def test_the_first_screen_is_of_one_model_on_parts_that_nothing_was_chosen_on(self, tmp_path: Path):
+        row = {
+            "model": SMALL, "precision": "bfloat16", "set": ENGLISH, "metric": "Spearman", "score": 0.8, "low": 0.78,
+            "high": 0.82, "texts": 584, "date": "2026-11-24", "versions": "torch 2.13.0",
+        }  # fmt: skip
+        beside = {"against": "tf-idf", "ahead": 0.2, "ahead_low": 0.1, "ahead_high": 0.3}
         rows = [
-            score("Classical", 0.5),
-            score("Echo-2", 0.6),
-            score("Echo-2", 0.9, layer=4, filter="centred"),
-            score("Early and late", 0.8, filter="partwise whitened"),
+            {**row, "recipe": "echo-topic", "against": ""},
+            {**row, "recipe": "echo-topic", **beside},
+            {**row, "recipe": "tf-idf", "against": "", "score": 0.6, "low": 0.58, "high": 0.62},
+            {**row, "recipe": "echo-topic", "against": "", "model": blocks.GEMMA, "score": 0.9},
         ]
-        root = repository(tmp_path, marked("first-screen"), scores=rows)
+        root = repository(tmp_path, marked("first-screen"), held_out=rows)
         run(root)
-        assert "| mean of the last states | 50.0 [48.0, 52.0] |" in page_of(root)
-        assert "| Echo-2, mean | 60.0 [58.0, 62.0] |" in page_of(root)
-        assert "| Early and late, ours | **80.0** [78.0, 82.0] |" in page_of(root)
+        assert "| Echo topic, ours | 80.0 [78.0, 82.0] |" in page_of(root)
+        assert "| tf-idf, without a model | 60.0 [58.0, 62.0] |" in page_of(root)
 
     def test_early_and_late_beside_the_bag_behind_the_same(self, tmp_path: Path):
         rows = [
