@@ -15,8 +15,9 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -79,30 +80,15 @@ def sets(language: str, data: Path, labelled: Path, pairs: int, texts: int) -> I
         yield HeldOut(labelled_part(name, labelled, data, "test", texts), fit, "accuracy of 5 neighbours")
 
 
-def kept(file: Path, model: SentenceTransformer, texts: Sequence[str]) -> Matrix:
-    """(texts, D), computed once."""
+def kept(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
+    """(texts, D), computed once; the model is made only if they are missing."""
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        vectors = model.encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
+        vectors = make().encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
         with atomic_file(file) as stream:
             np.save(stream, vectors.float().cpu().numpy())
         print(f"{time.strftime('%H:%M')} {file}", flush=True)
     return np.asarray(np.load(file))
-
-
-def recipe_vectors(
-    own: HeldOut, language: PromptLanguage, path: Path, directory: Path, recipes: Sequence[str]
-) -> Iterator[tuple[str, Matrix]]:
-    """What each recipe on a model gives a set; the model is loaded only if something is missing."""
-    backbone: CausalModule | None = None
-    for key in recipes:
-        file = directory / own.task.name / f"{key}.npy"
-        if file.is_file():
-            yield key, np.load(file)
-            continue
-        backbone = backbone or CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
-        model = st_reba.build(backbone, key, own.fit, language=language)
-        yield key, kept(file, model, own.task.texts)
 
 
 def items(task: Task, vectors: Mapping[str, Matrix], overlap: Matrix) -> Statistic:
@@ -127,11 +113,8 @@ def rows(
             low, high = bootstrap.interval(replicates[place])
             row = {**shared[task], "recipe": name, "score": float(values[task][place]), "low": float(low)}
             row["high"] = float(high)
-            others = [each for each in references if each != name]
-            for against in ["", *others]:
-                if not against:
-                    yield {**row, "against": ""}
-                    continue
+            yield {**row, "against": ""}
+            for against in (each for each in references if each != name):
                 other = names.index(against)
                 low, high = bootstrap.interval(replicates[place] - replicates[other])
                 ahead = float(values[task][place] - values[task][other])
@@ -146,7 +129,7 @@ def measure(
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
     found: dict[str, Statistic] = {}
     shared: dict[str, dict[str, records.Value]] = {}
-    words = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
+    backbone = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
     about: dict[str, records.Value] = {
         "model": model.name,
         "precision": "bfloat16",
@@ -155,14 +138,19 @@ def measure(
     }
     for own in sets(language, options.data, options.labelled, options.pairs, options.texts):
         directory = options.out / f"{options.pairs}, {options.texts}"
-        vectors = dict(recipe_vectors(own, language, path, directory / model.name, options.recipes))
-        for each in trained:
-            file = directory / each.name / f"{own.task.name}.npy"
-            vectors[each.name] = kept(
-                file, SentenceTransformer(str(each.located(options.out / "models"))), own.task.texts
+        vectors = {
+            key: kept(
+                directory / model.name / own.task.name / f"{key}.npy",
+                partial(st_reba.build, backbone, key, own.fit, language=language),
+                own.task.texts,
             )
+            for key in options.recipes
+        }
+        for each in trained:
+            load = partial(SentenceTransformer, str(each.located(options.out / "models")))
+            vectors[each.name] = kept(directory / each.name / f"{own.task.name}.npy", load, own.task.texts)
         unit = {name: each / np.linalg.norm(each, axis=1, keepdims=True) for name, each in vectors.items()}
-        found[own.task.name] = items(own.task, unit, overlap(own, words))
+        found[own.task.name] = items(own.task, unit, overlap(own, backbone))
         shared[own.task.name] = {**about, "set": own.task.name, "metric": own.metric, "texts": len(own.task.texts)}
     count = sum(int(each["texts"] or 0) for each in shared.values())
     shared[MEAN] = {**about, "set": f"{MEAN} of {', '.join(found)}", "metric": MEAN, "texts": count}
