@@ -25,8 +25,8 @@ TF_IDF_RESULT = f"{TF_IDF}, mean"
 #: Copies of a text, at most, of what can be had by its name.
 _MOST_COPIES = 64
 
-# A name as tables show it: a row's, with a layer and what stands around the pooling.
-_SHOWN = re.compile(rf"(.+?)(?:, layer (\d+))?(?:, ({'|'.join(map(re.escape, PARTS))}))?")
+# After which layer a recipe is read: in its key, and in its name as tables show it.
+_LAYER = re.compile(r"(?:@|, layer )(\d+)")
 
 # Of other people's modules.
 _registered: list[Row] = []
@@ -94,7 +94,7 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
             recipes += default_recipes(repetitions, fit_texts)
         elif name == "few":
             recipes += worth_trying(fit_texts)
-        elif "," in name and _shown_as(name) is None:
+        elif "," in name and _known(name) is None:
             recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
         else:
             found = replace(find(name), fit_texts=tuple(fit_texts or ()))
@@ -130,25 +130,18 @@ def find(name: str) -> Recipe:
     Raises:
         ValueError: If there is no such recipe.
     """
-    known = _by_key()
-    key, _, part = name.partition("+")
-    key, _, layer = key.partition("@")
-    parts = {own.key: own for own in PARTS.values()}
-    if key in known and (not part or part in parts) and (not layer or layer.isdecimal()):
-        row = known[key]
-        found = Recipe(row, "", (), parts.get(part, row.around), int(layer) if layer else None)
-    elif (shown := _shown_as(name)) is not None:
-        found = shown
-    elif name == TF_IDF or _shown_as(name.removeprefix(f"{RANDOM}, ")) is not None:
+    found = _known(name)
+    if found is None and (name == TF_IDF or _known(name.removeprefix(f"{RANDOM}, ")) is not None):
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
-    else:
+    if found is None:
         keys = [row.key for row in [*every_row(), rows.BAG]]
-        with_parts = [f"{row}+{own}" for row in keys for own in parts]
-        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if part else 3, cutoff=0.4)
+        parts = [f"+{part.key}" for part in PARTS.values()]
+        with_parts = [f"{key}{part}" for key in keys for part in parts]
+        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
             f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
-            f"{', '.join('+' + key for key in parts)}; that of what a search tries, before that with one of "
+            f"{', '.join(parts)}; that of what a search tries, before that with one of "
             f"{', '.join('-' + name for name in rows.CHANGES)}; that of a prompt, with -zh for its Chinese words."
         )
     if found.part is not None and not found.poolings:
@@ -160,17 +153,11 @@ def find(name: str) -> Recipe:
     return replace(found, pooling=found.poolings[0])
 
 
-def _shown_as(name: str) -> Recipe | None:
-    """The recipe that tables show under a name, if any; its pooling is still to be chosen."""
-    whole = _SHOWN.fullmatch(name)
-    if whole is None:
-        return None
-    method, layer, part = whole.groups()
-    row = next((row for row in _by_key().values() if row.name == method), None)
-    if row is None or (layer is not None and not row.searched):
-        return None
-    recipe = Recipe(row, "", (), row.around if part is None else PARTS[part], None if layer is None else int(layer))
-    return recipe if recipe.name == name else None
+def _known(name: str) -> Recipe | None:
+    """The recipe of a name or a key, if there is one; its pooling is still to be chosen."""
+    layer = _LAYER.search(name)
+    found = _by_name().get(_LAYER.sub("", name, count=1))
+    return found if found is None or layer is None else replace(found, layer=int(layer[1]))
 
 
 @cache
@@ -180,6 +167,16 @@ def _by_key() -> dict[str, Row]:
     every = [*listed.values(), *(row for row in plain if row.key not in listed)]
     under_changes = chain(*(changed(row) for row in every if row.searched))
     return {row.key: row for row in [*every, *under_changes, rows.IN_CHINESE, rows.BAG]}
+
+
+@cache
+def _by_name() -> dict[str, Recipe]:
+    """Every recipe that is read at its own end, by its key and by its name as tables show it."""
+    found: dict[str, Recipe] = {}
+    for row in _by_key().values():
+        found[row.key] = Recipe(row, "", (), row.around)
+        found |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in PARTS.values()}
+    return {recipe.name: recipe for recipe in reversed(found.values())} | found
 
 
 def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:
@@ -222,6 +219,7 @@ def register(module: _Class, *own: Row) -> _Class:
     compat.make_known(module)
     _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
     _by_key.cache_clear()
+    _by_name.cache_clear()
     return module
 
 
