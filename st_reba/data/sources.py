@@ -158,9 +158,19 @@ def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
 def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
     """Copies of the files of a remote path."""
     core = require("fsspec.core", "data", "A remote path")
+    folder: list[PurePosixPath] | None = None
     with _asking(name):
         filesystem, path = core.url_to_fs(name)
-    paths = _remote_paths(filesystem, path, name, splits)
+        paths = [path]
+        if has_magic(path):
+            paths = sorted(filesystem.glob(path), key=_natural)
+            if not paths:
+                raise FileNotFoundError(path)
+        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
+        elif not File.of(Path(_file_name(path))).kind and filesystem.isdir(path):
+            folder = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
+    if folder is not None:
+        paths = [str(each) for each in _shards(name, folder, splits)]
     # A folder of its own for each, so that it keeps its name, by whose end it is read.
     places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
     with _asking(name):
@@ -176,20 +186,6 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
             # Last: where it is, all are whole.
             copied.write_text(wanted, "utf-8")
     return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
-
-
-def _remote_paths(filesystem: Any, path: str, name: str, splits: Sequence[str]) -> list[str]:
-    with _asking(name):
-        if has_magic(path):
-            found = [str(each) for each in filesystem.glob(path)]
-            if not found:
-                raise FileNotFoundError(path)
-            return sorted(found, key=_natural)
-        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
-        if File.of(Path(_file_name(path))).kind or not filesystem.isdir(path):
-            return [path]
-        inside = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
-    return [str(each) for each in _shards(name, inside, splits)]
 
 
 @contextmanager

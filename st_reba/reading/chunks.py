@@ -329,7 +329,7 @@ def _pooled(
     normalize_embeddings: bool,
 ) -> dict[_Chunk, np.ndarray]:
     """What the rest of the model makes of each chunk."""
-    states, ids = (pad_sequence(tokens, batch_first=True) for tokens in zip(*chunks.values(), strict=True))
+    states, ids = (pad_sequence(list(tokens), batch_first=True) for tokens in zip(*chunks.values(), strict=True))
     counts = torch.tensor([len(own) for _, own in chunks.values()], device=states.device)
     mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
     reading = reader.combined(TokenVectors(states, mask, ids))
