@@ -106,7 +106,8 @@ class Header:
         schema: What its rows are.
         titles: By the columns' names, what the file calls them: places, from 1, where it does not say.
         every: All that the file calls its columns.
-        unsure: Where the first row stands, if the file does not say and that row may do so in words not known here.
+        unsure: Where the first row stands, if the file does not name its columns, or names them in words that are not
+            known here; else empty.
         fixed: Whether all rows have these titles: lines of JSON may differ in what they call things.
     """
 

@@ -202,7 +202,7 @@ class TextFiles:
         if file.kind == "txt":
             return self._lines(file)
         others = _TEXT.others if self.column is None else ()
-        # Of an object it shows only in the end whether a column is there at all.
+        # A line of JSON may lack a kept column that another line has.
         kept = (Column(name, (), lambda cell: cell, needed=file.kind != "jsonl") for name in self.keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
         named = self.column is not None or len(self.keep) > 0

@@ -40,7 +40,7 @@ _SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLIT_OF)})(?=$|[^a-z])")
 #: Which part is read of a data set that has several, where none is asked for: to measure on, and to train on.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
-#: Where all is wanted, none stands for it: of several splits one has to be named.
+#: To read all that there is: no split is taken by itself, so that of several one has to be named.
 ALL: tuple[str, ...] = ()
 
 # What a web server answers where there is no such file, or no longer.
@@ -225,8 +225,8 @@ def _shards(name: str, inside: Sequence[Any], splits: Sequence[str]) -> list[Any
     for path in tables:
         words = _SPLIT.findall(path.name.lower())
         of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(path)
-    # Where some names hold no split's word, the others may hold one by chance. All is then what the folder holds; but
-    # to measure or to train on all might mix splits.
+    # Where some names hold no split's word, the others may hold one by chance. To read all is then to read the whole
+    # folder; but to measure or to train on the whole folder might mix splits.
     by_chance = "" in of_split
     if len(of_split) > 1 and not (by_chance and not splits):
         asked = "" if by_chance else next((each for each in splits if each in of_split), "")

@@ -42,7 +42,7 @@ def every_row(repetitions: int = 3) -> list[Row]:
 
 
 def changed(row: Row) -> list[Row]:
-    """A row under each change that makes another recipe of it; one that is listed, as it is listed.
+    """A row under each change that makes another recipe of it; where such a recipe is listed, its listed row.
 
     What does not go together is refused when it is built: see :func:`st_reba.modules.changes.combined`.
     """
@@ -103,13 +103,13 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
 
 
 def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
-    """The same recipes, each once, with their prompts in a language where they are there in it.
+    """The same recipes, each once, with prompts in a language where they have such prompts.
 
-    What asks in Chinese by its key stays as it is.
+    A recipe that asks in Chinese by its key keeps its prompt.
 
     Args:
         recipes: As they are asked for.
-        language: That :func:`st_reba.text.templates.language_of` finds the texts in, or that someone asks for.
+        language: The one that the user asks for, or that of the texts: see :func:`st_reba.text.templates.language_of`.
     """
     found: list[Recipe] = []
     for recipe in recipes:
@@ -224,7 +224,7 @@ def register(module: _Class, *own: Row) -> _Class:
 
 
 def _row_of(module: type[CausalModule]) -> Row:
-    """What can be told of a module by itself."""
+    """The row of a module that comes without one, from what its class says."""
     key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
     summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
     name = module.method if "method" in vars(module) else module.__name__
@@ -236,11 +236,11 @@ def _reference(module: type[Any]) -> str:
 
 
 def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The same with one recipe in the place of those that are one by definition: it names the others.
+    """The same, with one recipe in place of several that are equal by definition: it names the others.
 
     Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
-    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. The words of such
-    recipes differ, and do not depend on the pooling: the rows under other poolings have them.
+    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. Their word
+    embeddings do differ. Those do not depend on the pooling, so that the same rows under other poolings give them.
     """
     last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
     kept = []
@@ -254,7 +254,7 @@ def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
+    """The control that looks at no context: as it is, and with each filter and weighting that one of these has.
 
     What helps a recipe there helps the bag, too, so that its gain means little without it.
     """
@@ -264,9 +264,10 @@ def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def controls_of(recipe: Recipe) -> tuple[Control, ...]:
-    """What a recipe is to be held against.
+    """What a recipe is compared with.
 
-    What stands around a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
+    What stands around a recipe's pooling helps the bag of input embeddings, too. A bag with the same around it is
+    therefore a control of its own.
     """
     if recipe.random:
         return ()

@@ -45,10 +45,10 @@ class Row:
             name; None if it has to be run on its own.
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
-        own_template: Arguments that hold where the user gives a template's text of their own.
+        own_template: Arguments to add where the user gives a template of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
-        chinese: The module's arguments that ask in Chinese; none: there is no such prompt, or it is Chinese as it is.
+        chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
     """
 
     key: str
@@ -84,7 +84,7 @@ class Row:
         return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
 
     def with_own_template(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that someone gives, and how a template's text of their own is read, where one is among them."""
+        """The given arguments, and how a template is read where one of the user's own is among them."""
         template = given.get("template")
         reading = {} if template is None or template in TEMPLATES else self.own_template
         return {**{name: value for name, value in reading.items() if name in self.module.config_keys}, **given}
@@ -98,7 +98,7 @@ class Row:
         return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
 
     def in_chinese(self) -> Row:
-        """The same recipe with its Chinese prompt: nobody runs it who does not ask for it, or has Chinese texts."""
+        """The same recipe with its Chinese prompt, which is run for Chinese texts, or where it is asked for."""
         return replace(
             self,
             key=f"{self.key}-zh",
@@ -112,14 +112,14 @@ class Row:
 
     @property
     def prompt_languages(self) -> tuple[PromptLanguage, ...]:
-        """Those that it can ask in: none where it has no prompt, or one in English that has no counterpart."""
+        """The languages that it can ask in: none if it has no prompt, or an English one alone."""
         if self.chinese:
             return ("en", "zh")
         return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
 
     @property
     def own_poolings(self) -> tuple[str, ...]:
-        """Those under which it is not another recipe."""
+        """The poolings under which its vectors are not, by definition, those of another recipe."""
         return tuple(pooling for pooling in self.poolings if pooling != "last" or not self.same_if_last)
 
     @property
@@ -130,7 +130,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variant:
-    """What makes another row of a row: a change of how the model reads, see :mod:`st_reba.modules.changes`.
+    """A change of how the model reads, which makes another row of a row: see :mod:`st_reba.modules.changes`.
 
     Attributes:
         name: As tables show it behind the row's.
@@ -151,7 +151,7 @@ class Variant:
     poolings: tuple[str, ...] = tuple(POOLINGS)
 
     def row(self, row: Row) -> Row:
-        """That row under the change: it is read at its own end, and nobody runs it who does not ask for it."""
+        """The row under the change. It is read at its own end, and run only where it is asked for."""
         same = row.same_if_last and f"{row.same_if_last}-{self.name}"
         if self.unseen_at_the_end:
             reads_the_last = issubclass(row.module, (CausalTransformer, EchoModule))
@@ -179,7 +179,7 @@ Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
 
 @dataclass(frozen=True)
 class Control:
-    """What a recipe is to be held against.
+    """What a recipe is compared with.
 
     Attributes:
         kind: Which control it is.
@@ -262,7 +262,7 @@ class Recipe:
 
     @property
     def control(self) -> bool:
-        """Whether it is there to be beaten."""
+        """Whether it is one of the controls."""
         return self.bag or self.random
 
     @property
@@ -276,7 +276,7 @@ class Recipe:
 
     @property
     def copies(self) -> int | None:
-        """As the row's, where its tokens are read at its own end and pooled as they are."""
+        """As the row's; None if it is read after another layer, or its tokens are weighed."""
         weighed = self.part is not None and self.part.weighs_tokens
         return self.row.copies if self.layer is None and not weighed else None
 

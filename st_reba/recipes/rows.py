@@ -17,7 +17,7 @@ from .recipe import Row, Variant
 # A table is set by hand: key, name and class first, then what it does, then all else.
 # fmt: off
 
-#: Under what other rows can be read, by the name that it adds to a recipe's.
+#: The changes under which other rows can be read, by the name that each adds to a recipe's.
 CHANGES = {
     change.name: change
     for change in (
@@ -104,7 +104,7 @@ FIRST = (
         words=True, same_if_last="classical"),
 )
 
-#: Those that ``--recipes all`` shows beside what they are without the change.
+#: Rows under a change that ``--recipes all`` shows beside the same rows without it.
 _TURNED, _TURNED_ECHO, _TURNED_REBA = (
     replace(CHANGES["bidirectional"].row(row), compared="all") for row in (CLASSICAL, *repeated(2))
 )
@@ -187,7 +187,7 @@ OTHERS = (
     CHANGES["before-mlp"].row(_EARLY_LATE),
 )
 
-#: No table shows it: it is there for Chinese texts under the name of the row that it is in Chinese.
+#: No table shows it. For Chinese texts it is run in place of the row whose Chinese form it is.
 IN_CHINESE = CHANGES["before-mlp"].row(_EARLY_LATE.in_chinese())
 
 #: The control that looks at no context.
