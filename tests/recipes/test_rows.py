@@ -84,6 +84,8 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     recipe = find("reba-2@3+all-but-the-top")
     assert (recipe.row.key, recipe.layer, recipe.part.name) == ("reba-2", 3, "all but the top")
     assert (recipe.name, recipe.pooling) == ("ReBA-2, layer 3, all but the top", "mean")
+    assert find("ReBA-2, layer 3, all but the top") == recipe
+    assert find("RT-2, layer 3").key == "rt-2@3"
     assert find("early-late").part.name == "partwise whitened"
     assert find("early-late+whitened").part.name == "whitened"
     assert find("classical+idf-weighted").poolings == ("mean",)
