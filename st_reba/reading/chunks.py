@@ -301,6 +301,13 @@ def _read(
     found = {}
     for row, (number, (part_begin, part_end)) in enumerate(windows):
         text, offsets = texts[number], reader.token_offsets(parts[row], prompt)
+        # Where each token of the text begins among those that are handed on, and where the last one ends.
+        edges = list(range(leading[row], leading[row] + len(offsets) + 1))
+        # What stands around the text belongs to the chunks at its ends.
+        if part_begin == 0:
+            edges[0] = 0
+        if part_end == len(text):
+            edges[-1] = counts[row]
         for chunk in windows[number, (part_begin, part_end)]:
             begin, end = spans[number][chunk]
             first, last = begin - part_begin, end - part_begin
@@ -310,14 +317,8 @@ def _read(
                     f"Text {number} has the span {(begin, end)}, {text[begin:end]!r}, in which the tokenizer finds no "
                     "token. Leave it out, or make it longer."
                 )
-            start, stop = leading[row] + own[0], leading[row] + own[-1] + 1
-            # What stands around the text belongs to the chunks at its ends.
-            if own[0] == 0 and part_begin == 0:
-                start = 0
-            if own[-1] == len(offsets) - 1 and part_end == len(text):
-                stop = counts[row]
-            own_states, own_ids = handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]
-            found[number, chunk] = own_states, own_ids
+            tokens = slice(edges[own[0]], edges[own[-1] + 1])
+            found[number, chunk] = handed["token_embeddings"][row, tokens], handed["input_ids"][row, tokens]
     return found
 
 
