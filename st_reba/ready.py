@@ -15,7 +15,7 @@ from .data.demo import demo_sentences
 from .hub.card import add_recipe
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
-from .recipes.parts import POOLINGS
+from .recipes.recipe import POOLINGS
 from .text.templates import PromptLanguage, language_of, preset
 
 logger = logging.getLogger(__name__)

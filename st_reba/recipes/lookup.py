@@ -16,7 +16,6 @@ from ..hub import compat
 from ..modules import CausalModule
 from ..text.templates import PromptLanguage
 from . import rows
-from .parts import FILTERS, IDF, PARTS
 from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
 
 #: The result of the control without a model.
@@ -62,7 +61,7 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     texts = tuple(fit_texts or ())
     compared = [row for row in every_row(repetitions) if row.compared == "all"]
     recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
-    around = [PARTS[name] for name in (*FILTERS, IDF)]
+    around = [rows.PARTS[name] for name in (*rows.FILTERS, rows.IDF)]
     recipes += [Recipe(rows.CLASSICAL, pooling, texts, part) for part in around for pooling in part.poolings]
     return without_repeats(recipes)
 
@@ -135,7 +134,7 @@ def find(name: str) -> Recipe:
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     if found is None:
         keys = [row.key for row in [*every_row(), rows.BAG]]
-        parts = [f"+{part.key}" for part in PARTS.values()]
+        parts = [f"+{part.key}" for part in rows.PARTS.values()]
         with_parts = [f"{key}{part}" for key in keys for part in parts]
         near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
         raise ValueError(
@@ -175,7 +174,7 @@ def _by_name() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for row in _by_key().values():
         found[row.key] = Recipe(row, "", (), row.around)
-        found |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in PARTS.values()}
+        found |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in rows.PARTS.values()}
     return {recipe.name: recipe for recipe in reversed(found.values())} | found
 
 

@@ -14,8 +14,8 @@ from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
 from st_reba.recipes import Recipe, asked_for, default_recipes, every_row, find, rows, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_of, matching
-from st_reba.recipes.parts import PARTS
 from st_reba.recipes.recipe import RANDOM
+from st_reba.recipes.rows import PARTS
 
 from ..catalogued import PUBLIC_MODULES
 from ..conftest import long
