@@ -12,19 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from ..hub import compat
-from ..lm import anatomy, backbone, gguf
+from ..lm import anatomy, backbone
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
-from ..lm.backbone import view
 from ..lm.prefixes import Ids, KeptPrefixes, Prefixes, behind, shared_ids
 from ..lm.run import Halt, PassChange, current, recording, run
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
@@ -63,24 +60,6 @@ _SAVED = (
 )  # fmt: skip
 # Those that several methods have.
 ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
-# Of ST's own, those with which the module would not be what it is.
-_OF_TRANSFORMER: tuple[Setting[Any], ...] = (
-    optional(flag("unpad_inputs")),
-    tokens("query_length"),
-    tokens("document_length"),
-    choice("backend", "torch", says='st_reba reads hidden states and attention; use backend="torch".'),
-    choice(
-        "transformer_task",
-        "feature-extraction",
-        says='st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.',
-    ),
-    Setting(
-        "query_expansion",
-        lambda value: value is None,
-        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
-        "out.",
-    ),
-)
 
 
 def repetitions_from(least: int) -> Setting[int]:
@@ -255,7 +234,9 @@ class CausalModule(SafeTransformer):
         self.changes = combined(type(self).__name__, own, changes, self._unfit)
         # Refused here, before anything is loaded, where a template has a slot that nothing fills.
         self._templates_with_slots()
-        self._load(model_name_or_path, transformer_kwargs)
+        super().__init__(model_name_or_path, **transformer_kwargs)
+        if hasattr(self.model.config, "use_cache"):
+            self.model.config.use_cache = False
         self.changes = self._made(self.changes, preset.output_layer)
         self._warned_empty = False
         kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
@@ -288,40 +269,6 @@ class CausalModule(SafeTransformer):
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
         return None
-
-    def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
-        """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
-        loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
-        asked = {**({} if loaded is None else vars(loaded)), **kwargs}
-        for setting in _OF_TRANSFORMER:
-            if setting.name in asked:
-                setting.check(asked[setting.name])
-        if loaded is not None:
-            if kwargs:
-                raise ValueError(
-                    f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out."
-                )
-            self._share(loaded)
-        else:
-            path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
-            if "subfolder" not in (kwargs.get("model_kwargs") or {}):
-                path = backbone_of(path)
-            super().__init__(path, **kwargs)
-        compat.check_placement(self.model)
-        if self.tokenizer is None:
-            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
-        tokens("the tokenizer's model_max_length").check(self._tokenizer.model_max_length)
-        if hasattr(self.model.config, "use_cache"):
-            self.model.config.use_cache = False
-
-    def _share(self, other: Transformer) -> None:
-        nn.Module.__init__(self)
-        compat.share(other, self)
-        if isinstance(other, SafeTransformer):
-            self.lacking, self.checkpoint = other.lacking, other.checkpoint
-        self.unpad_inputs = False
-        # What is set here, and by what follows, is not the other's to bear.
-        self.model = view(other.model)
 
     def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
         """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
@@ -409,10 +356,6 @@ class CausalModule(SafeTransformer):
                 )
 
     # Text in
-
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return cast(PreTrainedTokenizerBase, self.tokenizer)
 
     @property
     def max_seq_length(self) -> int | None:
