@@ -31,7 +31,7 @@ from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
-from ..text.tokens import Span, special_tokens, tokenized
+from ..text.tokens import Tokens, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import SafeTransformer, backbone_of
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
@@ -497,48 +497,13 @@ class CausalModule(SafeTransformer):
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
         return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
 
+    def tokenized(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, whole, without special tokens."""
+        return tokenized(self._tokenizer, self._texts(texts))
+
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, whole, without special tokens."""
-        return [found.ids for found in tokenized(self._tokenizer, self._texts(texts))]
-
-    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
-        """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
-
-        With ``normalize_text``, a mark that was added lies one past the text's end.
-
-        Args:
-            text: The text.
-            prompt: What stands before it: the tokens at its beginning may depend on it.
-
-        Raises:
-            ValueError: If tokens have no vectors of their own, or the tokenizer does not say where its tokens lie, and
-                they do not spell the text.
-        """
-        if self.no_words:
-            raise ValueError(
-                f"{type(self).__name__} {self.no_words}: it has no word embeddings. Use CausalTransformer, EchoModule "
-                "or ReBAModule for words."
-            )
-        return self._located(self.lay_out([text], prompt).spans[0])
-
-    def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
-
-        Raises:
-            ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
-        """
-        found = []
-        for text, own in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
-            inside = [(first, min(last, len(text))) for first, last in self._located(own.spans)]
-            found.append([(first, last) for first, last in inside if first < last])
-        return found
-
-    def _located(self, spans: list[Span] | None) -> list[Span]:
-        if spans is None:
-            raise ValueError(
-                f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
-            )
-        return spans
+        """Their ids."""
+        return [found.ids for found in self.tokenized(texts)]
 
     # The pass
 

@@ -20,6 +20,7 @@ from ..modules import CausalModule
 from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
+from .words import own_offsets, token_offsets
 
 #: Tokens of chunks that are pooled at a time, padding counted.
 _TOGETHER = 2**16
@@ -142,7 +143,7 @@ def encode_chunks(
     known: list[list[Span]] = []
     # By the characters of a text that are read at a time, the chunks that are read off them.
     windows: dict[_Window, list[int]] = {}
-    for number, (text, own) in enumerate(zip(several, reader.own_offsets(several), strict=True)):
+    for number, (text, own) in enumerate(zip(several, own_offsets(reader, several), strict=True)):
         if chunk_tokens is not None:
             known.append(_cut(own, chunk_tokens, overlap))
         else:
@@ -266,7 +267,7 @@ def _parts(
     if not spans or not own or limit is None:
         return whole
     # With all that stands around it, the text may have a token more than on its own.
-    if len(own) <= limit and reader.token_offsets(text, prompt)[-1][1] >= own[-1][1]:
+    if len(own) <= limit and token_offsets(reader, text, prompt)[-1][1] >= own[-1][1]:
         return whole
     length = max(1, limit - min(_SLACK, limit // 4))
     step = max(1, length // 2)
@@ -304,7 +305,7 @@ def _read(
     counts = handed["attention_mask"].sum(dim=1).tolist()
     found = {}
     for row, (number, (part_begin, part_end)) in enumerate(windows):
-        text, offsets = texts[number], reader.token_offsets(parts[row], prompt)
+        text, offsets = texts[number], token_offsets(reader, parts[row], prompt)
         for chunk in windows[number, (part_begin, part_end)]:
             begin, end = spans[number][chunk]
             first, last = begin - part_begin, end - part_begin
