@@ -167,6 +167,10 @@ class CausalModule(SafeTransformer):
     #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
     unfit_poolings: Mapping[str, str] = {}
 
+    #: Changes that the method does not go together with, and why; the first class that a change is of counts. Empty: it
+    #: does.
+    unfit_changes: Mapping[type[Change], str] = {}
+
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` or
     #: :class:`st_reba.StandardizedSum` stands behind; one: it is whole.
     shares: tuple[float, ...] = (1.0,)
@@ -268,7 +272,8 @@ class CausalModule(SafeTransformer):
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
-        return None
+        why = next((why for kind, why in self.unfit_changes.items() if isinstance(change, kind)), "")
+        return f"{type(self).__name__} with {change}: {why}. Leave the change out." if why else None
 
     def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
         """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""

@@ -65,6 +65,8 @@ class InputEmbeddings(CausalTransformer):
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
+    # Version 0.1 let the first two stand, without effect.
+    unfit_changes = {AttendBothWays: "", EarlyExit: "", Change: "it runs no layer, so nothing in one can be changed"}
     cost = "One look-up per token: next to nothing beside the classical embedding."
 
     @property
@@ -75,11 +77,3 @@ class InputEmbeddings(CausalTransformer):
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
         return recorded(self.model.get_input_embeddings()(input_ids))
-
-    def _unfit(self, change: Change) -> str | None:
-        # Version 0.1 let these stand, without effect.
-        if isinstance(change, (AttendBothWays, EarlyExit)):
-            return None
-        return (
-            f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
-        )

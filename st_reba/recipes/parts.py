@@ -12,7 +12,7 @@ from torch import nn
 from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
-from ..modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
