@@ -132,7 +132,6 @@ class CausalModule(SafeTransformer):
             nor copied.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
-        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
@@ -166,6 +165,10 @@ class CausalModule(SafeTransformer):
 
     #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
     unfit_poolings: Mapping[str, str] = {}
+
+    #: What the method's own settings change, which is saved by these settings, and not under ``changes``. A method sets
+    #: it with its settings; then, these are the changes as they are made to the backbone.
+    own_changes: Sequence[Change] = ()
 
     #: Changes that the method does not go together with, and why; the first class that a change is of counts. Empty: it
     #: does.
@@ -206,7 +209,6 @@ class CausalModule(SafeTransformer):
         deterministic: bool = False,
         prefix_caching: bool = True,
         changes: Sequence[Change | Mapping[str, Any]] = (),
-        own_changes: Sequence[Change] = (),
         **transformer_kwargs: Any,
     ) -> None:
         self._template = self._parsed(template)
@@ -227,7 +229,7 @@ class CausalModule(SafeTransformer):
                 f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
                 'they are tokenised on their own; use "pieces", or leave it out.'
             )
-        own = [*own_changes]
+        own = [*self.own_changes]
         if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
             own.append(AttendBothWays(bidirectional_layers))
         if READOUT.check(readout) == "before_mlp":
@@ -243,8 +245,7 @@ class CausalModule(SafeTransformer):
             self.model.config.use_cache = False
         self.changes = self._made(self.changes, preset.output_layer)
         self._warned_empty = False
-        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
-        #: Those of them that settings of the class's own say, by which they are saved.
+        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, self.own_changes))
         self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
         self.readout = "before_mlp" if any(isinstance(each, BeforeFeedForward) for each in self.changes) else "layer"
         self.bidirectional_layers = sum(
