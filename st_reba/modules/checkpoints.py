@@ -145,26 +145,25 @@ class SafeTransformer(compat.ReportingTransformer):
         if "subfolder" not in model_kwargs:
             name = backbone_of(name)
         base = check_checkpoint(name, model_kwargs, given["config_kwargs"])
-        tokenizer = Files(name, processor_kwargs).find(TOKENIZER_CONFIG_FILE)
-        if tokenizer is not None:
-            check_values(read_object(tokenizer), saved_files.TOKENIZER, tokenizer)
-        files = Files(name, model_kwargs)
+        files, tokenizer = Files(name, model_kwargs), Files(name, processor_kwargs)
         if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
             # peft writes no tokenizer, the trainers of others do. A revision or a subfolder is the adapter's.
-            kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
+            tokenizer = Files(base.name, of_base(processor_kwargs))
+            kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": tokenizer.arguments}
             kwargs.pop("tokenizer_args", None)
+        file = tokenizer.find(TOKENIZER_CONFIG_FILE)
+        said = {} if file is None else read_object(file)
+        check_values(said, saved_files.TOKENIZER, file)
+        if kwargs.get("max_seq_length") is None:
+            # ST compares it with the model's positions, before anybody else can look at it.
+            tokens("the tokenizer's model_max_length").check({**said, **processor_kwargs}.get("model_max_length"))
         try:
             with compat.tokenizer_apart():
                 super().__init__(name, **{**kwargs, "unpad_inputs": False})
-        except TypeError:
-            # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-            limit = getattr(vars(self).get("processor"), "model_max_length", None)
-            tokens("the tokenizer's model_max_length").check(limit)
-            raise
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
             if str(error).startswith("Unrecognized processing class"):
-                _explain_tokenizer(name, processor_kwargs)
+                _explain_tokenizer(tokenizer)
             raise
         self.checkpoint = str(files)
         report = self.loading_report
@@ -467,19 +466,19 @@ def _check_ranks(settings: Mapping[str, Any], adapter: Path) -> None:
         )
 
 
-def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
+def _explain_tokenizer(files: Files) -> None:
     """Say what is wrong with a tokenizer.
 
     Raises:
         ValueError: If anything is, but that a package, memory or a file is missing.
     """
     try:
-        AutoTokenizer.from_pretrained(name_or_path, **processor_kwargs)
+        AutoTokenizer.from_pretrained(files.name, **files.arguments)
     except (ImportError, MemoryError, OSError):
         return
     except Exception as cause:
         raise ValueError(
-            f"{Files(name_or_path, processor_kwargs)}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
+            f"{files}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
             "tokenizer.json and tokenizer_config.json anew, or save the model again."
         ) from cause
 
