@@ -20,7 +20,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import records  # noqa: E402
+import several  # noqa: E402
 import wordings  # noqa: E402
+from held_out import HeldOut  # noqa: E402
 from pivot import Store  # noqa: E402
 from real.endings import PROMPT_EOL, Ending, endings  # noqa: E402
 from real.labelled import Task  # noqa: E402
@@ -143,3 +145,21 @@ def test_a_table_shows_how_scores_are_spread_over_wordings(tmp_path):
     assert similar == (
         "| a model | en | 2 | 5 | STS-B en (10) | 70.0 | 70.5 / 72.0 / 73.5 | 74.0 | 73.0 | 70.0 | `ending 4` |"
     )
+
+
+def test_a_sum_of_several_endings_has_the_parts_of_each(tmp_path):
+    model = tmp_path / "model"
+    backbones.save(backbones.backbone("llama"), model)
+    task = Task("pairs", ["a b", "b c", "c d"], ((0, 1, 4.0), (1, 2, 2.0), (0, 2, 1.0)))
+    own = HeldOut(task, ["some", "other", "texts of it"], "Spearman")
+    found = {}
+    for copies in (1, 2):
+        search = wordings.Search("SmolLM2-135M-Instruct", "en", copies, "several", tmp_path)
+        search.run(list(several.NAMED.values()), [task, several.plain(own)], model)
+        for names in (["topic"], ["domain"], ["topic", "domain"]):
+            found[copies, *names] = several.vectors(search, own, names)
+        assert several.measured(search, own).recipes[:2] == ["topic", "summary"]
+    np.testing.assert_allclose(found[1, "topic", "domain"], found[1, "topic"] + found[1, "domain"])
+    # The mean over the second copy, standardised and of length one, counts once.
+    mean = found[2, "topic"] + found[2, "domain"] - found[2, "topic", "domain"]
+    np.testing.assert_allclose(np.linalg.norm(mean, axis=1), 1)
