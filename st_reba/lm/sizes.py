@@ -14,7 +14,6 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig
 
 # Far above what any model has: more is a mistake or an attack.
@@ -40,14 +39,6 @@ _BUFFERS = 2**28
 
 class SizeError(ValueError):
     """A configuration asks for another model than its checkpoint holds: told in a sentence."""
-
-
-class _LeftAsTheyAre(TorchFunctionMode):
-    """Weights are not filled with random numbers: without memory there is nothing to fill, and it takes time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_filling = getattr(func, "__module__", None) == "torch.nn.init"
-        return None if is_filling else func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -108,7 +99,7 @@ def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: 
         ImportError: If the model needs a package that is not there.
     """
     try:
-        with within_size(stored, file, _TIMES_BUILDING), torch.device("meta"), _LeftAsTheyAre():
+        with within_size(stored, file, _TIMES_BUILDING), torch.device("meta"):
             # Attention has no weights; any other implementation might be fetched.
             model = auto_class.from_config(config, attn_implementation="eager")
     except (ImportError, MemoryError, SizeError):
