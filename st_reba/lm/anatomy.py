@@ -225,10 +225,12 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[Call]) 
     An attention that is not known reads a cache, for which it bears the layer's number, under the one name or, in
     GPT-Neo, the other: of several, one within the other, the innermost, which ends first.
     """
-    for path, module, given, _ in calls:
+    # Looked for by the path first: a model has hundreds of modules.
+    of_layer = [call for call in calls if call.path.startswith(f"{layer}.")]
+    for path, module, given, _ in of_layer:
         is_numbered = hasattr(module, "layer_idx") or hasattr(module, "layer_id")
-        if path.startswith(f"{layer}.") and (module is attention or (attention is None and is_numbered)):
-            inside = [call for call in calls if call.path.startswith(f"{path}.") and _has_weights(call.module)]
+        if module is attention or (attention is None and is_numbered):
+            inside = [call for call in of_layer if call.path.startswith(f"{path}.") and _has_weights(call.module)]
             # In some architectures the projection stands beside the attention, and the last within makes the values.
             return None if not inside or _same(inside[-1].given, given) else inside[-1].path
     return None

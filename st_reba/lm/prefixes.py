@@ -29,7 +29,7 @@ class _Kept(DynamicLayer):
     the memory of one layer.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor | None = None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
         self.kept, self.rows = (keys, values), rows
@@ -37,13 +37,12 @@ class _Kept(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Those of each row's prefix, (B, G, N, d), and then its own."""
-        keys, values = (self._of_rows(kept, len(key_states)) for kept in self.kept)
+        keys, values = self.kept
+        if len(keys) > 1:
+            rows = self.rows.to(keys.device, non_blocking=True)
+            keys, values = keys[rows], values[rows]
+        keys, values = (kept.expand(len(key_states), -1, -1, -1) for kept in (keys, values))
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
-
-    def _of_rows(self, kept: Tensor, batch: int) -> Tensor:
-        if self.rows is None:
-            return kept.expand(batch, -1, -1, -1)
-        return kept[self.rows.to(kept.device, non_blocking=True)]
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,9 @@ class Prefixes:
 
     def before(self, rows: Tensor) -> Before:
         """What stands before these rows of a layout, (B,), in a pass: every P-th row has the same prefix."""
-        if len(self.lengths) == 1:
-            return Before(self.lengths, Cache([_Kept(*layer) for layer in self.layers]))
         chosen = rows % len(self.lengths)
-        return Before(self.lengths[chosen], Cache([_Kept(*layer, chosen) for layer in self.layers]))
+        lengths = self.lengths if len(self.lengths) == 1 else self.lengths[chosen]
+        return Before(lengths, Cache([_Kept(*layer, chosen) for layer in self.layers]))
 
 
 def behind(prefixes: Prefixes | None, rows: Tensor) -> contextlib.AbstractContextManager[None]:

@@ -123,12 +123,13 @@ class Pass:
             raise RuntimeError(
                 f"{type(attention).__name__} does not say which layer it is: its attention cannot be watched."
             )
-        return replace(
-            self,
-            observer=observer if observer is not None and observer.wants(layer) else None,
-            masking=masking if masking is not None and masking.applies(layer) else None,
-            rerouting=rerouting if rerouting is not None and layer in rerouting.layers else None,
-        )
+        if observer is not None and not observer.wants(layer):
+            observer = None
+        if masking is not None and masking.layers is not None and layer not in masking.layers:
+            masking = None
+        if rerouting is not None and layer not in rerouting.layers:
+            rerouting = None
+        return replace(self, observer=observer, masking=masking, rerouting=rerouting)
 
 
 _NOTHING = Pass()

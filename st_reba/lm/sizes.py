@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from transformers import AutoModel, PreTrainedConfig
 
 # Far above what any model has: more is a mistake or an attack.
@@ -37,12 +41,45 @@ class SizeError(ValueError):
     """A configuration asks for another model than its checkpoint holds: told in a sentence."""
 
 
-class _LeftAsTheyAre(TorchFunctionMode):
-    """Weights are not filled with random numbers: without memory there is nothing to fill, and it takes time."""
+@contextmanager
+def within_size(stored: int, file: object, times: int = _TIMES) -> Iterator[None]:
+    """In this block, in this thread, no model is built that has many times what a checkpoint can fill.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_filling = getattr(func, "__module__", None) == "torch.nn.init"
-        return None if is_filling else func(*args, **(kwargs or {}))
+    transformers builds a model without memory, and then gives it its weights: each of the two may be so large.
+
+    Args:
+        stored: How many numbers the checkpoint holds, at most.
+        file: What the configuration was read from.
+        times: How many times as many the model may have.
+
+    Raises:
+        SizeError: As soon as there are more. Layers that share their weights have them each while they are built:
+            :func:`check_size` tells those.
+    """
+    thread = threading.get_ident()
+
+    def watching(kind: str, most: int) -> Callable[[nn.Module, str, Tensor | None], None]:
+        numbers, largest = {True: 0, False: 0}, torch.Size([0])
+
+        def watch(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+            # The hook is torch's for all modules, those that other threads make included.
+            nonlocal largest
+            if tensor is not None and threading.get_ident() == thread:
+                numbers[tensor.is_meta] += tensor.numel()
+                largest = max(largest, tensor.shape, key=prod)
+                _check(kind, max(numbers.values()), largest, most, stored, file)
+
+        return watch
+
+    hooks = (
+        register_module_parameter_registration_hook(watching("weights", times * stored)),
+        register_module_buffer_registration_hook(watching("buffers", times * stored + _BUFFERS)),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: Any = AutoModel) -> None:
@@ -61,33 +98,8 @@ def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: 
         ValueError: If no model can be built of it.
         ImportError: If the model needs a package that is not there.
     """
-    thread = threading.get_ident()
-    seen: dict[int, Tensor] = {}
-    built = 0
-
-    def watch(module: nn.Module, name: str, weight: Tensor | None) -> None:
-        # The hook is torch's for all modules, those that other threads make included.
-        nonlocal built
-        if weight is None or threading.get_ident() != thread or id(weight) in seen:
-            return
-        seen[id(weight)] = weight
-        built += weight.numel()
-        if built > _TIMES_BUILDING * stored:
-            check("weights", seen.values(), _TIMES_BUILDING * stored)
-
-    def check(kind: str, tensors: Collection[Tensor], most: int) -> None:
-        numbers = sum(tensor.numel() for tensor in tensors)
-        if numbers > most:
-            largest = tuple(max(tensors, key=torch.numel).shape)
-            raise SizeError(
-                f"{file} describes a larger model than its checkpoint holds: {numbers:,} numbers of {kind} or more, "
-                f"the largest of shape {largest}, where the checkpoint has {stored:,}. They are of two models: get "
-                "both from one place."
-            )
-
-    hook = register_module_parameter_registration_hook(watch)
     try:
-        with torch.device("meta"), _LeftAsTheyAre():
+        with within_size(stored, file, _TIMES_BUILDING), torch.device("meta"):
             # Attention has no weights; any other implementation might be fetched.
             model = auto_class.from_config(config, attn_implementation="eager")
     except (ImportError, MemoryError, SizeError):
@@ -95,10 +107,20 @@ def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: 
     # A configuration that fits no model ends in whatever its numbers do to the model's code.
     except Exception as error:
         raise ValueError(f"{file} describes no model that can be built ({in_a_line(error)}). Get it anew.") from error
-    finally:
-        hook.remove()
-    check("weights", list(model.parameters()), _TIMES * stored)
-    check("buffers", list(model.buffers()), _TIMES * stored + _BUFFERS)
+    of_both = (("weights", model.parameters(), 0), ("buffers", model.buffers(), _BUFFERS))
+    for kind, tensors, more in of_both:
+        shapes = [tensor.shape for tensor in tensors]
+        largest = max(shapes, key=prod, default=torch.Size([0]))
+        _check(kind, sum(map(prod, shapes)), largest, _TIMES * stored + more, stored, file)
+
+
+def _check(kind: str, numbers: int, largest: torch.Size, most: int, stored: int, file: object) -> None:
+    if numbers > most:
+        raise SizeError(
+            f"{file} describes a larger model than its checkpoint holds: {numbers:,} numbers of {kind} or more, "
+            f"the largest of shape {tuple(largest)}, where the checkpoint has {stored:,}. They are of two models: get "
+            "both from one place."
+        )
 
 
 def in_a_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,7 +32,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
 from ..lm import backbone, gguf
-from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, check_size, in_a_line
+from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, SizeError, check_size, in_a_line, within_size
 from ..settings import Setting, choice, described, flag, optional, tokens
 from ..version import REQUIREMENT
 
@@ -144,7 +144,7 @@ class SafeTransformer(compat.ReportingTransformer):
         model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
         if "subfolder" not in model_kwargs:
             name = backbone_of(name)
-        base = check_checkpoint(name, model_kwargs, given["config_kwargs"])
+        base, size = check_checkpoint(name, model_kwargs, given["config_kwargs"])
         files, tokenizer = Files(name, model_kwargs), Files(name, processor_kwargs)
         if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
             # peft writes no tokenizer, the trainers of others do. A revision or a subfolder is the adapter's.
@@ -158,8 +158,7 @@ class SafeTransformer(compat.ReportingTransformer):
             # ST compares it with the model's positions, before anybody else can look at it.
             tokens("the tokenizer's model_max_length").check({**said, **processor_kwargs}.get("model_max_length"))
         try:
-            with compat.tokenizer_apart():
-                super().__init__(name, **{**kwargs, "unpad_inputs": False})
+            self._load_within(size, name, {**kwargs, "unpad_inputs": False})
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
             if str(error).startswith("Unrecognized processing class"):
@@ -174,6 +173,22 @@ class SafeTransformer(compat.ReportingTransformer):
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
             self.checkpoint = base.name
             self.lacking = lacking(_names_alone(base.name, of_base(model_kwargs)))
+
+    def _load_within(self, size: Size | None, name: str, kwargs: dict[str, Any]) -> None:
+        """What ST's constructor does, where no model is built that its checkpoint cannot fill."""
+        if size is not None:
+            try:
+                with compat.tokenizer_apart(), within_size(size.stored, size.file):
+                    super().__init__(name, **kwargs)
+                    return
+            except Exception as error:
+                # Whatever it was: if the configuration describes a larger model, or none, that is what to say.
+                check_size(*size)
+                if not isinstance(error, SizeError):
+                    raise
+        # Nothing is known of the size, or layers share their weights and had them each while they were built.
+        with compat.tokenizer_apart():
+            super().__init__(name, **kwargs)
 
     def _share(self, other: Transformer) -> None:
         """Take the weights, the tokenizer and the settings of a loaded ``Transformer``, on a view of its backbone."""
@@ -219,6 +234,8 @@ class SafeTransformer(compat.ReportingTransformer):
         Raises:
             ValueError: If there are any, naming them.
         """
+        if not self.lacking:
+            return
         own = {name.replace(_ADAPTED, ".") for name in self.model.state_dict()}
         plain = {name.replace(_ADAPTED, "."): why for name, why in self.lacking.items()}
         needed = sorted(name for name in plain.keys() & own if not name.startswith(tuple(needless)))
@@ -486,10 +503,24 @@ def _explain_tokenizer(files: Files) -> None:
 # Weights
 
 
+class Size(NamedTuple):
+    """How large a model may be.
+
+    Attributes:
+        config: Its configuration.
+        stored: How many numbers its checkpoint holds, at most.
+        file: What the configuration was read from.
+    """
+
+    config: PreTrainedConfig
+    stored: int
+    file: str
+
+
 def check_checkpoint(
     name_or_path: str, model_kwargs: Mapping[str, Any], config_kwargs: Mapping[str, Any]
-) -> Files | None:
-    """Refuse a model whose configuration asks for what it may not, or does not go with its checkpoint.
+) -> tuple[Files | None, Size | None]:
+    """Refuse a model whose configuration asks for what it may not.
 
     So does that of the model that an adapter is for. Shards that lie outside the model are refused, too. No weight is
     read; of a model on the Hub the files are fetched.
@@ -500,23 +531,21 @@ def check_checkpoint(
         config_kwargs: What is passed to ``AutoConfig.from_pretrained``.
 
     Returns:
-        The model that an adapter is for, if it lies apart.
+        The model that an adapter is for, if it lies apart; and how large the model may be, if that can be said.
 
     Raises:
-        ValueError: As :func:`check_model`, or if the configuration describes a larger model, or none; or a file is
-            malformed, or lies outside the model.
+        ValueError: As :func:`check_model`, or if a file is malformed, or lies outside the model.
         OSError: If a shard is missing.
     """
     base = check_model(name_or_path, model_kwargs, config_kwargs)
     files = base or Files(name_or_path, config_kwargs)
     if files.arguments.get("trust_remote_code") or model_kwargs.get("trust_remote_code"):
         # Its code may build anything.
-        return base
+        return base, None
     config = read_config(files)
     weights = _weights(files, model_kwargs, config)
-    if weights:
-        check_size(config, sum(_numbers(path, config) for path in weights), f"{files}/{utils.CONFIG_NAME}")
-    return base
+    stored = sum(_numbers(path, config) for path in weights)
+    return base, Size(config, stored, f"{files}/{utils.CONFIG_NAME}") if weights else None
 
 
 def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedConfig) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
 from st_reba.hub import compat
 from st_reba.lm.sizes import SizeError, check_size
+from st_reba.modules import checkpoints
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
@@ -361,3 +363,50 @@ def test_what_is_far_too_large_is_not_built_to_its_end():
     finally:
         hook.remove()
     assert len(built) == 1
+
+
+class TestSizesWhileLoading:
+    """transformers builds a model without memory before it fills it: what is too large ends there."""
+
+    def test_a_larger_model_is_not_filled(self, tmp_path):
+        """No weight that its checkpoint lacks is ever made in memory."""
+        language_model(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 10**6}))
+        made = []
+        hook = register_module_parameter_registration_hook(
+            lambda module, name, weight: made.append(weight) if not weight.is_meta else None
+        )
+        try:
+            with pytest.raises(SizeError, match=r"config.json describes a larger model .* numbers of weights or more"):
+                CausalTransformer(str(tmp_path))
+        finally:
+            hook.remove()
+        assert not made
+
+    def test_layers_that_share_their_weights_load(self, tmp_path, monkeypatch):
+        """They have more while they are built, and are built again without a limit, once they are known."""
+        language_model(tmp_path)
+        expected = CausalTransformer(str(tmp_path))
+        limits = []
+
+        @contextlib.contextmanager
+        def within(stored, file):
+            limits.append(stored)
+            raise SizeError("more than that")
+            yield
+
+        monkeypatch.setattr(checkpoints, "within_size", within)
+        found = CausalTransformer(str(tmp_path))
+        assert limits == [sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())]
+        assert found.model.state_dict().keys() == expected.model.state_dict().keys()
+
+    def test_what_else_is_wrong_is_said(self, tmp_path, monkeypatch):
+        language_model(tmp_path)
+
+        def load(*args, **kwargs):
+            raise RuntimeError("something else")
+
+        monkeypatch.setattr(compat.ReportingTransformer, "_load_model", load)
+        with pytest.raises(RuntimeError, match="something else"):
+            CausalTransformer(str(tmp_path))

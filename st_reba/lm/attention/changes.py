@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from .weights import one_a_text
 class LayerMask(Protocol):
     """What replaces the mask that an architecture would use."""
 
-    def applies(self, layer: int) -> bool:
-        """Whether this layer's mask is replaced."""
+    @property
+    def layers(self) -> Collection[int] | None:
+        """Indices of the layers whose masks are replaced; None: all."""
         ...
 
     def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -41,9 +42,6 @@ class Bidirectional:
     layers: Collection[int]
     real: Tensor
     padded: bool = True
-
-    def applies(self, layer: int) -> bool:
-        return layer in self.layers
 
     def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, N, N), True where a token is seen; None if every token sees every other.
@@ -75,10 +73,8 @@ class BehindPrefix:
     lengths: Tensor
     new: int
     tree: Tree | None = None
+    layers: ClassVar[None] = None
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
-
-    def applies(self, layer: int) -> bool:
-        return True
 
     def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
         """(B, 1, new, N + new): the prefix and the new tokens up to itself, in the window. Made once for all layers."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..backbone import for_summing, without_autocast
 from ..sizes import in_a_line
-from .weights import LayerWeights, by_group, fold, slices
+from .weights import LayerWeights, by_group, fold
 
 # Bytes of the scores that are formed at a time where attention is written out: on a CPU what its caches hold, on an
 # accelerator enough to fill it.
@@ -69,7 +69,8 @@ def explicit_attention(
     of_a_group = 4 * len(query) * query.shape[1] // groups * later.numel()
     size = max(1, _SCORE_BYTES.get(query.device.type, _SCORE_BYTES_ACCELERATOR) // max(1, of_a_group))
     outputs, sums = [], []
-    for part in slices(0, groups, size):
+    for first in range(0, groups, size):
+        part = slice(first, first + size)
         # In place where no gradient needs what was there.
         scores = (by_group(query, key, part) @ key[:, part, None].mT).mul_(scale)
         if softcap is not None:

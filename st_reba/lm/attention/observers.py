@@ -25,23 +25,23 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class RunningMaximum:
     """The largest weight that any watched layer and head gives, for a rectangle of keys and queries.
 
     exp is monotone, so the maximum runs over log weights and one exp at the end gives the weights. Only entries with
     query >= key are meaningful: others may hold anything.
 
-    Args:
+    Attributes:
         keys: A slice of key positions, or one position a text, (B,).
         queries: A slice of query positions.
         layers: The layers that count; None for all.
     """
 
-    def __init__(self, keys: slice | Tensor, queries: slice, layers: Collection[int] | None = None) -> None:
-        self.keys = keys
-        self.queries = queries
-        self.layers = layers
-        self._maximum: Tensor | None = None
+    keys: slice | Tensor
+    queries: slice
+    layers: Collection[int] | None = None
+    _maximum: Tensor | None = field(default=None, init=False, repr=False)
 
     def wants(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
@@ -71,24 +71,24 @@ class RunningMaximum:
         self._maximum = maximum
 
 
+@dataclass(frozen=True, eq=False)
 class InChunks:
     """Shows another observer what each text attends to within its own chunks, as if a chunk were a text.
 
     Only these blocks on the diagonal are ever formed: (B * count, length, length) instead of (B, N, N). The attention
     itself is that of the whole texts.
 
-    Args:
+    Attributes:
         observer: Shown B * count texts of ``length`` tokens.
         start: Where the first chunk begins.
         length: Tokens of a chunk.
         count: Chunks of each text.
     """
 
-    def __init__(self, observer: Observer, start: int, length: int, count: int) -> None:
-        self.observer = observer
-        self.start = start
-        self.length = length
-        self.count = count
+    observer: Observer
+    start: int
+    length: int
+    count: int
 
     def wants(self, layer: int) -> bool:
         return self.observer.wants(layer)
@@ -97,18 +97,19 @@ class InChunks:
         self.observer.observe(weights.in_chunks(self.start, self.length, self.count))
 
 
+@dataclass(eq=False)
 class MeanWeights:
     """The weights of one query a text, averaged over the heads of one layer.
 
-    Args:
+    Attributes:
         queries: (B,) the query of each text.
         layer: Which layer.
+        weights: What was seen.
     """
 
-    def __init__(self, queries: Tensor, layer: int) -> None:
-        self.queries = queries
-        self.layer = layer
-        self.weights: Tensor | None = None
+    queries: Tensor
+    layer: int
+    weights: Tensor | None = field(default=None, init=False, repr=False)
 
     def wants(self, layer: int) -> bool:
         return layer == self.layer

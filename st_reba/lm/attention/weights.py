@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,30 +61,11 @@ class LayerWeights:
 
     def log_weights(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
         """log p(query -> key), (texts, groups, keys, R, queries), with the R heads that share a key-value head."""
-        forward = self._causal(texts, groups, keys, queries)
-        if self.backward is None:
-            return forward
-        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
-        forward = forward.clamp(min=_NOTHING)
-        backward = self.backward._causal(texts, groups, queries, keys).transpose(2, 4).clamp(min=_NOTHING)
-        key = torch.arange(keys.start, keys.stop, device=forward.device)[None]
-        if self.positions is not None:
-            key = self.positions[texts, None]
-        query = torch.arange(queries.start, queries.stop, device=forward.device)
-        is_same = key[:, None, :, None, None] == query
-        return torch.where(is_same, forward, torch.logaddexp(forward, backward))
-
-    def _causal(self, texts: slice, groups: slice, keys: slice, queries: slice) -> Tensor:
-        query, lse = (
-            by_group(values[texts, :, queries], self.key, groups) for values in (self.query, self.log_sum_exp)
-        )
+        query = by_group(self.query[texts, :, queries], self.key, groups)
+        lse = by_group(self.log_sum_exp[texts, :, queries], self.key, groups).flatten(2, 3).flatten(0, 1)[:, None]
         # Anew, and widened, in one operation.
-        key, columns = (
-            values.to(lse.dtype, memory_format=torch.contiguous_format)
-            for values in (self.key[texts, groups, keys], query)
-        )
-        columns = columns.flatten(2, 3).flatten(0, 1).mT
-        lse = lse.flatten(2, 3).flatten(0, 1)[:, None]
+        key = self.key[texts, groups, keys].to(lse.dtype, memory_format=torch.contiguous_format)
+        columns = query.to(lse.dtype, memory_format=torch.contiguous_format).flatten(2, 3).flatten(0, 1).mT
         # The log-sum-exp is taken off in the product itself, which spares a pass over the rectangle.
         taken_off = -1 if self.softcap is None else 0
         scale = self.scale / (self.softcap or 1)
@@ -93,10 +73,20 @@ class LayerWeights:
         if self.softcap is not None:
             scores = scores.tanh() * self.softcap - lse
         weights = scores.unflatten(0, query.shape[:2]).unflatten(3, query.shape[2:4])
-        if self.bias is None:
+        if self.bias is not None:
+            bias = self.bias[texts if self.bias.shape[0] > 1 else _ALL, :, queries, keys]
+            weights = weights + by_group(bias, self.key, groups).permute(0, 1, 4, 2, 3)
+        if self.backward is None:
             return weights
-        bias = self.bias[texts if self.bias.shape[0] > 1 else _ALL, :, queries, keys]
-        return weights + by_group(bias, self.key, groups).permute(0, 1, 4, 2, 3)
+        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
+        weights = weights.clamp(min=_NOTHING)
+        backward = self.backward.log_weights(texts, groups, queries, keys).transpose(2, 4).clamp(min=_NOTHING)
+        key_position = torch.arange(keys.start, keys.stop, device=weights.device)[None]
+        if self.positions is not None:
+            key_position = self.positions[texts, None]
+        query_position = torch.arange(queries.start, queries.stop, device=weights.device)
+        is_same = key_position[:, None, :, None, None] == query_position
+        return torch.where(is_same, weights, torch.logaddexp(weights, backward))
 
     def at_keys(self, positions: Tensor) -> LayerWeights:
         """The same layer with one key a text, ``positions`` (B,)."""
@@ -168,20 +158,18 @@ def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) ->
     of_a_group = 4 * (heads // group_count) * maximum.shape[2] * max(block, head_size)
     texts_at_once = min(batch, max(1, scratch // max(1, of_a_group)))
     groups_at_once = max(1, scratch // max(1, of_a_group * texts_at_once))
-    for texts in slices(0, batch, texts_at_once):
-        for part in slices(keys.start, keys.stop, block):
-            skipped = max(0, part.start - queries.start) if weights.positions is None else 0
-            target = maximum[texts, part.start - keys.start : part.stop - keys.start, skipped:]
-            for groups in slices(0, group_count, groups_at_once):
+    for first_text in range(0, batch, texts_at_once):
+        texts = slice(first_text, first_text + texts_at_once)
+        for first_key in range(keys.start, keys.stop, block):
+            part = slice(first_key, min(first_key + block, keys.stop))
+            skipped = max(0, first_key - queries.start) if weights.positions is None else 0
+            target = maximum[texts, first_key - keys.start : part.stop - keys.start, skipped:]
+            for first in range(0, group_count, groups_at_once):
+                groups = slice(first, first + groups_at_once)
                 formed = weights.log_weights(texts, groups, part, slice(queries.start + skipped, queries.stop))
                 # Of one head there is no maximum to take, which spares a pass over the rectangle.
                 is_one = formed.shape[1] * formed.shape[3] == 1
                 torch.maximum(target, formed[:, 0, :, 0] if is_one else formed.amax(dim=(1, 3)), out=target)
-
-
-def slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    """From ``start`` to ``stop``, of ``size`` each but for the last."""
-    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 
 def by_group(values: Tensor, key: Tensor, part: slice = _ALL) -> Tensor:
