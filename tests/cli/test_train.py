@@ -77,7 +77,7 @@ def test_an_interrupted_run_says_how_to_go_on(config, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba.training.bellm.fit", interrupt)
+    monkeypatch.setattr("st_reba.train.bellm.fit", interrupt)
     shown = run("bellm", "--config", config(), "--out", str(tmp_path / "run"), expect=130)
     assert "Stopped. The same command goes on from the last checkpoint" in shown
 
