@@ -3,33 +3,61 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from .endpoint import Endpoint, EndpointError
-from .probes import EMPTY, LONG, Probe, probes
-from .readings import Reading, faults, lengths, pairs, saved
+from .faults import Reading, faults, lengths, pairs, saved, text_limit
 
 #: How far two vectors of length 1 may be apart by rounding alone, on other kernels as well.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 #: Farther apart than that no precision brings them.
 _NOISE = 0.1
 
+LONG, EMPTY = "long", "empty"
+_SHORT = {
+    "word": "Hello",
+    "sentence": "The dog chased the cat; the cat chased the mouse, and nobody chased the dog.",
+    "Chinese": "我爱自然语言处理。",
+    "other marks": "Zwölf Boxkämpfer jagen Viktor 🥊 — naïve café, 3.14 % of {x}",
+    EMPTY: "",
+}
+
+#: By the names of the texts.
 Vectors = dict[str, np.ndarray]
+#: The vector of a text of that name.
+Embed = Callable[[Reading, str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text in which the faults of servers show.
+
+    Attributes:
+        name: What it is called.
+        text: The text.
+        tokens: Of it, whole.
+    """
+
+    name: str
+    text: str
+    tokens: int
 
 
 @dataclass
 class SentText:
-    """One text.
+    """What came of one text.
 
     Attributes:
-        probe: It.
+        probe: The text.
         distance: Between the server's vector and the model's, both of length 1; None: the server refused the text.
         said: What the server said then.
     """
@@ -85,133 +113,147 @@ def verify(
     if tolerance is None:
         tolerance = TOLERANCES.get(next(model.parameters()).dtype, TOLERANCES[torch.float32])
     own = saved(model, prompt_name)
-    found = _Found(own, probes(model, own.prompt, max_tokens), tolerance)
-    found.ask(endpoint)
-    causes = found.explained()
-    return Verdict(found.rows(), tolerance, [*causes, *found.in_batches(endpoint)])
+    probes = {probe.name: probe for probe in _probes(model, own.prompt, max_tokens)}
+    known: dict[tuple[Reading, str], np.ndarray] = {}
+
+    def embed(reading: Reading, name: str) -> np.ndarray:
+        if (reading, name) not in known:
+            known[reading, name] = reading.embed(probes[name].text)
+        return known[reading, name]
+
+    expected = {name: embed(own, name) for name in probes}
+    got: Vectors = {}
+    said: dict[str, str] = {}
+    for name, probe in probes.items():
+        try:
+            (got[name],) = endpoint.embed([probe.text])
+        except EndpointError as error:
+            # Some servers refuse an empty text, or one that is too long.
+            if not error.is_refusal or name not in (EMPTY, LONG):
+                raise
+            said[name] = str(error)
+    names = [name for name in got if name != EMPTY]
+    noise = tolerance
+    reading = _found(own, got, names, embed, tolerance, max(probes[name].tokens for name in names))
+    if reading is not None and _explains(reading, got, names, embed, tolerance):
+        causes = [*reading.causes, *_lengths({name: embed(reading, name) for name in names}, got, tolerance)]
+        causes = causes or _empty(expected, got, tolerance)
+    else:
+        # All but the long text, or none.
+        precision, noise = _precision(own, {name: expected[name] for name in names}, got, embed, tolerance)
+        unknown = ["the long text differs, and is cut at no usual length"] if reading else _unexplained(expected, got)
+        causes = [*(reading.causes if reading else ()), *(precision or unknown)]
+    causes += _in_batches(endpoint, {name: probes[name].text for name in names}, got, noise)
+    distances = {name: _apart(got[name], expected[name]) for name in got}
+    rows = [SentText(probe, distances.get(name), said.get(name, "")) for name, probe in probes.items()]
+    return Verdict(rows, tolerance, causes)
 
 
-class _Found:
-    """What a server gave, and what explains it."""
+def _probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> list[Probe]:
+    """Short texts, one that is longer than the model reads, and an empty one."""
+    limit = text_limit(model, prompt) or max_tokens
 
-    def __init__(self, own: Reading, texts: Sequence[Probe], tolerance: float) -> None:
-        self.own, self.tolerance = own, tolerance
-        #: What the server's own arithmetic comes to.
-        self.noise = tolerance
-        self.texts = {probe.name: probe for probe in texts}
-        self.expected = {name: own.embed(probe.text) for name, probe in self.texts.items()}
-        self.got: Vectors = {}
-        self.said: dict[str, str] = {}
+    def tokens(text: str) -> int:
+        tokenizer = model.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def ask(self, endpoint: Endpoint) -> None:
-        """Each text alone."""
-        for name, probe in self.texts.items():
-            try:
-                (self.got[name],) = endpoint.embed([probe.text])
-            except EndpointError as error:
-                # Some servers refuse an empty text, or one that is too long.
-                if not error.is_refusal or name not in (EMPTY, LONG):
-                    raise
-                self.said[name] = str(error)
+    # No part of the long text is like another, so that it shows where it was cut.
+    long, count = "", min(limit + limit // 2 + 8, max_tokens)
+    for number in itertools.count(1):
+        if tokens(long) >= count:
+            break
+        colour = "red" if number % 3 else "blue"
+        long = f"{long} Item {number} weighs {number * 37 % 101} grams and is {colour}.".lstrip()
+    return [Probe(name, text, tokens(text)) for name, text in {**_SHORT, LONG: long}.items()]
 
-    def rows(self) -> list[SentText]:
-        """How far each is from what it should be."""
-        return [
-            SentText(
-                probe,
-                _apart(self.got[name], self.expected[name]) if name in self.got else None,
-                self.said.get(name, ""),
-            )
-            for name, probe in self.texts.items()
-        ]
 
-    def in_batches(self, endpoint: Endpoint) -> list[str]:
-        """What is otherwise where texts are sent together, in two orders."""
-        names = [name for name in self.got if name != EMPTY]
-        for order in (names, names[::-1]):
-            together = dict(zip(order, endpoint.embed([self.texts[name].text for name in order]), strict=True))
-            far = max(_apart(together[name], self.got[name]) for name in order)
-            if far <= self.noise:
-                continue
-            if all(any(_apart(vector, self.got[name]) <= self.noise for name in order) for vector in together.values()):
-                return ["order: the vectors of a list are not in the order of its texts"]
-            return [f"batch: a text's vector depends on the texts beside it (up to {far:.1g} apart): padding?"]
+def _explains(reading: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float) -> bool:
+    return all(_apart(embed(reading, name), got[name]) <= tolerance for name in names)
+
+
+def _found(
+    own: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float, tokens: int
+) -> Reading | None:
+    """No fault, or one, or two, which give the server's vectors of the short texts, and if possible of all."""
+    short = [name for name in names if name != LONG]
+    # The long text tells most lengths apart.
+    every = sorted(names, key=lambda name: name != LONG)
+
+    def with_length(reading: Reading) -> Reading | None:
+        cuts = chain([reading], lengths(reading, tokens))
+        return next((cut for cut in cuts if _explains(cut, got, every, embed, tolerance)), None)
+
+    for reading in chain([own], faults(own)):
+        if _explains(reading, got, short, embed, tolerance):
+            return with_length(reading) or reading
+    two = (reading for reading in pairs(own) if _explains(reading, got, names, embed, tolerance))
+    return with_length(own) or next(two, None)
+
+
+def _precision(
+    own: Reading, expected: Vectors, got: Vectors, embed: Embed, tolerance: float
+) -> tuple[list[str], float]:
+    """Whether the server's arithmetic is coarser than the model's here, and what its rounding comes to."""
+    far = _farthest(expected, got)
+    if far > _NOISE:
+        return [], tolerance
+    for dtype in (torch.float16, torch.bfloat16):
+        coarse = Reading(copy.deepcopy(own.model).to(dtype), own.prompt)
+        here = _farthest(expected, {name: embed(coarse, name) for name in expected})
+        if far <= 3 * here:
+            called = str(dtype).removeprefix("torch.")
+            said = f"precision: as in {called} ({far:.1g} apart; the model in {called} is {here:.1g} apart here)"
+            return [said], max(tolerance, 3 * here)
+    return [f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?"], max(tolerance, _NOISE)
+
+
+def _unexplained(expected: Vectors, got: Vectors) -> list[str]:
+    names = [name for name in got if name != EMPTY]
+    sizes, wanted = ({len(vectors[name]) for name in names} for vectors in (got, expected))
+    if sizes != wanted:
+        return [f"vectors have {min(sizes)} values, and the model's {min(wanted)}: another model, or a part"]
+    far = _farthest({name: expected[name] for name in names}, got)
+    return [f"no fault that is known explains vectors that are {far:.1g} apart: another model, or other weights?"]
+
+
+def _lengths(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
+    found, wanted = (np.array([np.linalg.norm(vectors[name]) for name in expected]) for vectors in (got, expected))
+    if np.allclose(found, wanted, rtol=max(tolerance, 1e-3)):
         return []
+    if np.allclose(found, 1, rtol=1e-2):
+        return ["normalisation: the vectors have length 1, and the model's have not"]
+    if np.allclose(wanted, 1, rtol=1e-2):
+        return [f"normalisation: the model's vectors have length 1, and these {found.min():.3g} to {found.max():.3g}"]
+    ratios = found / wanted
+    return [f"normalisation: the vectors are {ratios.min():.3g} to {ratios.max():.3g} times as long as the model's"]
 
-    def explained(self) -> list[str]:
-        """What the server does otherwise with a text that is alone."""
-        names = [name for name in self.got if name != EMPTY]
-        reading = self._search([name for name in names if name != LONG], names)
-        if reading is None:
-            return self._precision(names) or self._unexplained(names)
-        if not self._explains(reading, names):
-            # All but the long text.
-            return [
-                *reading.causes,
-                *(self._precision(names) or ["the long text differs, and is cut at no usual length"]),
-            ]
-        causes = [*reading.causes, *self._lengths_of_vectors(reading, names)]
-        return causes or self._empty()
 
-    def _explains(self, reading: Reading, names: Sequence[str]) -> bool:
-        return all(_apart(reading.embed(self.texts[name].text), self.got[name]) <= self.tolerance for name in names)
+def _empty(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
+    if EMPTY not in got or (apart := _apart(got[EMPTY], expected[EMPTY])) <= tolerance:
+        return []
+    zero = [what for what, own in (("the server", got), ("the model", expected)) if not own[EMPTY].any()]
+    gives = f"{zero[0]} gives zeros and the other a vector" if zero else f"the vectors are {apart:.1g} apart"
+    return [f"empty text: {gives}"]
 
-    def _search(self, short: Sequence[str], names: Sequence[str]) -> Reading | None:
-        """No fault, or one, or two, which give the server's vectors of the short texts, and if possible of all."""
-        for reading in chain([self.own], faults(self.own)):
-            if self._explains(reading, short):
-                return self._cut(reading, names) or reading
-        return self._cut(self.own, names) or next(
-            (reading for reading in pairs(self.own) if self._explains(reading, names)), None
-        )
 
-    def _cut(self, reading: Reading, names: Sequence[str]) -> Reading | None:
-        """The same with texts of the length, if any, that the server cuts them at."""
-        every = chain([reading], lengths(reading, max(self.texts[name].tokens for name in names)))
-        # The long text tells most of them apart.
-        first = [name for name in (LONG,) if name in names]
-        return next((cut for cut in every if self._explains(cut, [*first, *names])), None)
+def _in_batches(endpoint: Endpoint, texts: dict[str, str], got: Vectors, noise: float) -> list[str]:
+    """What is otherwise where texts are sent together, in two orders."""
+    names = list(texts)
+    for order in (names, names[::-1]):
+        together = dict(zip(order, endpoint.embed([texts[name] for name in order]), strict=True))
+        far = _farthest(together, got)
+        if far <= noise:
+            continue
+        if all(any(_apart(vector, got[name]) <= noise for name in order) for vector in together.values()):
+            return ["order: the vectors of a list are not in the order of its texts"]
+        return [f"batch: a text's vector depends on the texts beside it (up to {far:.1g} apart): padding?"]
+    return []
 
-    def _precision(self, names: Sequence[str]) -> list[str]:
-        """Whether the server's arithmetic is coarser than the model's here."""
-        far = max(_apart(self.got[name], self.expected[name]) for name in names)
-        if far > _NOISE:
-            return []
-        for dtype in (torch.float16, torch.bfloat16):
-            coarse = Reading(copy.deepcopy(self.own.model).to(dtype), self.own.prompt)
-            here = max(_apart(coarse.embed(self.texts[name].text), self.expected[name]) for name in names)
-            if far <= 3 * here:
-                self.noise = max(self.noise, 3 * here)
-                called = str(dtype).removeprefix("torch.")
-                return [f"precision: as in {called} ({far:.1g} apart; the model in {called} is {here:.1g} apart here)"]
-        self.noise = max(self.noise, _NOISE)
-        return [f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?"]
 
-    def _unexplained(self, names: Sequence[str]) -> list[str]:
-        sizes = {len(self.got[name]) for name in names}, {len(self.expected[name]) for name in names}
-        if sizes[0] != sizes[1]:
-            return [f"vectors have {min(sizes[0])} values, and the model's {min(sizes[1])}: another model, or a part"]
-        far = max(_apart(self.got[name], self.expected[name]) for name in names)
-        return [f"no fault that is known explains vectors that are {far:.1g} apart: another model, or other weights?"]
-
-    def _lengths_of_vectors(self, reading: Reading, names: Sequence[str]) -> list[str]:
-        got = _norms(self.got, names)
-        wanted = _norms({name: reading.embed(self.texts[name].text) for name in names}, names)
-        if np.allclose(got, wanted, rtol=max(self.tolerance, 1e-3)):
-            return []
-        if np.allclose(got, 1, rtol=1e-2):
-            return ["normalisation: the vectors have length 1, and the model's have not"]
-        if np.allclose(wanted, 1, rtol=1e-2):
-            return [f"normalisation: the model's vectors have length 1, and these {got.min():.3g} to {got.max():.3g}"]
-        ratios = got / wanted
-        return [f"normalisation: the vectors are {ratios.min():.3g} to {ratios.max():.3g} times as long as the model's"]
-
-    def _empty(self) -> list[str]:
-        if EMPTY not in self.got or (apart := _apart(self.got[EMPTY], self.expected[EMPTY])) <= self.tolerance:
-            return []
-        zero = [what for what, own in (("the server", self.got), ("the model", self.expected)) if not own[EMPTY].any()]
-        gives = f"{zero[0]} gives zeros and the other a vector" if zero else f"the vectors are {apart:.1g} apart"
-        return [f"empty text: {gives}"]
+def _farthest(some: Vectors, others: Vectors) -> float:
+    return max(_apart(vector, others[name]) for name, vector in some.items())
 
 
 def _apart(given: np.ndarray, expected: np.ndarray) -> float:
@@ -220,7 +262,3 @@ def _apart(given: np.ndarray, expected: np.ndarray) -> float:
         return math.inf
     scaled = [vector / norm if (norm := np.linalg.norm(vector)) else vector for vector in (given, expected)]
     return float(np.linalg.norm(scaled[0] - scaled[1]))
-
-
-def _norms(vectors: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
-    return np.array([np.linalg.norm(vectors[name]) for name in names])

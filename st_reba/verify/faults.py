@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
@@ -47,16 +48,10 @@ class Reading:
     length: int | None = None
     from_end: bool = False
     causes: tuple[str, ...] = ()
-    _vectors: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def embed(self, text: str) -> np.ndarray:
-        """The vector of one text, on its own. It is computed once."""
-        if text not in self._vectors:
-            self._vectors[text] = self._embedded(text)
-        return self._vectors[text]
 
     @torch.inference_mode()
-    def _embedded(self, text: str) -> np.ndarray:
+    def embed(self, text: str) -> np.ndarray:
+        """The vector of one text, on its own."""
         if self.from_end:
             text = self._ending(text)
         with self._limited():
@@ -81,25 +76,24 @@ class Reading:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
+        tokenizer = self.model.tokenizer
         if self.length is None or self.from_end:
             yield
-            return
-        tokenizer = self.model.tokenizer
-        if isinstance(tokenizer, Tokenizer):
+        elif isinstance(tokenizer, Tokenizer):
             # That of a static model, which cuts no text.
             tokenizer.enable_truncation(self.length)
             try:
                 yield
             finally:
                 tokenizer.no_truncation()
-            return
-        before = tokenizer.model_max_length
-        extra = 0 if isinstance(self.model[0], CausalModule) else _around(self.model, self.prompt)
-        tokenizer.model_max_length = self.length + extra
-        try:
-            yield
-        finally:
-            tokenizer.model_max_length = before
+        else:
+            before = tokenizer.model_max_length
+            extra = 0 if isinstance(self.model[0], CausalModule) else _around(self.model, self.prompt)
+            tokenizer.model_max_length = self.length + extra
+            try:
+                yield
+            finally:
+                tokenizer.model_max_length = before
 
 
 def saved(model: SentenceTransformer, prompt_name: str | None) -> Reading:
@@ -126,37 +120,24 @@ def text_limit(model: SentenceTransformer, prompt: str | None) -> int | None:
 
 def faults(own: Reading) -> Iterator[Reading]:
     """Every fault that is looked for, but in how long a text may be."""
-    for kind in _kinds():
-        yield from kind(own)
-    yield from _plain(own)
+    return chain(_prompts(own), _specials(own), _poolings(own), _behind(own), _plain(own))
 
 
 def pairs(own: Reading) -> Iterator[Reading]:
     """Two faults at a time."""
-    kinds = _kinds()
+    kinds = (_prompts, _specials, _poolings, _behind)
     for place, kind in enumerate(kinds):
         for reading in kind(own):
-            for other in kinds[place + 1 :]:
-                yield from other(reading)
+            yield from chain.from_iterable(other(reading) for other in kinds[place + 1 :])
 
 
-def _kinds() -> tuple[Callable[[Reading], Iterator[Reading]], ...]:
-    return _prompts, _specials, _poolings, _behind
-
-
-def lengths(own: Reading, tokens: int, told: Sequence[int] = ()) -> Iterator[Reading]:
-    """Every other length at which a text may be cut.
-
-    Args:
-        own: The saved model's reading.
-        tokens: Of the text.
-        told: Lengths to look at as well.
-    """
+def lengths(own: Reading, tokens: int) -> Iterator[Reading]:
+    """Every other length at which a text of so many tokens may be cut."""
     limit = text_limit(own.model, own.prompt)
     usual = {2**power - less for power in range(3, 16) for less in range(4)}
     if limit is not None:
         yield own.otherwise("a text that is too long loses its beginning and not its end", from_end=True)
-    for length in sorted({*usual, *told, tokens}, key=lambda length: (length not in told, length)):
+    for length in sorted({*usual, tokens}):
         if not 1 <= length <= tokens or length == limit:
             continue
         if length < tokens:
@@ -268,6 +249,8 @@ def _with_part(model: SentenceTransformer, place: int, part: nn.Module) -> Sente
 
 
 def _without(at_end: bool) -> Edit:
+    """Leaves out the first token, or the last."""
+
     def edit(features: dict[str, Any]) -> dict[str, Any]:
         length = features["input_ids"].shape[1]
         kept = slice(0, length - 1) if at_end else slice(1, length)
@@ -277,15 +260,16 @@ def _without(at_end: bool) -> Edit:
 
 
 def _with(token: int, at_end: bool) -> Edit:
+    """Adds a token before the first, or behind the last."""
+    added = {"input_ids": token, "attention_mask": 1, "copy_index": NOT_TEXT}
+
     def edit(features: dict[str, Any]) -> dict[str, Any]:
         length = features["input_ids"].shape[1]
-        added = {"input_ids": token, "attention_mask": 1, "copy_index": NOT_TEXT}
-        found = {}
+        found = dict(features)
         for name, value in features.items():
             if _is_row(value, length):
                 own = torch.full_like(value[:, :1], added.get(name, 0))
-                value = torch.cat((value, own) if at_end else (own, value), dim=1)
-            found[name] = value
+                found[name] = torch.cat((value, own) if at_end else (own, value), dim=1)
         return found
 
     return edit
