@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from ..data.rows import check_characters
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
-from .sources import Sources, check_saved, not_saved, saved_commit
+from .model_files import check_saved, not_saved, saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -98,14 +98,6 @@ class Encoder:
             check_saved(Path(self.model))
             return replace(self, model=str(Path(self.model).absolute()))
         return replace(self, revision=saved_commit(self.model, self.revision))
-
-    def sources(self) -> Sources:
-        """What decides the vectors of a :meth:`pinned` model: its files, and those of its adapters' base models.
-
-        Raises:
-            ValueError: If an adapter's base model is not to be found.
-        """
-        return Sources.of(self.model, self.revision)
 
     def load(self, device: str) -> SentenceTransformer:
         """The model, on a device.

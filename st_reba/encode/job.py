@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +17,11 @@ from ..data.parquet_copy import ParquetCopy, TextFiles
 from ..data.sources import ALL, files_here, files_of
 from ..files import atomic_file
 from ..version import __version__
-from .digests import Digests, Stamp
+from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
-from .engines import Engine, LocalEngine
-from .outputs import DOCUMENT, EMBEDDING, END, START, NpyOutput, Output, output_for
-from .target import Target
-from .work import CALIBRATING, ENCODING, Plan
-from .workspace import Finished, Settings, Workspace
+from .model_files import model_files
+from .outputs import DOCUMENT, EMBEDDING, END, START, assemble, kind_of, part_name, rows_of
+from .workspace import Finished, Settings, Stamp, Workspace, file_digests, state, take_place
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
 #: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
@@ -116,8 +113,8 @@ def encode_file(
     here = files_here(texts, ALL)
     if here is not None:
         TextFiles(here, column, keep).check()
-    output = output_for(out)
-    _check_kept(keep, output, encoder.chunk_tokens is not None)
+    kind = kind_of(out)
+    _check_kept(keep, out, encoder.chunk_tokens is not None)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
     workspace = Workspace.beside(out)
     encoder = encoder.pinned()
@@ -125,12 +122,11 @@ def encode_file(
     _check_apart(out, workspace, read, Path(encoder.model))
     if Path(texts).is_dir() and _within(out, Path(texts)):
         raise ValueError(f"--out {out} lies in the folder that is read: choose another --out.")
-    output.check_target(out)
-    targets = {path: Target(path, overwrite, workspace.aside) for path in (out, sidecar) if path is not None}
-    for path, target in targets.items():
-        # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
-        written = workspace.path.exists() if path == sidecar else workspace.may_be_finished
-        if target.occupied and not overwrite and not written:
+    before = {path: state(path) for path in (out, sidecar) if path is not None}
+    # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
+    written = {out: workspace.may_be_finished, sidecar: workspace.path.exists()}
+    for path, lies in before.items():
+        if lies is not None and not overwrite and not written[path]:
             raise _exists(path)
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
@@ -143,8 +139,9 @@ def encode_file(
         "calibration rows": calibration_rows if precision in SCALED and given is None else None,
         "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
         "chunk size": chunk_size or "growing",
-        "output": output.kind,
-        **_versions(),
+        "output": kind or "directory",
+        "st_reba": __version__,
+        **{package: version(package) for package in _PACKAGES},
     }
     with workspace.held():
         if here is None:
@@ -152,14 +149,19 @@ def encode_file(
         files = files_of(texts, ALL, workspace.input) if here is None else here
         source = TextFiles(files, column, keep)
         source.check()
-        sources = encoder.sources()
+        made_of = model_files(encoder.model, encoder.revision)
         stamps = tuple(Stamp.of(file.path) for file in files)
-        weights = tuple(Stamp.of(path) for path in sources.files.values())
-        digests = Digests(workspace.digests, _told(on_progress)).read(stamp.path for stamp in (*stamps, *weights))
+        weights = tuple(Stamp.of(path) for path in made_of.values() if path is not None)
+
+        def on_bytes(done: int, total: int) -> None:
+            if total > _A_WHILE:
+                on_progress(HASHING, done // _MEGABYTE, total // _MEGABYTE)
+
+        digests = file_digests([stamp.path for stamp in (*stamps, *weights)], workspace.digests, on_bytes)
         settings: Settings = {
             "input size": sum(stamp.size for stamp in stamps),
             "input digest": _digest([digests[stamp.path] for stamp in stamps]),
-            "weights": sources.identity(digests),
+            "weights": _identity(made_of, digests),
             "column": column,
             **asked,
         }
@@ -167,12 +169,12 @@ def encode_file(
         if made is not None:
             workspace.remove()
             return Encoded(made.rows, made.texts, made.texts, sidecar)
-        if targets[out].occupied and not overwrite:
+        if before[out] is not None and not overwrite:
             raise _exists(out)
         workspace.begin(settings, overwrite)
-        smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
         if not workspace.texts.exists():
             on_progress("Checking", 0, None)
+            smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
             with atomic_file(workspace.texts) as stream:
                 size = chunk_size or _CHUNK_SIZE
                 source.copy(stream, size, smallest, lambda rows: on_progress("Checking", rows, None))
@@ -186,26 +188,31 @@ def encode_file(
                 np.save(stream, given)
         elif precision in SCALED and min(count, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
-        plan = Plan(
-            model=weights,
-            encoder=encoder,
-            precision=precision,
-            calibration_rows=calibration_rows,
-            output=output,
-            workspace=workspace,
+        resumed = _encode(
+            Plan(weights, encoder, precision, calibration_rows, kind, workspace), copy, engine, on_progress
         )
-        resumed = _encode(plan, copy, engine, on_progress)
-        if sidecar is not None:
-            _write_ranges(workspace, targets[sidecar])
-        parts = [workspace.parts / output.part(number) for number in range(len(copy))]
-        rows = output.rows(parts)
+        replaced = {path: lies if overwrite else None for path, lies in before.items()}
+        landed = {}
+        # An interrupted run may have come as far as this.
+        if sidecar is not None and not (sidecar.is_file() and sidecar.read_bytes() == workspace.ranges.read_bytes()):
+            with atomic_file(workspace.whole_ranges) as stream:
+                stream.write(workspace.ranges.read_bytes())
+            landed[sidecar] = take_place(
+                workspace.whole_ranges, sidecar, replaces=replaced[sidecar], aside=workspace.aside
+            )
+        parts = [workspace.parts / part_name(kind, number) for number in range(len(copy))]
+        rows = sum(map(rows_of, parts))
         on_progress("Writing", 0, rows)
-        whole = output.assemble(parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
+        whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
         workspace.finish(settings, whole, Finished(rows, count))
-        targets[out].take(whole)
+        landed[out] = take_place(whole, out, replaces=replaced[out], aside=workspace.aside)
     workspace.remove()
-    for path, target in targets.items():
-        target.check("vectors" if path == out else "ranges")
+    for path, place in landed.items():
+        if path != place:
+            raise FileExistsError(
+                f"{path} appeared, or was written, while this ran: it is left as it is, and the "
+                f"{'vectors' if path == out else 'ranges'} are in {place}."
+            )
     return Encoded(rows, count, resumed, sidecar)
 
 
@@ -242,25 +249,17 @@ def _digest(digests: Sequence[str]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+def _identity(made_of: Mapping[str, Path | None], digests: Mapping[Path, str]) -> str:
+    """Tells a model from others: its commits on the Hub, or one digest of its files' names and digests."""
+    commits = [name for name, path in made_of.items() if path is None]
+    files = [f"{name} {digests[path]}" for name, path in sorted(made_of.items()) if path is not None]
+    if not files:
+        return ", ".join(commits)
+    return hashlib.sha256("\n".join([*commits, *files]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _exists(path: Path) -> ValueError:
     return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
-
-
-def _write_ranges(workspace: Workspace, target: Target) -> None:
-    content = workspace.ranges.read_bytes()
-    # An interrupted run may have come as far as this.
-    if not (target.path.is_file() and target.path.read_bytes() == content):
-        with atomic_file(workspace.whole_ranges) as stream:
-            stream.write(content)
-        target.take(workspace.whole_ranges)
-
-
-def _told(on_progress: OnProgress) -> Callable[[int, int], None]:
-    def on_bytes(done: int, total: int) -> None:
-        if total > _A_WHILE:
-            on_progress(HASHING, done // _MEGABYTE, total // _MEGABYTE)
-
-    return on_bytes
 
 
 def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
@@ -273,14 +272,14 @@ def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | N
             raise ValueError(f"{name}={value}: give a whole number from 1.")
 
 
-def _check_kept(keep: Sequence[str], output: Output, chunked: bool) -> None:
-    if chunked and isinstance(output, NpyOutput):
+def _check_kept(keep: Sequence[str], out: Path, chunked: bool) -> None:
+    if chunked and out.suffix == ".npy":
         raise ValueError(
             "An .npy holds vectors alone, and not where a chunk lies: give an --out that ends in .parquet."
         )
     if taken := [name for name in (DOCUMENT, START, END) if chunked and name in keep]:
         raise ValueError(f"keep {', '.join(taken)}: a chunk's own columns have that name. Rename the column.")
-    if keep and isinstance(output, NpyOutput):
+    if keep and out.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
     if EMBEDDING in keep or len(set(keep)) < len(keep):
         raise ValueError(f'keep {", ".join(keep)}: name each column once; "{EMBEDDING}" is the vectors\' own.')
@@ -324,8 +323,3 @@ def _load_ranges(path: Path) -> np.ndarray:
     if not np.isfinite(ranges).all() or not np.all(ranges[0] <= ranges[1]):
         raise ValueError(f"{path} has values that are not finite, or minima above their maxima; {wanted}.")
     return ranges
-
-
-@cache
-def _versions() -> Settings:
-    return {"st_reba": __version__, **{package: version(package) for package in _PACKAGES}}

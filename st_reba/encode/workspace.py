@@ -1,20 +1,92 @@
-"""The folder beside the output in which a run keeps what it has done, until all of it is."""
+"""The folder beside the output in which a run keeps what it has done, until all of it takes the output's place."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..files import atomic_file, remove_scratch
+from ..files import atomic_file, flush_directory, remove_scratch
 from .outputs import part_number
 
 Settings = dict[str, str | int | bool | None]
+
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A file as it was read. Plain data, for worker processes; the same on every machine that shares the file."""
+
+    path: Path
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        status = path.stat()
+        return cls(path, status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """See that the file has not been written since.
+
+        Raises:
+            ValueError: If it was.
+        """
+        if not self.path.is_file() or Stamp.of(self.path) != self:
+            raise ValueError(
+                f"{self.path} was changed during the run. What is done is kept: if the file is again what it was, the "
+                "same command goes on; else begin anew with --overwrite."
+            )
+
+
+def file_digests(
+    paths: Iterable[Path], memory: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None
+) -> dict[Path, str]:
+    """SHA-256 of whole files, as hexadecimal digits.
+
+    Args:
+        paths: The files.
+        memory: A file that remembers digests. What it remembers, and was not written since, is not read again; a file
+            is known by device, inode, size, and times of writing and of change.
+        on_bytes: Called with how many bytes are read, and of how many.
+
+    Raises:
+        ValueError: If a file is written while it is read.
+    """
+    known: dict[str, str] = json.loads(memory.read_text("utf-8")) if memory.is_file() else {}
+    keys = {path: _key(path.stat()) for path in paths}
+    missing = {path: path.stat().st_size for path, key in keys.items() if key not in known}
+    total, done = sum(missing.values()), 0
+    block = memoryview(bytearray(_BLOCK))
+    for path in missing:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as stream:
+            end = done + os.fstat(stream.fileno()).st_size
+            # A file that grows as fast as it is read would have no end.
+            while done < end and (size := stream.readinto(block)):
+                digest.update(block[:size])
+                done += size
+                on_bytes(done, total)
+            if _key(os.fstat(stream.fileno())) != keys[path]:
+                raise ValueError(f"{path} is being written: begin when it is complete.")
+        known[keys[path]] = digest.hexdigest()
+    if missing:
+        with atomic_file(memory) as stream:
+            stream.write(json.dumps(known, indent=1).encode())
+    return {path: known[key] for path, key in keys.items()}
+
+
+def _key(status: os.stat_result) -> str:
+    return "-".join(map(str, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
 
 
 @dataclass(frozen=True)
@@ -195,3 +267,80 @@ def _looks(path: Path) -> list[list[str | int]]:
     names = [file.name if path.is_dir() else "" for file in files]
     states = [file.stat() for file in files]
     return [[name, state.st_size, state.st_mtime_ns] for name, state in zip(names, states, strict=True)]
+
+
+def state(path: Path) -> object:
+    """Tells what lies at a path from anything else that may come to lie there; None if nothing does."""
+    if not os.path.lexists(path):
+        return None
+    if not path.is_dir():
+        return _signature(path)
+    return _signature(path), sorted((entry.name, _signature(entry)) for entry in path.iterdir())
+
+
+def take_place(finished: Path, out: Path, *, replaces: object, aside: Path) -> Path:
+    """Move what is finished to its place, or beside it where something lies there that may not be replaced.
+
+    Args:
+        finished: A file, or a directory.
+        out: The place.
+        replaces: The :func:`state` that may be replaced; None: nothing.
+        aside: Where a directory that is replaced lies for a moment, on the same disk; removed with what it lies in,
+            where this process is killed in that moment.
+
+    Returns:
+        Where it lies: ``out``, or ``out-1``, ``out-2``, ...
+    """
+    if replaces is not None and state(out) == replaces:
+        _replace(finished, out, aside)
+        return out
+    names = (out.with_name(f"{out.stem}-{number}{out.suffix}") if number else out for number in count())
+    for place in names:
+        try:
+            _move_new(finished, place)
+        except OSError:
+            if not os.path.lexists(place):
+                raise
+        else:
+            break
+    return place
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _move_new(source: Path, target: Path) -> None:
+    """Move to where nothing lies: a file or a directory that does is left as it is, and is an error."""
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} exists.")
+    if source.is_dir():
+        # A directory replaces no file, and no directory that holds something.
+        os.rename(source, target)
+    else:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # A file system without links.
+            os.rename(source, target)
+        else:
+            source.unlink()
+    flush_directory(target.parent)
+
+
+def _replace(finished: Path, target: Path, aside: Path) -> None:
+    if not finished.is_dir():
+        os.replace(finished, target)
+        flush_directory(target.parent)
+        return
+    # No system replaces a directory that holds something in one step.
+    os.replace(target, aside)
+    flush_directory(target.parent)
+    os.replace(finished, target)
+    flush_directory(target.parent)
+    if aside.is_symlink():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from st_reba.encode import HASHING, Encoder, encode_file, job, sources
-from st_reba.encode.digests import Digests, Stamp
-from st_reba.encode.sources import Sources
+from st_reba.encode import HASHING, Encoder, encode_file, job
+from st_reba.encode import model_files as of_a_model
+from st_reba.encode.model_files import model_files
+from st_reba.encode.workspace import Stamp, file_digests
 
 from .inputs import Ones
 
@@ -42,8 +43,8 @@ def change_last_byte(path: Path) -> None:
 
 
 def identity(model: str | Path, memory: Path) -> str:
-    made_of = Encoder(str(model)).sources()
-    return made_of.identity(Digests(memory).read(made_of.files.values()))
+    made_of = model_files(str(model), None)
+    return job._identity(made_of, file_digests(made_of.values(), memory))
 
 
 @pytest.fixture
@@ -87,9 +88,9 @@ def test_a_base_that_is_not_to_be_found(model, tmp_path):
     adapter = model / "0_Transformer" / "adapter_config.json"
     adapter.write_text('{"base_model_name_or_path": "no/such-model"}')
     with pytest.raises(ValueError, match="adapter_config.json names a base model that is not to be found. no/such-mod"):
-        Sources.of(str(model), None)
+        model_files(str(model), None)
     (model / "0_Transformer" / "config.json").write_text("{}")
-    assert "0_Transformer/config.json" in Sources.of(str(model), None).files, "the whole model lies beside its adapter"
+    assert "0_Transformer/config.json" in model_files(str(model), None), "the whole model lies beside its adapter"
 
 
 def test_another_input_behind_the_first_megabyte(model, texts, tmp_path):
@@ -151,7 +152,7 @@ class TestOnTheHub:
                 raise LocalEntryNotFoundError(f"no {name} in {repository}")
             return str(place(repository, name, revision))
 
-        monkeypatch.setattr(sources, "hf_hub_download", download)
+        monkeypatch.setattr(of_a_model, "hf_hub_download", download)
         return add
 
     def test_a_language_model_without_modules(self, hub):
@@ -167,20 +168,21 @@ class TestOnTheHub:
         hub("org/base", "config.json", "{}")
         pinned = Encoder("org/adapted").pinned()
         commits = [f"org/adapted@{pinned.revision}", "org/base@commit-of-org-base"]
-        assert pinned.sources().commits == commits
-        assert pinned.sources().identity({}) == ", ".join(commits)
+        made_of = model_files(pinned.model, pinned.revision)
+        assert [*made_of] == commits
+        assert job._identity(made_of, {}) == ", ".join(commits)
 
 
 class TestDigests:
     def test_what_is_remembered_is_not_read_again(self, texts, tmp_path, monkeypatch):
         read = []
-        first = Digests(tmp_path / "memory", lambda done, total: read.append((done, total))).read([texts])
+        first = file_digests([texts], tmp_path / "memory", lambda done, total: read.append((done, total)))
         size = texts.stat().st_size
         assert read[-1] == (size, size)
-        again = Digests(tmp_path / "memory", lambda done, total: pytest.fail("read again")).read([texts])
+        again = file_digests([texts], tmp_path / "memory", lambda done, total: pytest.fail("read again"))
         assert again == first
         change_last_byte(texts)
-        assert Digests(tmp_path / "memory").read([texts]) != first
+        assert file_digests([texts], tmp_path / "memory") != first
 
     def test_a_file_that_is_being_written(self, texts, tmp_path):
         def write(done, total):
@@ -188,7 +190,7 @@ class TestDigests:
                 stream.write(b"more")
 
         with pytest.raises(ValueError, match="texts.txt is being written: begin when it is complete"):
-            Digests(tmp_path / "memory", write).read([texts])
+            file_digests([texts], tmp_path / "memory", write)
 
     def test_a_stamp(self, texts):
         stamp = Stamp.of(texts)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from st_reba.data.parquet_copy import ParquetCopy
-from st_reba.encode import encode_file
-from st_reba.encode.outputs import NpyOutput
+from st_reba.encode import encode_file, outputs
 
 from .inputs import Ones
 
@@ -41,7 +40,7 @@ def test_the_next_chunk_is_read_and_the_last_one_written_while_the_model_runs(
 ):
     """All three meet: one after another, none of them would get to the end."""
     meeting = threading.Barrier(3, timeout=20)
-    read, write_part = ParquetCopy.read, NpyOutput.write_part
+    read, write_part = ParquetCopy.read, outputs.write_part
     parts = iter(range(3))
 
     def reading(self, number):
@@ -49,13 +48,13 @@ def test_the_next_chunk_is_read_and_the_last_one_written_while_the_model_runs(
             meeting.wait()
         return read(self, number)
 
-    def writing(self, stream, vectors, kept):
+    def writing(*given):
         if next(parts) == 0:
             meeting.wait()
-        write_part(self, stream, vectors, kept)
+        write_part(*given)
 
     monkeypatch.setattr(ParquetCopy, "read", reading)
-    monkeypatch.setattr(NpyOutput, "write_part", writing)
+    monkeypatch.setattr(outputs, "write_part", writing)
     when_encoding("b", meeting.wait)
     out = tmp_path / "a.npy"
     assert encode_file(ones, letters, out, chunk_size=2).rows == 6
@@ -80,10 +79,10 @@ def test_what_was_encoded_before_an_error_is_kept(ones, letters, tmp_path, when_
 def test_a_chunk_that_cannot_be_written_stops_the_run(ones, letters, tmp_path, monkeypatch):
     """And no chunk is taken for written that is not."""
 
-    def full(self, stream, vectors, kept):
+    def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(NpyOutput, "write_part", full)
+    monkeypatch.setattr(outputs, "write_part", full)
     told = []
     with pytest.raises(OSError, match="No space left"):
         encode_file(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import hf_hub_download
@@ -20,54 +17,40 @@ _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
 
 
-@dataclass
-class Sources:
-    """All that decides what a model gives.
+def model_files(model: str, revision: str | None) -> dict[str, Path | None]:
+    """All that decides what a model gives, with the base models of its adapters.
 
-    Attributes:
-        files: Files on this machine, by names that do not tell where the model lies; model cards and hidden files are
-            none of them.
-        commits: Models on the Hub, as ``name@commit``.
+    Args:
+        model: A directory, or a model on the Hub.
+        revision: Its commit there.
+
+    Returns:
+        Files on this machine, by names that do not tell where the model lies, without model cards and hidden files;
+        and models on the Hub, as ``name@commit``, which have no file here.
+
+    Raises:
+        ValueError: If a base model is not to be found.
     """
-
-    files: dict[str, Path] = field(default_factory=dict)
-    commits: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, model: str, revision: str | None) -> Sources:
-        """Those of a directory, or of a model on the Hub at a commit, with the base models of its adapters.
-
-        Raises:
-            ValueError: If a base model is not to be found.
-        """
-        if Path(model).is_dir():
-            sources = cls(_files(Path(model)))
-            adapters = [path for path in sources.files.values() if path.name == _ADAPTER]
-        else:
-            sources = cls(commits=[f"{model}@{revision}"])
-            adapters = _adapters_on_the_hub(model, revision)
-        for adapter in adapters:
-            sources._add_base(adapter)
-        return sources
-
-    def identity(self, digests: Mapping[Path, str]) -> str:
-        """Tells these sources from others: the commits, or one digest of the files' names and ``digests``."""
-        if not self.files:
-            return ", ".join(self.commits)
-        lines = [*self.commits, *(f"{name} {digests[path]}" for name, path in sorted(self.files.items()))]
-        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def _add_base(self, adapter: Path) -> None:
+    found: dict[str, Path | None] = {}
+    if Path(model).is_dir():
+        own = _files(Path(model))
+        adapters = [path for path in own.values() if path.name == _ADAPTER]
+        found.update(own)
+    else:
+        found[f"{model}@{revision}"] = None
+        adapters = _adapters_on_the_hub(model, revision)
+    for adapter in adapters:
         base = str(json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path"))
         if Path(base).is_dir():
-            self.files.update({f"{base}: {name}": path for name, path in _files(Path(base).absolute()).items()})
-            return
+            found.update({f"{base}: {name}": path for name, path in _files(Path(base).absolute()).items()})
+            continue
         try:
-            self.commits.append(f"{base}@{_commit(base, None, _CONFIG)}")
+            found[f"{base}@{_commit(base, None, _CONFIG)}"] = None
         except ValueError as error:
             # The whole model may lie beside its adapter: then its base is not loaded.
             if not (adapter.parent / _CONFIG).is_file():
                 raise ValueError(f"{adapter} names a base model that is not to be found. {error}") from None
+    return found
 
 
 def check_saved(directory: Path) -> None:
@@ -138,6 +121,7 @@ def _commit(model: str, revision: str | None, name: str) -> str:
 
 
 def not_saved(model: str, is_model: bool) -> ValueError:
+    """The refusal of a directory or file that does not say how texts become vectors."""
     said = f"{model} has no {_MODULES}: it is not a saved SentenceTransformer"
     if not is_model:
         return ValueError(f"{said}. Give one that `st-reba build` or `save` has written.")
