@@ -9,8 +9,7 @@ from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
 from .freeze import FreezeTraining, train_freeze
 from .jtcse import JTCSETraining, train_jtcse
 from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
-from .run_settings import RunSettings
-from .settings import Settings, read_settings, setting
+from .settings import RunSettings, Settings, read_settings, setting
 
 __all__ = [
     "BeLLMTraining",

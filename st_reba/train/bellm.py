@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -22,12 +22,10 @@ from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
 from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
-from .digests import weights_digest
-from .fitting import asked, begin, fit, publish, save
+from .fitting import begin, fit, publish, save, weights_digest
 from .losses import ContrastiveAngleLoss
 from .rows import read_scored_pairs, read_triplets
-from .run_settings import RunSettings
-from .settings import setting
+from .settings import RunSettings, setting
 
 #: Where in an output directory the adapter lies.
 ADAPTER = "adapter"
@@ -150,14 +148,14 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
         triplets,
         _loss(model, settings, gather_across_devices=devices > 1),
         output=output,
-        **asked(settings),
+        arguments=settings.training_arguments,
         evaluator=evaluator,
         identity={**settings.identity(), "frozen_weights": frozen},
         progress=progress,
     )
     model.eval()
     save(model, output, ADAPTER)
-    if is_quantized(model):
+    if getattr(model[0].model, "hf_quantizer", None) is not None:
         model = _dequantized(settings, model)
     else:
         merge_adapter(model)
@@ -217,21 +215,12 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 
 
-class LoRA(Protocol):
-    """The settings of an adapter, as :class:`BeLLMTraining` describes them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def target_modules(self) -> tuple[str, ...] | Literal["all-linear"] | None: ...
-
-
-def add_lora(model: SentenceTransformer, settings: LoRA) -> None:
+def add_lora(model: SentenceTransformer, settings: Any) -> None:
     """Give the backbone a fresh adapter, and train nothing else.
+
+    Args:
+        model: Its first module has the backbone.
+        settings: Has ``rank``, ``alpha``, ``dropout`` and ``target_modules``, as :class:`BeLLMTraining` has.
 
     Raises:
         ValueError: If there are no such layers, or peft has no default for the architecture.
@@ -273,11 +262,6 @@ def merge_adapter(model: SentenceTransformer) -> None:
     adapted.delete_adapter(names)
     for parameter in adapted.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
-
-
-def is_quantized(model: SentenceTransformer) -> bool:
-    """Whether the backbone was loaded in few bits."""
-    return getattr(model[0].model, "hf_quantizer", None) is not None
 
 
 def _dequantized(settings: BeLLMTraining, trained: SentenceTransformer) -> SentenceTransformer:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from rich.progress import Progress
+from safetensors.torch import load_file
+from safetensors.torch import save as saved
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MSELoss
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
 from sentence_transformers.util import get_device_name, pairwise_cos_sim
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from transformers import set_seed
 
 from ..evaluation import bootstrap
 from ..evaluation.agreement import AgreementEvaluator
 from ..export import static_model
-from ..files import atomic_file
+from ..files import atomic_file, remove_scratch
 from ..modules import CausalModule, CausalTransformer
+from ..modules.moments import principal_directions
 from ..optional import require
 from ..recipes import Recipe, find
 from ..recipes.parts import POOLINGS
 from .bellm import add_lora, merge_adapter
-from .digests import weights_digest
-from .fitting import asked, begin, fit, publish, save
+from .fitting import begin, fit, publish, save, weights_digest
 from .rows import read_scored_pairs, read_sentences
-from .run_settings import RunSettings
-from .settings import setting
-from .teacher import directions, kept_vectors, linear_map, targets
+from .settings import RunSettings, setting
 
 #: Where in an output directory the teacher's vectors and the report lie.
 TEACHER, REPORT = "teacher", "distil.json"
@@ -50,6 +52,10 @@ _WHITENED, _STARTED = 1000, 4096
 _FEWEST_HELD_OUT = 3
 #: Texts of a batch where nothing is trained.
 _READ = 32
+#: Texts that are kept as one file.
+_CHUNK = 1024
+#: Of which ridge regression takes the best.
+_SHRINKAGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 #: Of a text's partners in pairs, how many nearest ones by the teacher are drawn from.
 _NEAR = 10
 
@@ -217,7 +223,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         _dataset(settings, texts, wanted),
         MSELoss(student) if settings.loss == "mse" else CoSENTLoss(student),
         output=output,
-        **asked(settings),
+        arguments=settings.training_arguments,
         evaluator=evaluator,
         identity={**settings.identity(), "frozen_weights": f"{read} {begun_with}".strip()},
         progress=progress,
@@ -411,3 +417,99 @@ def _in_the_weights_precision(dense: Dense, inputs: tuple[dict[str, Any]]) -> tu
     [features] = inputs
     vectors = features["sentence_embedding"]
     return ({**features, "sentence_embedding": vectors.to(dense.linear.weight.dtype)},)
+
+
+# What a frozen teacher says of texts: embedded once, and turned into what a student can reach
+
+
+def kept_vectors(
+    make: Callable[[], SentenceTransformer],
+    key: object,
+    texts: Sequence[str],
+    directory: Path,
+    *,
+    batch_size: int = 32,
+    on_texts: Callable[[int], None] = lambda count: None,
+) -> Tensor:
+    """A teacher's embeddings of texts, each made once, whatever is distilled from them later.
+
+    Args:
+        make: Makes the teacher, if there is a text that it has not embedded yet.
+        key: What tells the teacher from any other, by its ``repr``.
+        texts: n of them.
+        directory: Where the embeddings are kept, in files that are there whole or not at all. Their names tell teacher
+            and texts, so that those of several lie side by side.
+        batch_size: Texts at a time.
+        on_texts: Called with the number of texts whenever some are there.
+
+    Returns:
+        (n, D), float32, on the CPU.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_scratch(directory)
+    teacher: SentenceTransformer | None = None
+    found = []
+    for start in range(0, len(texts), _CHUNK):
+        chunk = list(texts[start : start + _CHUNK])
+        name = hashlib.sha256(repr((key, chunk)).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        path = directory / f"{name}.safetensors"
+        if not path.is_file():
+            teacher = make() if teacher is None else teacher
+            vectors = teacher.encode(chunk, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
+            with atomic_file(path) as stream:
+                stream.write(saved({"vectors": vectors.float().cpu().contiguous()}))
+        found.append(load_file(path)["vectors"])
+        on_texts(len(chunk))
+    return torch.cat(found)
+
+
+def directions(vectors: Tensor, dimension: int) -> Tensor:
+    """(dimension, D): those in which vectors (n, D) are longest, so that of their dot products most is left."""
+    wide = vectors.double()
+    _, rows = principal_directions(wide.mT @ wide)
+    return rows[:dimension].float()
+
+
+def targets(vectors: Tensor, rows: Tensor) -> Tensor:
+    """(n, k): vectors (n, D) along k directions, of length 1; a zero vector stays one."""
+    return normalize(vectors @ rows.mT, dim=-1)
+
+
+def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
+    r"""The linear map from one embedding to another that ridge regression finds.
+
+    .. math:: W = \arg\min_W \frac{1}{n} \sum_i \Bigl\lVert W \frac{x_i - \mu}{\sigma} - (y_i - \bar y) \Bigr\rVert^2
+        + \lambda \lVert W \rVert^2
+
+    with each dimension's mean and deviation; :math:`\lambda` is the best of some on a tenth of the texts.
+
+    Args:
+        inputs: (n, d).
+        outputs: (n, k).
+    """
+    x, y = inputs.double(), outputs.double()
+    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+    # What hardly varies says nothing, and dropout would move it far. Where texts are fewer than dimensions, those in
+    # which a whitened table does not vary hold the rounding of float32, some 1e-6 of the others.
+    typical = scale.square().mean().sqrt()
+    constant = scale <= torch.maximum(1e-6 * mean.abs(), 1e-5 * typical)
+    inverse = torch.where(constant, 0.0, 1 / scale)
+    z = (x - mean) * inverse
+    seen = max(1, len(z) - len(z) // 10)
+    found = {}
+    for shrinkage, weight in zip(_SHRINKAGES, _ridge(z[:seen], y[:seen], _SHRINKAGES), strict=True):
+        error = (z[seen:] @ weight + y[:seen].mean(dim=0) - y[seen:]).square().sum()
+        found[shrinkage] = float(error)
+    [weight] = _ridge(z, y, [min(found, key=found.__getitem__)])
+    linear = nn.Linear(x.shape[1], y.shape[1])
+    with torch.no_grad():
+        linear.weight.copy_((inverse[:, None] * weight).mT)
+        linear.bias.copy_(y.mean(dim=0) - mean @ (inverse[:, None] * weight))
+    return linear
+
+
+def _ridge(z: Tensor, y: Tensor, shrinkages: Sequence[float]) -> list[Tensor]:
+    """(d, k) for each: of centred inputs with variance 1."""
+    values, vectors = torch.linalg.eigh(z.mT @ z / len(z))
+    projected = vectors.mT @ (z.mT @ (y - y.mean(dim=0)) / len(z))
+    return [vectors @ (projected / (values.clamp(min=0) + shrinkage)[:, None]) for shrinkage in shrinkages]

@@ -1,33 +1,45 @@
-"""One run of sentence-transformers' trainer, which can be resumed, and stops before NaN reaches the weights."""
+"""One run of sentence-transformers' trainer: it can be resumed, stops before NaN reaches the weights, is saved and
+pushed by one process of several."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
-from torch import nn
-from transformers import TrainerCallback
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..files import atomic_directory, check_free
+from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..hub.push import check_repo_id, push
-from . import arguments as of_st
-from .checkpoints import CHECKPOINTS, CompleteCheckpoints, check_same_run, last_checkpoint, load_loss_state
-from .divergence import DivergedError, StopOnDivergence
-from .processes import is_main, wait
-from .run_settings import FORMER, RunSettings, translated
-from .upkeep import ClearGradients, OwnIntervals, SetEpoch
+from ..lm.fingerprint import content
+from ..optional import require
+from . import settings as of_st
+from .settings import RunSettings
 
-__all__ = ["MODEL", "DivergedError", "Fitted", "StopOnDivergence", "finish", "fit"]
-
-#: Where in an output directory the finished model lies.
+#: Where in an output directory the finished model lies, and the checkpoints.
 MODEL = "model"
+CHECKPOINTS = "checkpoints"
+
+_RUN = "run.json"
+# What is known by a digest, which nobody could read.
+_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights", "sentences": "other sentences"}
+# What is made of several arguments, and of which.
+_MADE_OF = {
+    "rows_of_a_batch": "rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers",
+    "rows_of_a_step": "rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
+}
+# Written last: a checkpoint that has it is whole.
+_LOSS_STATE = "loss_state.pt"
 
 
 @dataclass(frozen=True)
@@ -64,11 +76,6 @@ class _Trainer(SentenceTransformerTrainer):
         device = self.args.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             return super().evaluate(*args, **kwargs)
-
-
-def asked(settings: RunSettings) -> dict[str, Any]:
-    """What a training is asked for, as keywords of :func:`fit`."""
-    return {"arguments": settings.training_arguments}
 
 
 def begin(
@@ -116,7 +123,6 @@ def fit(
     callbacks: Sequence[TrainerCallback] = (),
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
-    **former: Any,
 ) -> Fitted:
     """Train a model in place, from the last complete checkpoint in ``output/checkpoints`` if there is one.
 
@@ -131,7 +137,7 @@ def fit(
         loss: A loss of ST's, or one called in the same way.
         output: The run's directory. Checkpoints and the TensorBoard log lie in ``output/checkpoints``.
         arguments: Of ``SentenceTransformerTrainingArguments``, by name. What is not given is as
-            :data:`st_reba.train.arguments.DEFAULTS` has it, checkpoints and evaluations once an epoch, and otherwise
+            :data:`st_reba.train.settings.DEFAULTS` has it, checkpoints and evaluations once an epoch, and otherwise
             as it is there.
         evaluator: What evaluates.
         data_collator: Turns a list of rows into a batch; None: ST's own.
@@ -140,7 +146,6 @@ def fit(
             arguments, all that decide the weights must be, and the data's content. Devices and their batches may be
             others where a step has the same rows, and a loss sees the same rows at once.
         progress: Whether to show a bar.
-        **former: ``epochs``, ``batch_size`` and the others by which arguments were called until version 0.6.
 
     Raises:
         DivergedError: If the loss or a gradient is no longer a finite number, before it reaches the weights.
@@ -151,14 +156,7 @@ def fit(
     output = Path(output)
     check_free(output / MODEL, "output")
     checkpoints = output / CHECKPOINTS
-    if unknown := [name for name in former if name not in FORMER]:
-        raise TypeError(f"fit() takes no {unknown[0]!r}: give arguments={{...}}, those of sentence-transformers.")
-    if former:
-        told = (
-            f"{', '.join(sorted(former))}: keywords of fit() until version 0.6, which will go. Give arguments={{...}}."
-        )
-        warnings.warn(told, FutureWarning, stacklevel=2)
-    given = of_st.check(translated(former, arguments or {}))
+    given = of_st.checked_arguments(arguments or {})
     chosen = of_st.complete(given, evaluates=evaluator is not None)
     if "dataloader_pin_memory" not in chosen:
         chosen["dataloader_pin_memory"] = model.device.type == "cuda"
@@ -193,6 +191,16 @@ def fit(
     )
 
 
+def is_main() -> bool:
+    """Whether this is the one process that writes and tells; a process alone is."""
+    return bool(require("accelerate", "train", "Training").PartialState().is_main_process)
+
+
+def wait() -> None:
+    """Until all of them are here."""
+    require("accelerate", "train", "Training").PartialState().wait_for_everyone()
+
+
 def finish(output: str | Path, name: str = MODEL) -> AbstractContextManager[Path]:
     """A directory to save a finished model in, which becomes ``output/name`` when all of it is written, or vanishes."""
     return atomic_directory(Path(output) / name, "output")
@@ -222,3 +230,292 @@ def publish(settings: RunSettings, output: str | Path) -> None:
             token=arguments.get("hub_token"),
         )
     wait()
+
+
+# Checkpoints
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    return max(_whole(directory), key=_step, default=None)
+
+
+def load_loss_state(loss: nn.Module, checkpoint: Path) -> None:
+    """Put back what a loss keeps beside the model."""
+    loss.load_state_dict(torch.load(checkpoint / _LOSS_STATE, weights_only=True), strict=False)
+
+
+def remove_older(directory: Path, limit: int | None, best: Path | None) -> None:
+    """Remove all but the newest whole checkpoints; the newest and the best stay in any case.
+
+    Args:
+        directory: Of the checkpoints.
+        limit: How many stay; None, or less than 1: all.
+        best: The one that an evaluation liked most, if any.
+    """
+    if limit is None or limit < 1:
+        return
+    newest, *older = sorted(_whole(directory), key=_step, reverse=True)
+    kept = [newest, *(found for found in older if found == best)]
+    kept += [found for found in older if found != best][: max(0, limit - len(kept))]
+    for found in directory.glob("checkpoint-*"):
+        if found not in kept:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Adds to each checkpoint what the trainer leaves out, the state of the loss; then removes older ones.
+
+    The trainer would remove older ones before the new one is whole. Of the model's own state, saved with the model
+    already, only what ``get_extra_state`` gives is written again: a module's file has no place for it.
+
+    Args:
+        loss: Whose state is written.
+        limit: How many checkpoints stay: see :func:`remove_older`.
+    """
+
+    def __init__(self, loss: nn.Module, limit: int | None) -> None:
+        self._loss, self._limit = loss, limit
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        own = {
+            name: value
+            for name, value in self._loss.state_dict().items()
+            if not name.startswith("model.") or name.endswith("_extra_state")
+        }
+        directory = Path(str(args.output_dir))
+        with atomic_file(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
+            torch.save(own, stream)
+        best = state.best_model_checkpoint
+        remove_older(directory, self._limit, None if best is None else Path(best))
+
+
+def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
+    """Refuse to go on from the checkpoints of another run; note which run it is where there are none.
+
+    Args:
+        directory: Of the checkpoints.
+        settings: What decides the weights, by name.
+        dataset: What is trained on.
+        writes: Whether this process is the one that writes.
+
+    Raises:
+        ValueError: If settings or data are not those that the checkpoints were made with, or it is not known which
+            those were.
+    """
+    # As JSON has it: a tuple comes back as a list.
+    now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}, default=repr))
+    directory.mkdir(parents=True, exist_ok=True)
+    if writes:
+        remove_scratch(directory)
+    if last_checkpoint(directory) is None:
+        if writes:
+            with atomic_file(directory / _RUN) as stream:
+                stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
+        return
+    then = _noted(directory)
+    for name in sorted({*now, *then}):
+        if now.get(name) != then.get(name):
+            raise ValueError(
+                f"{directory} holds checkpoints of a run with {_said(name, then)}, but now it is "
+                f"{_said(name, now)}. Give what was given then to go on, or another output directory."
+            )
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    """The run that a directory's checkpoints are of."""
+    try:
+        run = json.loads((directory / _RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        run = None
+    if not isinstance(run, dict):
+        raise ValueError(
+            f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
+            "anew, or give another output directory."
+        )
+    return run
+
+
+def _whole(directory: Path) -> list[Path]:
+    return [found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")]
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _said(name: str, run: Mapping[str, Any]) -> str:
+    if name in _MADE_OF:
+        return f"{run.get(name)} {_MADE_OF[name]}"
+    if name not in run and name in of_st.usual():
+        return f"{name}={of_st.usual()[name]!r}"
+    return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"
+
+
+# What stops or keeps up a run
+
+
+class DivergedError(RuntimeError):
+    """A loss or gradient is no longer a finite number.
+
+    Attributes:
+        step: The step that could not be made.
+        checkpoint: The last checkpoint before it, or None.
+    """
+
+    def __init__(self, what: str, step: int, checkpoint: Path | None) -> None:
+        self.step = step
+        self.checkpoint = checkpoint
+        kept = "There is no checkpoint" if checkpoint is None else f"The last good checkpoint is {checkpoint}"
+        super().__init__(
+            f"Training diverged at step {step}: {what}. {kept}. Lower the learning rate, warm up, or look for a faulty "
+            "row in the data."
+        )
+
+
+class StopOnDivergence(TrainerCallback):
+    """Stops a run at the first loss or gradient that is NaN or infinite.
+
+    Both are looked at before the optimizer's step, and the weights before a checkpoint, so neither the model nor a
+    checkpoint ever holds one.
+
+    Args:
+        loss: The loss that is trained on. Its value is watched through a forward hook.
+        checkpoints: Where the checkpoints of the run are.
+    """
+
+    def __init__(self, loss: nn.Module, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+        self._step = 1
+        self._hook = loss.register_forward_hook(self._watch)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step = state.global_step + 1
+
+    def _watch(self, loss: nn.Module, inputs: Any, value: Tensor | dict[str, Tensor]) -> None:
+        for name, part in value.items() if isinstance(value, dict) else [("the loss", value)]:
+            if not bool(part.detach().isfinite().all()):
+                raise self._error(f"{name} is {part.detach().sum().item()}")
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.fp16:
+            # The scaler passes over a step whose gradient left the range, and scales less.
+            return
+        gradients = [
+            parameter.grad
+            for group in kwargs["optimizer"].param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if not _finite(gradients):
+            raise self._error("the gradient is not finite")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._check_what_is_saved(control, kwargs["model"])
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._check_what_is_saved(control, kwargs["model"])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._hook.remove()
+        self._check_weights(kwargs["model"])
+
+    def _check_what_is_saved(self, control: TrainerControl, model: nn.Module) -> None:
+        if control.should_save:
+            self._check_weights(model)
+
+    def _check_weights(self, model: nn.Module) -> None:
+        if not _finite(parameter.detach() for parameter in model.parameters() if parameter.requires_grad):
+            raise self._error("a weight is not finite after it")
+
+    def _error(self, what: str) -> DivergedError:
+        return DivergedError(what, self._step, last_checkpoint(self._checkpoints))
+
+
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+class SetEpoch(TrainerCallback):
+    """Tells the batch sampler its epoch, through whatever it was wrapped in.
+
+    Where batches are skipped to resume a run, older transformers tell only the wrapper, and the epoch that goes on gets
+    the order of the first.
+    """
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        sampler = kwargs["train_dataloader"].batch_sampler
+        while hasattr(sampler, "batch_sampler"):
+            sampler = sampler.batch_sampler
+        # The trainer counts in fractions: 1.0 is the beginning of the second epoch.
+        sampler.set_epoch(int((state.epoch or 0) + 1e-6))
+
+
+class ClearGradients(TrainerCallback):
+    """Clears the gradients of a loss's own weights, which older ST adds up: the trainer clears the model's."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        kwargs["optimizer"].zero_grad()
+
+
+class OwnIntervals(TrainerCallback):
+    """Saves, evaluates and logs as often as this run is asked to.
+
+    The trainer goes on as often as the run did that wrote the checkpoint.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
+# What tells data and weights from any other: all of their content, wherever they lie
+
+
+def data_digest(dataset: Any) -> str:
+    """Of the rows and the names of the columns of a ``datasets.Dataset``."""
+    digest = hashlib.sha256(repr(dataset.column_names).encode())
+    for batch in dataset.with_format("arrow").iter(batch_size=1000):
+        for column in batch.columns:
+            for part in _vectors(column):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _vectors(column: Any) -> Iterator[bytes | memoryview]:
+    """A column's content: of lists of numbers their bytes, since to write out a number takes a microsecond."""
+    values, shape = column.combine_chunks(), [repr(column.type).encode()]
+    while _is_list(values.type) and not values.null_count:
+        shape.append(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+        values = values.flatten()
+    if len(shape) > 1 and pa.types.is_primitive(values.type) and not values.null_count:
+        yield from shape
+        yield values.to_numpy(zero_copy_only=False).tobytes()
+    else:
+        yield repr(column.to_pylist()).encode()
+
+
+def _is_list(kind: Any) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Of all parameters and buffers of a module, to the byte."""
+    digest = hashlib.blake2b()
+    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(content(tensor))
+    return digest.hexdigest()

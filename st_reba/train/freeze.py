@@ -18,9 +18,7 @@ from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
 from ..optional import require
-from .arguments import without_evaluation
-from .digests import data_digest, weights_digest
-from .fitting import asked, begin, fit, publish, save
+from .fitting import begin, data_digest, fit, publish, save, weights_digest
 from .losses import (
     COSENT_SCALE,
     EmbeddingCoSENTLoss,
@@ -29,8 +27,7 @@ from .losses import (
     ReconstructionLoss,
 )
 from .rows import read_scored_pairs, read_sentences
-from .run_settings import RunSettings
-from .settings import setting
+from .settings import RunSettings, setting, without_evaluation
 from .states import ModelOnStates, StatesCache
 
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
@@ -188,7 +185,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         pairs,
         _loss(trained, settings),
         output=output,
-        **asked(settings),
+        arguments=settings.training_arguments,
         evaluator=evaluator,
         identity=identity,
         progress=progress,

@@ -14,11 +14,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 from ..modules import TwinTower
-from .fitting import asked, begin, fit, publish, save
+from .fitting import begin, fit, publish, save
 from .losses import JTCSELoss
 from .rows import read_scored_pairs, read_sentences
-from .run_settings import RunSettings
-from .settings import setting
+from .settings import RunSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         texts,
         loss,
         output=output,
-        **asked(settings),
+        arguments=settings.training_arguments,
         evaluator=evaluator,
         identity=settings.identity(),
         progress=progress,

@@ -19,7 +19,7 @@ from st_reba.train import (
     train_freeze,
     train_jtcse,
 )
-from st_reba.train.processes import is_main
+from st_reba.train.fitting import is_main
 
 from ..printing import console
 from ..train import TrainedMethod

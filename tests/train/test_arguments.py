@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, RunSettings, read_settings
-from st_reba.train.arguments import complete, identity, made
+from st_reba.train.settings import complete, identity, made
 
 METHODS = {
     BeLLMTraining: "model: m\ntriplets: t\n",
@@ -49,21 +49,19 @@ def test_they_reach_the_trainer_whole(kind, read, tmp_path):
     [
         ("arguments: {bf61: true}", "'bf61' is no training argument of sentence-transformers. The nearest is bf16."),
         ("arguments: {gradient_acumulation_steps: 2}", "The nearest is gradient_accumulation_steps."),
-        ("arguments: {bf16: 1}", "bf16: 1 was given, but it must be true or false."),
-        ("arguments: {learning_rate: fast}", "learning_rate: 'fast' was given, but it must be a number, above 0."),
-        ("arguments: {per_device_train_batch_size: 0}", "must be a whole number, at least 1."),
-        ("arguments: {lr_scheduler_type: cosin}", """'cosin' was given, but it must be "linear" or "cosine" or"""),
-        ("arguments: {batch_sampler: no_duplicate}", '"batch_sampler" or "no_duplicates"'),
-        ("arguments: {gradient_checkpointing_kwargs: 3}", "must be names with values, {name: value} or text or null."),
+        ("arguments: {bf16: 1}", "bf16: 1 was given: input should be a valid boolean."),
+        ("arguments: {learning_rate: fast}", "learning_rate: 'fast' was given: input should be a valid number."),
+        ("arguments: {per_device_train_batch_size: 0}", "was given: input should be at least 1."),
+        ("arguments: {gradient_checkpointing_kwargs: 3}", "3 was given: input should be a valid dictionary or"),
         ("arguments: {output_dir: x}", "output_dir cannot be given: the output directory of the run is where"),
         ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on"),
         ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine"),
-        ("arguments: fast", "arguments: 'fast' was given, but it must be names with values, {name: value}."),
+        ("arguments: fast", "arguments: 'fast' was given: input should be a valid dictionary."),
         ("learning_rates: 1", "The nearest is learning_rate, an argument of sentence-transformers: write it below arg"),
-        ("epoch: 3", "The nearest is num_train_epochs, an argument of sentence-transformers: write it below arg"),
+        ("epochs: 3", "The nearest is num_train_epochs, an argument of sentence-transformers: write it below arg"),
+        ("batch_size: 3", "The nearest is per_device_train_batch_size, an argument of sentence-transformers"),
         ("bf16: true", "It is an argument of sentence-transformers: write it below arguments."),
         ("traplets: x", "The nearest is triplets."),
-        ("epochs: 2\narguments: {num_train_epochs: 3}", "epochs and arguments: num_train_epochs say the same"),
         ("preset: published", "preset: 'published' was given, but it must be 'released', or left out."),
     ],
 )  # fmt: skip
@@ -74,31 +72,17 @@ def test_refusals(text, message, read):
     assert "settings.yaml: " in str(raised.value)
 
 
+@pytest.mark.parametrize("given", [{"lr_scheduler_type": "cosin"}, {"batch_sampler": "no_duplicate"}])
+def test_a_word_that_is_none_of_sentence_transformers(given, tmp_path):
+    [[_name, word]] = given.items()
+    with pytest.raises(ValueError, match=f"arguments: {word} is not a valid"):
+        made(complete(RunSettings(arguments=given).training_arguments, evaluates=False), tmp_path, progress=False)
+
+
 def test_two_that_do_not_go_together(tmp_path):
     arguments = complete({"bf16": True, "fp16": True, "use_cpu": True}, evaluates=False)
     with pytest.raises(ValueError, match="arguments: At most one of fp16 and bf16 can be True"):
         made(arguments, tmp_path, progress=False)
-
-
-def test_settings_of_version_0_6_say_what_they_said(read):
-    """With a warning that has the lines to write instead."""
-    text = (
-        "epochs: 3\nbatch_size: 16\nlearning_rate: 1e-4\nwarmup_ratio: 0.1\nweight_decay: 0.2\ncheckpoint_steps: 7\n"
-        "evaluation: e\nevaluation_steps: 5\nseed: 1\nno_duplicates: false\ndtype: bfloat16\nmax_steps: 9\n"
-    )
-    with pytest.warns(FutureWarning, match=r"Write arguments: \{.*num_train_epochs: 3.*; model_kwargs: \{dtype: bfl"):
-        settings = read(text)
-    arguments = complete(settings.training_arguments, evaluates=True)
-    expected = {
-        "num_train_epochs": 3, "per_device_train_batch_size": 16, "learning_rate": 1e-4, "warmup_steps": 0.1,
-        "weight_decay": 0.2, "save_strategy": "steps", "save_steps": 7, "eval_strategy": "steps", "eval_steps": 5,
-        "seed": 1, "batch_sampler": "batch_sampler", "max_steps": 9,
-    }  # fmt: skip
-    assert {name: arguments[name] for name in expected} == expected
-    assert settings.model_kwargs == {"dtype": "bfloat16"}
-    with pytest.warns(FutureWarning):
-        each_epoch = read("texts: t\nevaluation: e\nevaluation_steps: null\n".replace("texts: t\n", ""), JTCSETraining)
-    assert complete(each_epoch.training_arguments, evaluates=True)["eval_strategy"] == "epoch"
 
 
 def test_steps_are_given_by_who_wants_steps():

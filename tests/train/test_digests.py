@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from st_reba.train.digests import data_digest
+from st_reba.train.fitting import data_digest
 
 
 def test_texts_and_scores_have_the_digest_that_they_had():

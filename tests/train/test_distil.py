@@ -15,7 +15,7 @@ from st_reba import CausalTransformer
 from st_reba.data.demo import demo_sentences
 from st_reba.evaluation import AgreementEvaluator
 from st_reba.recipes import find
-from st_reba.train import distil, teacher
+from st_reba.train import distil
 from st_reba.train.distil import DistilTraining, shares, train_distil
 
 from .stopping import StopAfter
@@ -131,9 +131,9 @@ def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, m
 def test_targets_keep_as_many_dot_products_as_they_can():
     torch.manual_seed(0)
     vectors = normalize(torch.randn(40, 3) @ torch.randn(3, 9), dim=-1)
-    found = teacher.targets(vectors, teacher.directions(vectors, 3))
+    found = distil.targets(vectors, distil.directions(vectors, 3))
     assert torch.allclose(found @ found.mT, vectors @ vectors.mT, atol=1e-5)
-    assert not teacher.targets(torch.zeros(1, 9), teacher.directions(vectors, 3)).any()
+    assert not distil.targets(torch.zeros(1, 9), distil.directions(vectors, 3)).any()
 
 
 def test_a_dimension_that_hardly_varies_says_nothing():
@@ -141,7 +141,7 @@ def test_a_dimension_that_hardly_varies_says_nothing():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 6, generator=generator)
     inputs[:, 3] = 1e-9 * inputs[:, 3] - 1e-7
-    found = teacher.linear_map(inputs, torch.randn(200, 4, generator=generator))
+    found = distil.linear_map(inputs, torch.randn(200, 4, generator=generator))
     assert not found.weight[:, 3].any()
     assert found.weight.abs().max() < 1
 
@@ -151,7 +151,7 @@ def test_directions_in_which_few_texts_do_not_vary_say_nothing():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 59, generator=generator) @ torch.eye(59, 256)
     inputs += 2e-6 * torch.randn(60, 256, generator=generator)
-    found = teacher.linear_map(inputs, normalize(torch.randn(60, 8, generator=generator), dim=-1))
+    found = distil.linear_map(inputs, normalize(torch.randn(60, 8, generator=generator), dim=-1))
     assert not found.weight[:, 59:].any()
     assert found.weight[:, :59].any()
 
@@ -162,7 +162,7 @@ def test_a_linear_map_is_found_where_there_is_one():
     weight, bias = torch.randn(4, 6), torch.randn(4)
     scaled = (inputs - inputs.mean(dim=0)) / torch.tensor([1e-3, 1, 1, 50, 1, 1])
     outputs = scaled @ weight.mT + bias
-    found = teacher.linear_map(inputs, outputs)(inputs)
+    found = distil.linear_map(inputs, outputs)(inputs)
     assert ((found - outputs).square().mean() / outputs.var()).item() < 1e-3
 
 

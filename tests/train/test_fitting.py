@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from st_reba import BidirectionalLastLayer
-from st_reba.train import DivergedError, RunSettings, checkpoints, finish, fitting
+from st_reba.train import DivergedError, RunSettings, finish, fitting
 
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
@@ -110,7 +110,7 @@ def test_resumed_equals_uninterrupted(kind, no_duplicates, model, tmp_path):
 def test_a_kill_between_two_checkpoints_loses_neither(model, tmp_path, monkeypatch):
     """With room for one, the old one goes when the new one is whole, and not before."""
     settings = {**RUN, "arguments": {"save_total_limit": 1}}
-    atomic_file, marked = checkpoints.atomic_file, []
+    atomic_file, marked = fitting.atomic_file, []
 
     def die_at_the_second(path):
         if path.name == "loss_state.pt":
@@ -119,12 +119,12 @@ def test_a_kill_between_two_checkpoints_loses_neither(model, tmp_path, monkeypat
             raise KeyboardInterrupt
         return atomic_file(path)
 
-    monkeypatch.setattr(checkpoints, "atomic_file", die_at_the_second)
+    monkeypatch.setattr(fitting, "atomic_file", die_at_the_second)
     begun = Noisy(model())
     with pytest.raises(KeyboardInterrupt):
         fit(begun.model, ROWS, begun, output=tmp_path, **settings)
-    monkeypatch.setattr(checkpoints, "atomic_file", atomic_file)
-    assert checkpoints.last_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-2"
+    monkeypatch.setattr(fitting, "atomic_file", atomic_file)
+    assert fitting.last_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-2"
     again = Noisy(model())
     assert fit(again.model, ROWS, again, output=tmp_path, **settings).resumed_at == 2
     assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-9"]
@@ -147,7 +147,7 @@ def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
         (tmp_path / f"checkpoint-{step}" / "loss_state.pt").touch()
     # One that a killed run did not write to its end.
     (tmp_path / "checkpoint-9").mkdir()
-    checkpoints.remove_older(tmp_path, limit, None if best is None else tmp_path / f"checkpoint-{best}")
+    fitting.remove_older(tmp_path, limit, None if best is None else tmp_path / f"checkpoint-{best}")
     assert sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()) == kept
 
 
@@ -361,18 +361,3 @@ class TestTheHub:
     def test_a_name_is_asked_for_first(self, arguments, message, settings, tmp_path):
         with pytest.raises(ValueError, match=message):
             fitting.begin(settings(**arguments), tmp_path)
-
-
-def test_a_keyword_that_there_is_not(model, tmp_path):
-    with pytest.raises(TypeError, match="fit\\(\\) takes no 'epoch': give arguments={...}"):
-        fit(model(), ROWS, None, output=tmp_path, epoch=3)
-
-
-def test_keywords_of_version_0_6(model, tmp_path):
-    trained = model()
-    loss = MultipleNegativesRankingLoss(trained)
-    given = {"epochs": 1, "batch_size": 4, "max_steps": 1, "no_duplicates": True, "warmup_ratio": 0.1}
-    with pytest.warns(FutureWarning, match="batch_size, .* of fit.. until version 0.6, which will go"):
-        assert fitting.fit(trained, ROWS, loss, output=tmp_path, progress=False, **given).steps == 1
-    run = json.loads((tmp_path / "checkpoints/run.json").read_text())
-    assert (run["batch_sampler"], run["rows_of_a_step"], run["warmup_steps"]) == ("no_duplicates", 4, 0.1)

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 
 from st_reba import LayerStates, LayerwiseAutoencoder
 from st_reba.train import DivergedError, freeze
-from st_reba.train.digests import weights_digest
+from st_reba.train.fitting import weights_digest
 from st_reba.train.freeze import FreezeTraining, train_freeze
 from st_reba.train.losses import ReconstructionLoss
 
@@ -199,14 +199,14 @@ def test_the_seed_decides(settings, files):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stage": "all"}, 'stage: \'all\' was given, but it must be "cosines" or "siamese" or "autoencoder" or "wh'),
-        ({"loss": "mae"}, 'loss: \'mae\' was given, but it must be "mse" or "log-variance" or "cosent" or null'),
+        ({"stage": "all"}, "stage: 'all' was given: input should be 'cosines', 'siamese', 'autoencoder' or 'whitened'"),
+        ({"loss": "mae"}, "loss: 'mae' was given: input should be 'mse', 'log-variance' or 'cosent'"),
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
         ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
         ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" reads no further texts'),
         ({"stage": "cosines", "loss": "cosent"}, 'loss: "cosent" trains the embeddings, and those of stage "cosines"'),
         ({"stage": "whitened", "pretraining": "x"}, 'pretraining: stage "whitened" has none'),
-        ({"batch_size": 1}, "per_device_train_batch_size: 1 was given, but it must be a whole number, at least 2"),
+        ({"batch_size": 1}, "per_device_train_batch_size: 1 was given: input should be at least 2"),
     ],
 )
 def test_settings(changes, message, settings):

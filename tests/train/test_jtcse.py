@@ -125,8 +125,8 @@ def test_a_run_that_diverges(settings, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("cross_every: -1", "cross_every: -1 was given, but it must be a whole number, at least 0"),
-        ("temperature: 0", "temperature: 0 was given, but it must be a number, above 0"),
+        ("cross_every: -1", "cross_every: -1 was given: input should be at least 0"),
+        ("temperature: 0", "temperature: 0 was given: input should be above 0"),
         ("towers: 2", "the key 'towers' is unknown. Keys: .*second_model"),
     ],
 )
