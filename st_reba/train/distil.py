@@ -30,7 +30,7 @@ from ..modules import CausalModule, CausalTransformer
 from ..modules.moments import principal_directions
 from ..optional import require
 from ..recipes import Recipe, find
-from ..recipes.parts import POOLINGS
+from ..recipes.recipe import POOLINGS
 from .bellm import add_lora, merge_adapter
 from .fitting import begin, fit, publish, save, weights_digest
 from .rows import read_scored_pairs, read_sentences
