@@ -54,3 +54,9 @@ def test_the_package_itself_uses_no_former_name(tmp_path):
     done = processes.run("-c", code, out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout
     assert not MOVED.keys() & set(done.stdout.splitlines())
+
+
+def test_importing_the_package_imports_no_pydantic_and_no_training(tmp_path):
+    code = "import st_reba, sys; print(*sorted({'pydantic', 'st_reba.train', 'st_reba.encode'} & set(sys.modules)))"
+    done = processes.run("-c", code, out=tmp_path / "printed")
+    assert (done.returncode, done.stdout.split()) == (0, [])

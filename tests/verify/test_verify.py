@@ -25,7 +25,7 @@ from st_reba.serve.models import Embedder
 from st_reba.verify import Endpoint, EndpointError, verify
 from st_reba_cli import app
 
-from .. import backbones
+from .. import backbones, processes
 
 PROMPTS = {"query": "Find what answers: ", "document": "文本："}
 #: Positions of the models.
@@ -361,3 +361,14 @@ def test_the_command(stub, last, tmp_path):
     assert "- the prompt is missing" in ends.output.splitlines()
     ends = CliRunner().invoke(app, ["verify", "localhost", "--model", path])
     assert "give one that begins with http:// or https://" in " ".join(ends.output.split())
+
+
+def test_it_needs_none_of_the_servers_packages(tmp_path):
+    code = (
+        "import sys\n"
+        "for name in ('fastapi', 'uvicorn', 'prometheus_client', 'starlette'):\n"
+        "    sys.modules[name] = None\n"
+        "import st_reba.verify\n"
+    )
+    done = processes.run("-c", code, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
