@@ -31,7 +31,7 @@ from transformers.utils import logging
 from cost import SIZES, WORDS, make_backbone, memory_mib
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer
-from st_reba.encoding import Encoder, LocalEngine, encode_file
+from st_reba.encode import Encoder, LocalEngine, encode_file
 
 SIZES["tiny"] = (2, 4, 128, 344)
 JOB, LOOP = "`st-reba encode`", "bare loop over the model"

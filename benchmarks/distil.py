@@ -35,8 +35,8 @@ from real.cosines import cosines_of
 from real.models import MODELS
 from real.texts import Sets
 from st_reba.data.tables import read_pairs
-from st_reba.training import DistilTraining, train_distil
-from st_reba.training.distil import REPORT, TEACHER, shares, split, teacher_vectors
+from st_reba.train import DistilTraining, train_distil
+from st_reba.train.distil import REPORT, TEACHER, shares, split, teacher_vectors
 
 #: The best recipe of this model on the development part, at the price of two passes at most.
 RECIPE = "early-late"

@@ -27,8 +27,8 @@ from plain import Texts, ratio_rows
 from records import Value, append, machine, versions
 from st_reba.modules import CausalModule
 from st_reba.modules.token_vectors import in_parts
-from st_reba.training import BeLLMTraining, build_bellm
-from st_reba.training.bellm import add_lora
+from st_reba.train import BeLLMTraining, build_bellm
+from st_reba.train.bellm import add_lora
 
 BY_LENGTH, AS_THEY_COME = "parts of a batch by length", "parts as the texts come"
 #: Tokens of a text, each ratio of lengths as frequent as another.

@@ -38,7 +38,7 @@ from real.texts import Sets
 from st_reba import CausalTransformer
 from st_reba.evaluation import bootstrap
 from st_reba.recipes import find
-from st_reba.training import BeLLMTraining, build_bellm, train_bellm
+from st_reba.train import BeLLMTraining, build_bellm, train_bellm
 
 Array = NDArray[np.float64]
 Turned = Literal["none", "last", "all"]

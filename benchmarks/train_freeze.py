@@ -42,8 +42,8 @@ from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
 from st_reba.modules import layerwise_autoencoder
 from st_reba.recipes import find
-from st_reba.training import FreezeTraining, train_freeze
-from st_reba.training.states import ModelOnStates, StatesCache
+from st_reba.train import FreezeTraining, train_freeze
+from st_reba.train.states import ModelOnStates, StatesCache
 
 Array = NDArray[np.float64]
 Similarities = dict[str, dict[str, Array]]

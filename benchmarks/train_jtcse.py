@@ -40,8 +40,8 @@ from real.texts import Sets
 from st_reba import TwinTower
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
-from st_reba.training import fit
-from st_reba.training.losses import JTCSELoss
+from st_reba.train import fit
+from st_reba.train.losses import JTCSELoss
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from st_reba.training import DistilTraining, train_distil
+from st_reba.train import DistilTraining, train_distil
 
 TEXTS = ["A man is playing the flute.", "Somebody makes music.", "A brown dog is jumping."]
 

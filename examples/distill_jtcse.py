@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 import st_reba  # noqa: F401  (lets the teacher load)
-from st_reba.training import read_sentences
+from st_reba.train import read_sentences
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import argparse
 
 from sentence_transformers import SentenceTransformer
 
-from st_reba.training import BeLLMTraining, train_bellm
+from st_reba.train import BeLLMTraining, train_bellm
 
 TEXTS = ["A man is playing the flute.", "Somebody makes music.", "Nobody is playing anything."]
 

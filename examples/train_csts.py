@@ -18,7 +18,7 @@ from transformers import set_seed
 
 from st_reba import BidirectionalLastLayer, in_context
 from st_reba.evaluation import ConditionalSimilarityEvaluator
-from st_reba.training import read_conditional_pairs
+from st_reba.train import read_conditional_pairs
 
 
 def conditioned(rows: Dataset) -> Dataset:

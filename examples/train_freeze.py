@@ -15,7 +15,7 @@ from typing import cast
 from sentence_transformers import SentenceTransformer
 
 from st_reba import LayerwiseAutoencoder
-from st_reba.training import FreezeTraining, train_freeze
+from st_reba.train import FreezeTraining, train_freeze
 
 FIRST = ["A man is playing the flute.", "A brown dog is jumping."]
 SECOND = ["Somebody makes music.", "A brown dog is jumping."]

@@ -13,7 +13,7 @@ import argparse
 
 from sentence_transformers import SentenceTransformer
 
-from st_reba.training import JTCSETraining, train_jtcse
+from st_reba.train import JTCSETraining, train_jtcse
 
 TEXTS = ["A man is playing the flute.", "Somebody makes music.", "The weather is nice today."]
 

@@ -1,17 +1,12 @@
-"""The former name of :mod:`st_reba.training.losses`."""
+"""The former name of :mod:`st_reba.train.losses`."""
 
 import warnings
+from typing import Any
 
-from .training.losses import (  # noqa: F401
-    ContrastiveAngleLoss,
-    EmbeddingCoSENTLoss,
-    InfoNCELoss,
-    InteractionInfoNCELoss,
-    JTCSELoss,
-    LogResidualVarianceLoss,
-    PairScoreMSELoss,
-    ReconstructionLoss,
-    TensorModulusLoss,
-)
+from .train import losses
 
-warnings.warn(f"{__name__} is now st_reba.training.losses: import from there.", DeprecationWarning, stacklevel=2)
+warnings.warn(f"{__name__} is now st_reba.train.losses: import from there.", DeprecationWarning, stacklevel=2)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(losses, name)

@@ -14,7 +14,14 @@ from . import processes
 #: The paths that the pages of a release have named.
 MOVED = {
     "st_reba.catalogue": ("st_reba.recipes", "find"),
-    "st_reba.losses": ("st_reba.training.losses", "JTCSELoss"),
+    "st_reba.encoding": ("st_reba.encode", "encode_file"),
+    "st_reba.jtcse": ("st_reba.train.jtcse", "train_jtcse"),
+    "st_reba.losses": ("st_reba.train.losses", "JTCSELoss"),
+    "st_reba.serving.app": ("st_reba.serve.app", "make_app"),
+    "st_reba.serving.limits": ("st_reba.serve.batches", "Limits"),
+    "st_reba.serving.models": ("st_reba.serve.models", "Embedder"),
+    "st_reba.serving.verify": ("st_reba.verify", "verify"),
+    "st_reba.training": ("st_reba.train", "train_bellm"),
     "st_reba.lm.attention.masks": ("st_reba.lm.attention.changes", "BothWays"),
     "st_reba.lm.attention.rerouting": ("st_reba.lm.attention.changes", "Rerouting"),
     "st_reba.modules.after_pooling.moments": ("st_reba.modules.moments", "embedding_moments"),
@@ -43,7 +50,13 @@ def test_the_name_of_an_effect_in_a_change_of_ones_own_still_comes():
 
 
 def test_the_package_itself_uses_no_former_name(tmp_path):
-    code = "import st_reba, st_reba.compare.run, st_reba.training, st_reba.export, sys; print(*sys.modules, sep='\\n')"
+    code = "import st_reba, st_reba.compare.run, st_reba.train, st_reba.export, sys; print(*sys.modules, sep='\\n')"
     done = processes.run("-c", code, out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout
     assert not MOVED.keys() & set(done.stdout.splitlines())
+
+
+def test_importing_the_package_imports_no_pydantic_and_no_training(tmp_path):
+    code = "import st_reba, sys; print(*sorted({'pydantic', 'st_reba.train', 'st_reba.encode'} & set(sys.modules)))"
+    done = processes.run("-c", code, out=tmp_path / "printed")
+    assert (done.returncode, done.stdout.split()) == (0, [])

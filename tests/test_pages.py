@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from st_reba import ReBAModule
 from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
-from st_reba.training import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
+from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from . import backbones
 from .conftest import PROMPTS, pipeline

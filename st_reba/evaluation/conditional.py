@@ -50,7 +50,7 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **kwargs: Any) -> ConditionalSimilarityEvaluator:
-        """From rows with sentence1, sentence2, condition and score: :func:`st_reba.training.read_conditional_pairs`."""
+        """From rows with sentence1, sentence2, condition and score: :func:`st_reba.train.read_conditional_pairs`."""
         table = [(row["sentence1"], row["sentence2"], row["condition"], row["score"]) for row in rows]
         sentences1, sentences2, conditions, scores = zip(*table, strict=True) if table else ((), (), (), ())
         return cls(sentences1, sentences2, conditions, scores, **kwargs)

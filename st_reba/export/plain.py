@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,65 +60,80 @@ def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = Fa
         module.tokenization = "pieces"
     with torch.inference_mode(), _norm_as_read(module):
         module.model.save_pretrained(directory)
-    tokenizer = _tokenizer(module, _reads_to_the_end(module, model))
+    # What stands behind the last copy and is not read is nothing to a causal model.
+    tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
     tokenizer.save_pretrained(directory)
     _write_pipeline(model, directory, tokenizer.model_max_length if module.max_seq_length else None)
     _compare(model, module, directory)
 
 
 def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
-    """The first module of a model that engines can carry."""
+    """The first module of a model that engines can carry.
+
+    Raises:
+        ValueError: If they cannot, with the reason.
+    """
     module, *behind = model.children()
     name = type(module).__name__
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {name}, none of st_reba's: it is plain as it is.")
-    if type(module) not in (CausalTransformer, EchoModule):
-        raise ValueError(
-            f"{name} does more than one causal pass read as it is, which no engine runs: serve it with st_reba. "
-            "CausalTransformer and EchoModule can be exported."
-        )
-    if others := [str(change) for change in module.changes if not isinstance(change, EarlyExit)]:
-        raise ValueError(f"An engine runs the language model unchanged, and here it has {', '.join(others)}.")
     pooling = behind[0] if behind else None
-    if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in behind[1:]):
-        names = ", ".join(type(part).__name__ for part in behind)
-        raise ValueError(f"Behind {name} stand {names}: an engine runs Pooling and Normalize alone, in this order.")
-    mode = pooling.pooling_mode if isinstance(pooling.pooling_mode, str) else "+".join(pooling.pooling_mode)
-    if mode not in ("lasttoken", "mean") or (mode == "mean" and not _reads_all(module)):
-        raise ValueError(
-            f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}": an engine pools every '
-            'token of the input or the last. Build it with Pooling("lasttoken").'
-        )
-    if not module.final_norm and len(behind) == 1:
-        raise ValueError(
-            "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
-            "Normalize."
-        )
-    if module.copies > 2:
-        raise ValueError(
-            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the "
-            "parts of all copies, which takes minutes. Two copies can be exported."
-        )
-    if not getattr(module.tokenizer, "is_fast", False):
-        raise ValueError(f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.")
+    mode = getattr(pooling, "pooling_mode", "")
+    mode = mode if isinstance(mode, str) else "+".join(mode)
+    others = [str(change) for change in module.changes if not isinstance(change, EarlyExit)]
     literal = any(module._template.literals)
-    if literal and module.tokenization == "whole" and not pieces:
-        raise ValueError(
+    prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
+    refusals = [
+        (
+            type(module) not in (CausalTransformer, EchoModule),
+            f"{name} does more than one causal pass read as it is, which no engine runs: serve it with st_reba. "
+            "CausalTransformer and EchoModule can be exported.",
+        ),
+        (others, f"An engine runs the language model unchanged, and here it has {', '.join(others)}."),
+        (
+            not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in behind[1:]),
+            f"Behind {name} stand {', '.join(type(part).__name__ for part in behind)}: an engine runs Pooling and "
+            "Normalize alone, in this order.",
+        ),
+        (
+            mode not in ("lasttoken", "mean") or (mode == "mean" and not _reads_all(module)),
+            f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}": an engine pools every '
+            'token of the input or the last. Build it with Pooling("lasttoken").',
+        ),
+        (
+            not module.final_norm and len(behind) == 1,
+            "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
+            "Normalize.",
+        ),
+        (
+            module.copies > 2,
+            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the "
+            "parts of all copies, which takes minutes. Two copies can be exported.",
+        ),
+        (
+            not getattr(module.tokenizer, "is_fast", False),
+            f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.",
+        ),
+        (
+            literal and module.tokenization == "whole" and not pieces,
             f"The template {str(module._template)!r} and a text are tokenised as one string, and an engine puts fixed "
             "tokens around a text. Export it with pieces (--pieces): its vectors are then those of a model built with "
-            'tokenization="pieces".'
-        )
-    prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
-    if prompts and (literal or module.copies > 1 or module.tokenization == "pieces"):
-        raise ValueError(
+            'tokenization="pieces".',
+        ),
+        (
+            prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
             f"The model has the prompts {prompts}, and its template stands behind them, where an engine puts it in "
-            "front. Leave the prompts out (model.prompts = {}), or the template."
-        )
-    if model.prompts.get(model.default_prompt_name or ""):
-        raise ValueError(
+            "front. Leave the prompts out (model.prompts = {}), or the template.",
+        ),
+        (
+            model.prompts.get(model.default_prompt_name or ""),
             f'The prompt "{model.default_prompt_name}" is the default, and engines put none before a text unasked. Set '
-            "model.default_prompt_name = None, and let clients ask for it."
-        )
+            "model.default_prompt_name = None, and let clients ask for it.",
+        ),
+    ]
+    for refused, sentence in refusals:
+        if refused:
+            raise ValueError(sentence)
     return module
 
 
@@ -129,11 +145,6 @@ def _reads_all(module: CausalModule) -> bool:
     around = [*module._template.literals, *frame.before, *frame.after]
     reads_from_the_text = module.pool_over == "all" and not module._template.literals[0]
     return module.pool_over == "whole" or reads_from_the_text or not any(around)
-
-
-def _reads_to_the_end(module: CausalModule, model: SentenceTransformer) -> bool:
-    """Whether what stands behind the last copy is read; what is not read is nothing to a causal model."""
-    return module.pool_over != "text" or model[1].pooling_mode == "mean"
 
 
 # The tokenizer
@@ -169,16 +180,12 @@ def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFas
 
 def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProcessing:
     """Copies of the text, with these tokens before the first, between them, and behind the last."""
-    names = [f"<around {place}>" if ids else "" for place, ids in enumerate(around)]
+    names = [f"<around-{place}>" for place in range(len(around))]
+    added = {name: ids for name, ids in zip(names, around, strict=True) if ids}
+    known = [{"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in added.items()]
     pieces = [piece for name in names[:-1] for piece in (name, "$A")] + [names[-1]]
-    known = [
-        {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
-        for name, ids in zip(names, around, strict=True)
-        if ids
-    ]
     return processors.TemplateProcessing(
-        single=[piece.replace(" ", "-") for piece in pieces if piece],
-        special_tokens=[{**each, "id": each["id"].replace(" ", "-")} for each in known],
+        single=[piece for piece in pieces if piece == "$A" or piece in added], special_tokens=known
     )
 
 
@@ -202,17 +209,11 @@ def _normalizers() -> tuple[normalizers.Normalizer, ...]:
 
 
 def _characters(wanted: Callable[[str], bool]) -> str:
-    """All characters that are wanted, as the inside of a character class."""
-    return "".join(_ranges([code for code in range(sys.maxunicode + 1) if wanted(chr(code))]))
-
-
-def _ranges(codes: list[int]) -> Iterator[str]:
-    first = last = codes[0]
-    for code in [*codes[1:], -1]:
-        if code != last + 1:
-            yield rf"\x{{{first:X}}}-\x{{{last:X}}}"
-            first = code
-        last = code
+    """All characters that are wanted, as ranges of the inside of a character class."""
+    codes = [code for code in range(sys.maxunicode + 1) if wanted(chr(code))]
+    # Codes that follow each other are as far from their places in the list.
+    runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
+    return "".join(rf"\x{{{run[0]:X}}}-\x{{{run[-1]:X}}}" for run in runs)
 
 
 # The language model
@@ -220,7 +221,7 @@ def _ranges(codes: list[int]) -> Iterator[str]:
 
 @contextmanager
 def _norm_as_read(module: CausalModule) -> Iterator[None]:
-    """In this block, a final norm that is not read changes a vector's length alone.
+    """In this block, a final norm that is not read has equal weights, and so changes a vector's length alone.
 
     Raises:
         ValueError: If it does more, whatever its weights.
@@ -229,25 +230,24 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
         yield
         return
     norm = final_norm(module.model)
-    weights = dict(norm.named_parameters())
-    refusal = ValueError(
-        f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a vector's "
-        "length, whatever its weights, so an engine cannot read the states before it. Use final_norm=True."
-    )
-    if len(norm) != 1 or len(weights) != 1:
-        raise refusal
-    [weight] = weights.values()
-    kept = weight.detach().clone()
+    weights = list(norm.parameters())
+    kept = [weight.clone() for weight in weights]
+    states = torch.randn(4, module.get_embedding_dimension()).to(weights[0])
     try:
+        # Some architectures add 1 to the weights.
         for value in (1, 0):
-            weight.data.fill_(value)
-            states = torch.randn(4, len(weight), device=weight.device, dtype=weight.dtype)
-            if torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
+            for weight in weights:
+                weight.fill_(value)
+            if len(weights) == 1 and torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
                 yield
                 return
-        raise refusal
+        raise ValueError(
+            f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a "
+            "vector's length, whatever its weights, so an engine cannot read the states before it. Use final_norm=True."
+        )
     finally:
-        weight.data.copy_(kept)
+        for weight, before in zip(weights, kept, strict=True):
+            weight.copy_(before)
 
 
 # The pipeline

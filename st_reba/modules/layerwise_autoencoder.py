@@ -48,7 +48,7 @@ class LayerwiseAutoencoder(StoredModule):
     The term :math:`\log d` is ours. In the paper, :math:`s = \sigma(\mathrm{MLP}(c))`, two identical sentences score
     whatever the MLP makes of ones (0.47 in its appendix); here :math:`d = 0` and the score is 1, whatever the weights.
 
-    With ``decoders``, each layer can also be decoded, which :class:`st_reba.training.losses.ReconstructionLoss` trains:
+    With ``decoders``, each layer can also be decoded, which :class:`st_reba.train.losses.ReconstructionLoss` trains:
     the encoder sees a state through its LayerNorm alone, so that (without the affine part) is what is reconstructed.
 
     With ``layers``, some of the layers are read, and L is their number in all of the above: an embedding has as many

@@ -38,7 +38,7 @@ class TwinTower(SafeTransformer):
 
     With ``Pooling(..., "cls")`` behind it, a text is the sum of the two CLS states, as in the paper. It costs two
     encoders and no more: the cross-attention between the towers is a side branch that is there for training, when
-    :class:`st_reba.training.losses.JTCSELoss` asks for it.
+    :class:`st_reba.train.losses.JTCSELoss` asks for it.
 
     In every k-th layer, the attention weights of each tower weigh the values of the other as well (Equation 10); see
     :func:`cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is TNCSE.

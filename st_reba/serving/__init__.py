@@ -1,1 +1,1 @@
-"""A saved model behind HTTP: what ``st-reba serve`` runs, and what ``st-reba verify`` looks at any server with."""
+"""The former name of :mod:`st_reba.serve` and :mod:`st_reba.verify`, with warnings in its files."""

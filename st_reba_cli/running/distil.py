@@ -8,8 +8,8 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from st_reba.training import DistilTraining, read_settings, train_distil
-from st_reba.training.distil import REPORT, STATIC
+from st_reba.train import DistilTraining, read_settings, train_distil
+from st_reba.train.distil import REPORT, STATIC
 
 from ..distil import DistilLoss
 from ..printing import console, notes

@@ -12,7 +12,7 @@ from types import FrameType
 import typer
 from sentence_transformers.util import get_device_name
 
-from st_reba.encoding import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
+from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
 from ..common import Dtype
 from ..encode import EngineName, Precision

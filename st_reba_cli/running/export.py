@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from st_reba.encoding import Encoder
+from st_reba.encode import Encoder
 from st_reba.export import save_plain, static_model
 from st_reba.files import atomic_directory
 from st_reba.modules import CausalTransformer

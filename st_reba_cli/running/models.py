@@ -19,7 +19,7 @@ from sentence_transformers.util import get_device_name
 
 from st_reba.compare.precision import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
 from st_reba.data.demo import demo_sentences
-from st_reba.encoding import Encoder
+from st_reba.encode import Encoder
 from st_reba.files import is_full
 from st_reba.hub.saved_files import check_saved
 from st_reba.modules import CausalModule

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from sentence_transformers.util import get_device_name
 
-from st_reba.encoding import Encoder
+from st_reba.encode import Encoder
 from st_reba.optional import require
 
 from ..common import Dtype
@@ -19,7 +19,7 @@ from ..serve import MIB
 from .models import encoder_fastest, placement, usable
 
 if TYPE_CHECKING:
-    from st_reba.serving.app import Server
+    from st_reba.serve.app import Server
 
 
 def run(
@@ -45,10 +45,9 @@ def run(
     """Load what is to be served, answer requests until a signal, and finish those that are there."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "serve", "Serving")
-    from st_reba.serving.app import Server
-    from st_reba.serving.limits import Limits
-    from st_reba.serving.models import Embedder, check_kind, load_reranker
-    from st_reba.serving.running import bound, serve, url_of
+    from st_reba.serve.app import Server, bound, serve, url_of
+    from st_reba.serve.batches import Limits
+    from st_reba.serve.models import Embedder, check_kind, load_reranker
 
     keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
     with bound(host, port) as own:

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from transformers import AutoConfig
 
-from st_reba.training import (
+from st_reba.train import (
     BeLLMTraining,
     DivergedError,
     FreezeTraining,
@@ -19,7 +19,7 @@ from st_reba.training import (
     train_freeze,
     train_jtcse,
 )
-from st_reba.training.processes import is_main
+from st_reba.train.fitting import is_main
 
 from ..printing import console
 from ..train import TrainedMethod

@@ -6,8 +6,8 @@ import typer
 from rich.table import Table
 from sentence_transformers.util import get_device_name
 
-from st_reba.encoding import Encoder
-from st_reba.serving.verify import Endpoint, verify
+from st_reba.encode import Encoder
+from st_reba.verify import Endpoint, verify
 
 from ..common import Dtype
 from ..printing import console

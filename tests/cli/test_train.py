@@ -16,10 +16,15 @@ pytest.importorskip("peft")
 def config(backbone_path, tmp_path):
     """Writes a config for the triplets in ``rows``."""
 
-    def write(more: str = "", rows: str = "a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n") -> str:
+    def write(
+        more: str = "",
+        rows: str = "a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n",
+        arguments: str = "learning_rate: 2e-4",
+    ) -> str:
         (tmp_path / "nli.tsv").write_text(rows, encoding="utf-8")
         path = tmp_path / "bellm.yaml"
-        path.write_text(f"model: {backbone_path()}\ntriplets: {tmp_path / 'nli.tsv'}\nbatch_size: 2\n{more}")
+        given = f"arguments: {{per_device_train_batch_size: 2, {arguments}}}\n"
+        path.write_text(f"model: {backbone_path()}\ntriplets: {tmp_path / 'nli.tsv'}\n{more}{given}")
         return str(path)
 
     return write
@@ -33,7 +38,7 @@ def run(*arguments: str, expect: int = 0) -> str:
 
 def test_bellm(config, tmp_path):
     out = tmp_path / "run"
-    shown = run("bellm", "--config", config("rank: 2\nlearning_rate: 1e-3\n"), "--out", str(out))
+    shown = run("bellm", "--config", config("rank: 2\n", arguments="learning_rate: 1e-3"), "--out", str(out))
     assert f'Load it with: import st_reba; SentenceTransformer("{out / "model"}")' in shown
     assert f"Wrote {out / 'adapter'}" in shown
     loaded = SentenceTransformer(str(out / "model"), device="cpu")
@@ -51,7 +56,7 @@ def test_bellm(config, tmp_path):
             "a\tb\tc\n",
             "model_kwargs: transformers knows no 'dtpye'. The nearest is dtype.",
         ),
-        ("temperature: 0\n", "a\tb\tc\n", "bellm.yaml: temperature: 0 was given, but it must be a number, above 0."),
+        ("temperature: 0\n", "a\tb\tc\n", "bellm.yaml: temperature: 0 was given: input should be above 0."),
         (
             "",
             "a\tb\tc\na\tb\n",
@@ -66,9 +71,8 @@ def test_refusals_leave_nothing_behind(more, rows, message, config, tmp_path):
 
 
 def test_a_run_that_diverges(config, tmp_path):
-    shown = run(
-        "bellm", "--config", config("learning_rate: 1e300\nepochs: 9\n"), "--out", str(tmp_path / "run"), expect=1
-    )
+    diverging = config(arguments="learning_rate: 1e300, num_train_epochs: 9")
+    shown = run("bellm", "--config", diverging, "--out", str(tmp_path / "run"), expect=1)
     assert "Error: Training diverged at step" in shown
     assert not (tmp_path / "run/model").exists()
 
@@ -77,7 +81,7 @@ def test_an_interrupted_run_says_how_to_go_on(config, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba.training.bellm.fit", interrupt)
+    monkeypatch.setattr("st_reba.train.bellm.fit", interrupt)
     shown = run("bellm", "--config", config(), "--out", str(tmp_path / "run"), expect=130)
     assert "Stopped. The same command goes on from the last checkpoint" in shown
 
@@ -88,14 +92,15 @@ class TestFreeze:
         def write(more: str = "", rows: str = "a man\ta person\t4.5\nice\twater\t3\nup\tdown\t0.5\n") -> str:
             (tmp_path / "pairs.tsv").write_text(rows, encoding="utf-8")
             path = tmp_path / "freeze.yaml"
-            path.write_text(f"model: {backbone_path()}\npairs: {tmp_path / 'pairs.tsv'}\nepochs: 2\n{more}")
+            path.write_text(f"model: {backbone_path()}\npairs: {tmp_path / 'pairs.tsv'}\n{more}")
             return str(path)
 
         return write
 
     def test_trains(self, config, tmp_path):
         out = tmp_path / "run"
-        more = "bottlenecks: [4, 8]\nbatch_size: 3\npretraining_epochs: 1\n"
+        arguments = "arguments: {num_train_epochs: 2, per_device_train_batch_size: 3}\n"
+        more = f"bottlenecks: [4, 8]\npretraining_epochs: 1\n{arguments}"
         shown = run("freeze", "--config", config(more), "--out", str(out))
         assert f'Load it with: import st_reba; SentenceTransformer("{out / "model"}")' in shown
         loaded = SentenceTransformer(str(out / "model"), device="cpu")
@@ -105,7 +110,7 @@ class TestFreeze:
         ("more", "rows", "message"),
         [
             ("bottleneck: 4\n", "a\tb\t1\nc\td\t2\n", "freeze.yaml: the key 'bottleneck' is unknown. Keys: "),
-            ("bottlenecks: 4\n", "a\tb\t1\nc\td\t2\n", "bottlenecks: 4 was given, but it must be a list, each"),
+            ("bottlenecks: 4\n", "a\tb\t1\nc\td\t2\n", "bottlenecks: 4 was given: input should be a valid list"),
             ("", "a\tb\t1\nc\td\n", "pairs.tsv, line 2: 2 columns where 3 are expected."),
             ("", "a\tb\t1\nc\td\t7\n", "pairs.tsv, pair 2: the score 7 is not from 0 to 5."),
         ],
@@ -120,7 +125,8 @@ def test_jtcse(encoder_paths, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     config, out = tmp_path / "jtcse.yaml", tmp_path / "run"
     config.write_text(
-        f"model: {first}\nsecond_model: {second}\ntexts: {tmp_path / 'texts.txt'}\nbatch_size: 2\ncross_every: 4\n"
+        f"model: {first}\nsecond_model: {second}\ntexts: {tmp_path / 'texts.txt'}\ncross_every: 4\n"
+        "arguments: {per_device_train_batch_size: 2}\n"
     )
     shown = run("jtcse", "--config", str(config), "--out", str(out))
     assert f'Load it with: import st_reba; SentenceTransformer("{out / "model"}")' in shown

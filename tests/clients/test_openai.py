@@ -12,10 +12,9 @@ import uvicorn
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai import OpenAIEmbedding
 
-from st_reba.serving.app import Server, make_app
-from st_reba.serving.limits import Limits
-from st_reba.serving.models import Embedder
-from st_reba.serving.running import bound, url_of
+from st_reba.serve.app import Server, bound, make_app, url_of
+from st_reba.serve.batches import Limits
+from st_reba.serve.models import Embedder
 
 from ..backbones import TEXTS
 

@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 import st_reba
 import st_reba_cli as cli
 from st_reba import CausalTransformer, ReBAModule, TwinTower
-from st_reba.encoding import Encoder, encode_file
+from st_reba.encode import Encoder, encode_file
 from st_reba.lm import gguf
 from st_reba.lm.gguf import is_gguf
 from st_reba.modules.lm_head import head_blocks
-from st_reba.training.bellm import BeLLMTraining, build_bellm
+from st_reba.train.bellm import BeLLMTraining, build_bellm
 
 from .. import ggufs, processes
 from ..backbones import TEXTS

@@ -1,0 +1,204 @@
+"""What turns texts into vectors: a model by name and ``encode``'s own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from ..data.rows import check_characters
+from ..lm.gguf import is_gguf
+from ..reading.chunks import check_chunk_tokens, encode_chunks
+from .model_files import check_saved, not_saved, saved_commit
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+#: Those that need to know each dimension's range.
+SCALED: tuple[Precision, ...] = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Vectors of the chunks of texts.
+
+    Attributes:
+        vectors: (chunks, values).
+        texts: (chunks,), which of the texts each is cut from.
+        spans: (chunks, 2), its characters there: the first, and one past the last.
+    """
+
+    vectors: np.ndarray
+    texts: np.ndarray
+    spans: np.ndarray
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model and how it is used. Plain data, for worker processes; each loads the model itself.
+
+    Args:
+        model: A saved SentenceTransformer: a directory, or a Hub id. A bare language model, such as a GGUF file, is
+            none.
+        revision: Branch, tag or commit of a Hub id.
+        dtype: Weights' precision, ``"auto"`` for the model's own.
+        batch_size: Texts at a time.
+        prompt_name: One of the model's prompts, by name.
+        prompt: A prompt in full; not beside ``prompt_name``.
+        truncate_dim: Keep this many of a vector's first values; the model's own setting if None.
+        normalize: Scale vectors to length 1, after truncation.
+        chunk_tokens: A vector for each chunk of so many tokens, which knows its text: see
+            :func:`~st_reba.encode_chunks`. None: one for each text.
+        chunk_overlap: How many tokens a chunk shares with the next one.
+
+    Raises:
+        ValueError: If a setting cannot hold.
+    """
+
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    batch_size: int = 32
+    prompt_name: str | None = None
+    prompt: str | None = None
+    truncate_dim: int | None = None
+    normalize: bool = False
+    chunk_tokens: int | None = None
+    chunk_overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens is not None:
+            check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
+        elif self.chunk_overlap:
+            raise ValueError(f"chunk_overlap={self.chunk_overlap}: it is between chunks; give chunk_tokens, too.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: give a whole number from 1.")
+        if self.truncate_dim is not None and self.truncate_dim < 1:
+            raise ValueError(f"truncate_dim={self.truncate_dim}: give a whole number from 1.")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise ValueError("Give a prompt in full or by its name, not both.")
+        if self.prompt is not None:
+            check_characters(self.prompt, "The prompt")
+
+    def pinned(self) -> Encoder:
+        """The same with an absolute path, or with the commit that a revision stands for at this moment.
+
+        Raises:
+            ValueError: If there is no such directory and no such model, or it is no saved SentenceTransformer.
+        """
+        if is_gguf(self.model):
+            raise not_saved(self.model, True)
+        if Path(self.model).is_dir():
+            if self.revision is not None:
+                raise ValueError(f"{self.model} is a directory: a revision is for models of the Hub.")
+            check_saved(Path(self.model))
+            return replace(self, model=str(Path(self.model).absolute()))
+        return replace(self, revision=saved_commit(self.model, self.revision))
+
+    def load(self, device: str) -> SentenceTransformer:
+        """The model, on a device.
+
+        Raises:
+            ValueError: If it has no prompt of that name.
+        """
+        model = SentenceTransformer(
+            self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
+        )
+        if self.prompt_name is not None and self.prompt_name not in model.prompts:
+            names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
+            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Or give the prompt in full.')
+        return model
+
+    def encode(self, model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+        """``(len(texts), values)``, float32 or the model's own precision.
+
+        Raises:
+            ValueError: If the vectors are shorter than ``truncate_dim``.
+        """
+        vectors = model.encode(
+            texts,
+            prompt_name=self.prompt_name,
+            prompt=self.prompt,
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            normalize_embeddings=self.normalize,
+            truncate_dim=self.truncate_dim,
+        )
+        return self._checked(vectors)
+
+    def encode_chunks(
+        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
+    ) -> Pieces:
+        """The chunks of all texts, in their order.
+
+        Args:
+            model: From :meth:`load`.
+            texts: What is cut.
+            on_texts: Called after each batch with how many texts more have been read.
+
+        Raises:
+            ValueError: If the model has no vectors of tokens, or those of chunks are shorter than ``truncate_dim``.
+        """
+        found = encode_chunks(
+            model,
+            texts,
+            chunk_tokens=self.chunk_tokens,
+            overlap=self.chunk_overlap,
+            prompt_name=self.prompt_name,
+            prompt=self.prompt,
+            batch_size=self.batch_size,
+            normalize_embeddings=self.normalize,
+            truncate_dim=self.truncate_dim,
+            on_windows=_told_in_texts(len(texts), on_texts),
+        )
+        return Pieces(
+            self._checked(np.concatenate([each.vectors for each in found])),
+            np.repeat(np.arange(len(found)), [len(each.spans) for each in found]),
+            np.array([span for each in found for span in each.spans], dtype=np.int64).reshape(-1, 2),
+        )
+
+    def _checked(self, vectors: np.ndarray) -> np.ndarray:
+        if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
+            raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
+        return vectors
+
+
+@contextmanager
+def telling_batches(
+    model: SentenceTransformer, texts: int, batch_size: int, on_texts: Callable[[int], None]
+) -> Iterator[None]:
+    """While ``model.encode`` is called with so many texts: tells after each batch how many more are done.
+
+    sentence-transformers has a progress bar for that, and no callback.
+    """
+    left = texts
+
+    def told(*_: object) -> None:
+        nonlocal left
+        done = min(batch_size, left)
+        left -= done
+        if done:
+            on_texts(done)
+
+    hook = model[0].register_forward_hook(told)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _told_in_texts(texts: int, on_texts: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Windows of texts, which are what is read at a time, as so many texts."""
+    told = 0
+
+    def on_windows(done: int, total: int) -> None:
+        nonlocal told
+        more = texts * done // total - told
+        told += more
+        on_texts(more)
+
+    return on_windows

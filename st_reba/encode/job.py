@@ -1,0 +1,325 @@
+"""A file of texts to a file of vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ..data.parquet_copy import ParquetCopy, TextFiles
+from ..data.sources import ALL, files_here, files_of
+from ..files import atomic_file
+from ..version import __version__
+from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
+from .encoder import PRECISIONS, SCALED, Encoder, Precision
+from .model_files import model_files
+from .outputs import DOCUMENT, EMBEDDING, END, START, assemble, kind_of, part_name, rows_of
+from .workspace import Finished, Settings, Stamp, Workspace, file_digests, state, take_place
+
+#: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
+#: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
+OnProgress = Callable[[str, int, int | None], None]
+
+#: Reading the model and the input for their digests; told of where it takes a while.
+HASHING = "Hashing"
+#: Fetching an input that is not on this machine.
+COPYING = "Copying"
+_A_WHILE = 10**9
+#: Rows of a chunk, and batches of the first chunks, where nothing else is asked for.
+_CHUNK_SIZE = 2048
+_FIRST_BATCHES = 4
+_MEGABYTE = 10**6
+
+#: Those whose version may change a vector's last bits, or a file's bytes.
+_PACKAGES = ("sentence-transformers", "transformers", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a run gave.
+
+    Attributes:
+        rows: Vectors in the output.
+        texts: Those of the input; as many, unless they were cut into chunks.
+        resumed: How many of them were encoded by an interrupted run.
+        ranges: Where the ranges of int8 and uint8 lie: ``(2, values)``, what queries need to be quantised alike.
+    """
+
+    rows: int
+    texts: int
+    resumed: int
+    ranges: Path | None
+
+
+def encode_file(
+    encoder: Encoder,
+    texts: str | Path,
+    out: str | Path,
+    *,
+    column: str | None = None,
+    keep: Sequence[str] = (),
+    precision: Precision = "float32",
+    calibration_rows: int = 10_000,
+    ranges: str | Path | None = None,
+    chunk_size: int | None = None,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress = lambda stage, done, total: None,
+    settle: Callable[[Encoder], Encoder] = lambda encoder: encoder,
+) -> Encoded:
+    """Encode a file of any size; memory does not grow with it.
+
+    The input is copied first, to a Parquet file in ``OUT.partial``: so every row is checked before the first is
+    encoded, and so is every kept value, since a column's type is the one that holds them all. Chunks are then encoded
+    one by one and kept there until all are done; a run that was killed goes on from them when it is called again, and
+    the output is the same, byte for byte, on the same hardware with the same number of threads. It goes on with the
+    same model and the same input alone, which are known by digests of their whole files.
+
+    Args:
+        encoder: The model and how it is used.
+        texts: Plain text, TSV, CSV, JSON lines or Parquet; a folder of shards; a remote path, or a data set of the
+            Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
+        out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
+            No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy.
+        column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
+        keep: Columns to write beside the vectors, to Parquet alone.
+        precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
+        calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
+        ranges: For int8 and uint8: a ``.npy`` (2, values) with the minimum and maximum of each dimension, instead.
+        chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch. None: chunks grow from
+            four batches to 2,048 rows, so that a run of few texts has several, too.
+        engine: Where the model runs; on the CPU in this process if None.
+        overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
+        on_progress: Called as the work goes on, after each batch of texts; with Ray also from a thread of its own.
+        settle: Called once, when all that can be refused is checked: what of the encoder takes time to find out, such
+            as its precision.
+
+    Raises:
+        ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
+            or the model changes during the run, or the input before it is copied.
+        FileNotFoundError: If the input is missing.
+        FileExistsError: If a file appeared in the output's place meanwhile: it is left, and the output is beside it.
+        ChildProcessError: If the process of one of several devices dies.
+    """
+    out = Path(out).absolute()
+    _check_numbers(precision, calibration_rows, ranges, chunk_size)
+    here = files_here(texts, ALL)
+    if here is not None:
+        TextFiles(here, column, keep).check()
+    kind = kind_of(out)
+    _check_kept(keep, out, encoder.chunk_tokens is not None)
+    sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
+    workspace = Workspace.beside(out)
+    encoder = encoder.pinned()
+    read = [*(file.path for file in here or ()), *([] if ranges is None else [Path(ranges)])]
+    _check_apart(out, workspace, read, Path(encoder.model))
+    if Path(texts).is_dir() and _within(out, Path(texts)):
+        raise ValueError(f"--out {out} lies in the folder that is read: choose another --out.")
+    before = {path: state(path) for path in (out, sidecar) if path is not None}
+    # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
+    written = {out: workspace.may_be_finished, sidecar: workspace.path.exists()}
+    for path, lies in before.items():
+        if lies is not None and not overwrite and not written[path]:
+            raise _exists(path)
+    given = None if ranges is None else _load_ranges(Path(ranges))
+    engine = LocalEngine() if engine is None else engine
+    encoder = settle(encoder)
+    asked: Settings = {
+        "keep": ", ".join(keep),
+        **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
+        "device": engine.device,
+        "precision": precision,
+        "calibration rows": calibration_rows if precision in SCALED and given is None else None,
+        "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
+        "chunk size": chunk_size or "growing",
+        "output": kind or "directory",
+        "st_reba": __version__,
+        **{package: version(package) for package in _PACKAGES},
+    }
+    with workspace.held():
+        if here is None:
+            on_progress(COPYING, 0, None)
+        files = files_of(texts, ALL, workspace.input) if here is None else here
+        source = TextFiles(files, column, keep)
+        source.check()
+        made_of = model_files(encoder.model, encoder.revision)
+        stamps = tuple(Stamp.of(file.path) for file in files)
+        weights = tuple(Stamp.of(path) for path in made_of.values() if path is not None)
+
+        def on_bytes(done: int, total: int) -> None:
+            if total > _A_WHILE:
+                on_progress(HASHING, done // _MEGABYTE, total // _MEGABYTE)
+
+        digests = file_digests([stamp.path for stamp in (*stamps, *weights)], workspace.digests, on_bytes)
+        settings: Settings = {
+            "input size": sum(stamp.size for stamp in stamps),
+            "input digest": _digest([digests[stamp.path] for stamp in stamps]),
+            "weights": _identity(made_of, digests),
+            "column": column,
+            **asked,
+        }
+        made = workspace.finished(settings, out)
+        if made is not None:
+            workspace.remove()
+            return Encoded(made.rows, made.texts, made.texts, sidecar)
+        if before[out] is not None and not overwrite:
+            raise _exists(out)
+        workspace.begin(settings, overwrite)
+        if not workspace.texts.exists():
+            on_progress("Checking", 0, None)
+            smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
+            with atomic_file(workspace.texts) as stream:
+                size = chunk_size or _CHUNK_SIZE
+                source.copy(stream, size, smallest, lambda rows: on_progress("Checking", rows, None))
+                # What was copied is what was hashed.
+                for stamp in stamps:
+                    stamp.check()
+        copy = ParquetCopy(workspace.texts)
+        count = copy.starts[-1]
+        if given is not None:
+            with atomic_file(workspace.ranges) as stream:
+                np.save(stream, given)
+        elif precision in SCALED and min(count, calibration_rows) < 2:
+            raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
+        resumed = _encode(
+            Plan(weights, encoder, precision, calibration_rows, kind, workspace), copy, engine, on_progress
+        )
+        replaced = {path: lies if overwrite else None for path, lies in before.items()}
+        landed = {}
+        # An interrupted run may have come as far as this.
+        if sidecar is not None and not (sidecar.is_file() and sidecar.read_bytes() == workspace.ranges.read_bytes()):
+            with atomic_file(workspace.whole_ranges) as stream:
+                stream.write(workspace.ranges.read_bytes())
+            landed[sidecar] = take_place(
+                workspace.whole_ranges, sidecar, replaces=replaced[sidecar], aside=workspace.aside
+            )
+        parts = [workspace.parts / part_name(kind, number) for number in range(len(copy))]
+        rows = sum(map(rows_of, parts))
+        on_progress("Writing", 0, rows)
+        whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
+        workspace.finish(settings, whole, Finished(rows, count))
+        landed[out] = take_place(whole, out, replaces=replaced[out], aside=workspace.aside)
+    workspace.remove()
+    for path, place in landed.items():
+        if path != place:
+            raise FileExistsError(
+                f"{path} appeared, or was written, while this ran: it is left as it is, and the "
+                f"{'vectors' if path == out else 'ranges'} are in {place}."
+            )
+    return Encoded(rows, count, resumed, sidecar)
+
+
+def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
+    """Encode what is not there yet; how many rows were."""
+    there = plan.workspace.done()
+    todo = [number for number in range(len(copy)) if number not in there]
+    total, sizes = copy.starts[-1], [end - start for start, end in pairwise(copy.starts)]
+    resumed = done = total - sum(sizes[number] for number in todo)
+    texts = {CALIBRATING: 0, ENCODING: done}
+    totals = {CALIBRATING: min(plan.calibration_rows, total), ENCODING: total}
+
+    def on_texts(stage: str, count: int) -> None:
+        # A worker that died, and was started again, tells of some texts twice.
+        texts[stage] = min(texts[stage] + count, totals[stage])
+        on_progress(stage, texts[stage], totals[stage])
+
+    on_progress(ENCODING, done, total)
+    if todo:
+        with closing(engine.run(plan, todo, on_texts)) as numbers:
+            for number in numbers:
+                done += sizes[number]
+                # An engine need not tell of batches.
+                if done > texts[ENCODING]:
+                    on_texts(ENCODING, done - texts[ENCODING])
+    missing = set(range(len(copy))) - plan.workspace.done()
+    if missing:
+        raise RuntimeError(f"{len(missing)} of {len(copy)} chunks are missing in {plan.workspace.parts}.")
+    return resumed
+
+
+def _digest(digests: Sequence[str]) -> str:
+    """One digest of files: of a single one its own."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _identity(made_of: Mapping[str, Path | None], digests: Mapping[Path, str]) -> str:
+    """Tells a model from others: its commits on the Hub, or one digest of its files' names and digests."""
+    commits = [name for name, path in made_of.items() if path is None]
+    files = [f"{name} {digests[path]}" for name, path in sorted(made_of.items()) if path is not None]
+    if not files:
+        return ", ".join(commits)
+    return hashlib.sha256("\n".join([*commits, *files]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _exists(path: Path) -> ValueError:
+    return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
+def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f'precision="{precision}": give one of {", ".join(PRECISIONS)}.')
+    if ranges is not None and precision not in SCALED:
+        raise ValueError(f"Ranges are for precision {' or '.join(SCALED)}; {precision} needs none.")
+    for name, value in (("calibration_rows", calibration_rows), ("chunk_size", chunk_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: give a whole number from 1.")
+
+
+def _check_kept(keep: Sequence[str], out: Path, chunked: bool) -> None:
+    if chunked and out.suffix == ".npy":
+        raise ValueError(
+            "An .npy holds vectors alone, and not where a chunk lies: give an --out that ends in .parquet."
+        )
+    if taken := [name for name in (DOCUMENT, START, END) if chunked and name in keep]:
+        raise ValueError(f"keep {', '.join(taken)}: a chunk's own columns have that name. Rename the column.")
+    if keep and out.suffix == ".npy":
+        raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
+    if EMBEDDING in keep or len(set(keep)) < len(keep):
+        raise ValueError(f'keep {", ".join(keep)}: name each column once; "{EMBEDDING}" is the vectors\' own.')
+
+
+def _check_apart(out: Path, workspace: Workspace, inputs: Sequence[Path], model: Path) -> None:
+    """Nothing that is read may lie where the output will, nor the output in the model, which must not change."""
+    for path in (*inputs, model):
+        for target in (out, workspace.path):
+            if _within(path, target):
+                raise ValueError(f"{path} is read, but lies where --out {out} is written: choose another --out.")
+    if model.is_dir() and _within(out, model):
+        raise ValueError(f"--out {out} lies in the model's own directory: choose another --out.")
+
+
+def _within(path: Path, directory: Path) -> bool:
+    """Whether a path is, or lies in, another one; links are followed."""
+    real, above = os.path.realpath(path), os.path.realpath(directory)
+    return Path(real).is_relative_to(above) or (path.exists() and directory.exists() and path.samefile(directory))
+
+
+def _load_ranges(path: Path) -> np.ndarray:
+    wanted = (
+        "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's vectors.ranges.npy"
+    )
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: give a file.")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file. Check the name.")
+    try:
+        ranges = np.load(path)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not an array that NumPy can read ({error}); {wanted}.") from None
+    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "fiu":
+        kind = "an archive" if not isinstance(ranges, np.ndarray) else f"an array of {ranges.dtype}"
+        raise ValueError(f"{path} is {kind}; {wanted}.")
+    if ranges.ndim != 2 or len(ranges) != 2:
+        raise ValueError(f"{path}: shape {ranges.shape}; {wanted}.")
+    with np.errstate(over="ignore"):
+        ranges = ranges.astype(np.float32)
+    if not np.isfinite(ranges).all() or not np.all(ranges[0] <= ranges[1]):
+        raise ValueError(f"{path} has values that are not finite, or minima above their maxima; {wanted}.")
+    return ranges

@@ -1,0 +1,12 @@
+"""The former name of :mod:`st_reba.train.jtcse`."""
+
+import warnings
+from typing import Any
+
+from .train import jtcse
+
+warnings.warn(f"{__name__} is now st_reba.train.jtcse: import from there.", DeprecationWarning, stacklevel=2)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(jtcse, name)

@@ -1,0 +1,10 @@
+"""A saved model behind HTTP: what ``st-reba serve`` runs.
+
+Needs the extra ``serve``: ``pip install "st-reba[serve]"``.
+"""
+
+from .app import Server, make_app
+from .batches import Limits
+from .models import Embedder, Reranker
+
+__all__ = ["Embedder", "Limits", "Reranker", "Server", "make_app"]

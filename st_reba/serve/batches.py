@@ -1,0 +1,308 @@
+"""One thread that runs models, over batches made of whatever waits."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: What is run together: items of one kind to as many results.
+Run = Callable[[list[Any]], Sequence[Any]]
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKENS = tuple(4**power for power in range(1, 11))
+_TEXTS = tuple(2**power for power in range(11))
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the memory of a server, and how long a request may wait.
+
+    Args:
+        body_bytes: Of a request.
+        body_seconds: In which a request's body has to arrive.
+        inputs: Texts, or documents to order, of a request.
+        batch_tokens: Of a batch, padding included: its texts times the longest one's tokens. A longer text runs alone.
+        batch_texts: Of a batch.
+        queue_tokens: That may wait. A request beyond that is refused, unless nothing waits.
+        truncate: Whether a text that is too long for the model is cut, as ``encode`` does, or refused.
+
+    Raises:
+        ValueError: If one is below 1.
+    """
+
+    body_bytes: int = 8 * 2**20
+    body_seconds: int = 60
+    inputs: int = 2048
+    batch_tokens: int = 8192
+    batch_texts: int = 256
+    queue_tokens: int = 2**20
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "truncate" and (value := getattr(self, field.name)) < 1:
+                raise ValueError(f"{field.name}={value}: give a whole number from 1.")
+
+
+class Metrics:
+    """What Prometheus is told of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        self.requests = Counter("st_reba_requests", "Answers, by path and status.", ["path", "status"], registry=own)
+        self.seconds = Histogram(
+            "st_reba_request_seconds", "From a request's head to its answer.", ["path"], buckets=_SECONDS, registry=own
+        )
+        self.tokens = Counter("st_reba_tokens", "Of texts that were read.", registry=own)
+        self.left = Counter("st_reba_requests_left", "Requests whose client went away while they waited.", registry=own)
+        self.batch_texts = Histogram("st_reba_batch_texts", "Of a batch.", buckets=_TEXTS, registry=own)
+        self.batch_tokens = Histogram(
+            "st_reba_batch_tokens", "Of a batch, padding included.", buckets=_TOKENS, registry=own
+        )
+        self.batch_seconds = Histogram(
+            "st_reba_batch_seconds", "That the model ran for a batch.", buckets=_SECONDS, registry=own
+        )
+        self.waiting_texts = Gauge("st_reba_waiting_texts", "In the queue.", registry=own)
+        self.waiting_tokens = Gauge("st_reba_waiting_tokens", "In the queue.", registry=own)
+
+
+class FullError(Exception):
+    """The queue has no room.
+
+    Args:
+        seconds: About how long what waits will take.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"about {seconds} s of work wait")
+        self.seconds = seconds
+
+
+class ClosedError(Exception):
+    """The queue is closed."""
+
+
+class Waiting:
+    """Items that arrived together, of which some may have run.
+
+    Attributes:
+        result: Their results, in their order. To cancel it takes those that have not run out of the queue.
+        left: Places of those that have not run, the longest first, so that neighbours are alike in length.
+    """
+
+    def __init__(self, run: Run, items: Sequence[Any], tokens: Sequence[int]) -> None:
+        self.run, self.items, self.tokens = run, items, tokens
+        self.result: Future[list[Any]] = Future()
+        self.left = deque(sorted(range(len(items)), key=lambda index: -tokens[index]))
+        self.left_tokens = sum(tokens)
+        self._found: dict[int, Any] = {}
+
+    def take(self) -> tuple[Waiting, int]:
+        """The next one's place."""
+        index = self.left.popleft()
+        self.left_tokens -= self.tokens[index]
+        return self, index
+
+    def put(self, index: int, found: Any) -> None:
+        """One result; with the last one, the request is answered."""
+        self._found[index] = found
+        if len(self._found) == len(self.items):
+            # A client may have gone in this moment.
+            with suppress(InvalidStateError):
+                self.result.set_result([self._found[place] for place in range(len(self.items))])
+
+    def fail(self, error: BaseException) -> None:
+        """There is no result: what has not run need not."""
+        self.left.clear()
+        self.left_tokens = 0
+        if not isinstance(error, Exception):
+            # SystemExit would end whoever waits for the result.
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        with suppress(InvalidStateError):
+            self.result.set_exception(error)
+
+
+class Batches:
+    """A queue and the thread that empties it.
+
+    A batch holds items of one kind, one of each request in turn, so that a request of few texts does not wait for one
+    of many. Kinds take turns, too. While a batch runs, the next ones gather: nothing waits for a batch to fill.
+
+    Args:
+        limits: Of the queue and of a batch.
+        metrics: Are told of each batch.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self._limits, self._metrics = limits, metrics
+        #: By what runs them; the kind whose turn it is first.
+        self._queues: dict[Run, list[Waiting]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._reserved = 0
+        self._tokens_per_second: float | None = None
+        self._thread = threading.Thread(target=self._work, name="st_reba-model", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run what waits."""
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether what is given is going to run."""
+        return self._thread.is_alive() and not self._closed
+
+    def waiting(self) -> tuple[int, int]:
+        """Texts and tokens in the queue."""
+        with self._changed:
+            every = [own for queue in self._queues.values() for own in queue]
+            return sum(len(own.left) for own in every), self._reserved + sum(own.left_tokens for own in every)
+
+    def submit(self, run: Run, items: Sequence[Any], tokens: Sequence[int]) -> Future[list[Any]]:
+        """Have items run.
+
+        Args:
+            run: What items are given to that may share a batch, in the model's thread.
+            items: Any number of them.
+            tokens: What each costs.
+
+        Returns:
+            Their results, in their order. If some fail, the error of one of them.
+
+        Raises:
+            FullError: If there is no room.
+            ClosedError: After :meth:`close`.
+        """
+        own = Waiting(run, items, tokens)
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            self._check_room(own.left_tokens)
+            if not items:
+                own.result.set_result([])
+                return own.result
+            self._queues.setdefault(run, []).append(own)
+            self._changed.notify()
+        own.result.add_done_callback(lambda result: self._withdraw(own) if result.cancelled() else None)
+        return own.result
+
+    @contextmanager
+    def reserved(self, tokens: int) -> Iterator[None]:
+        """Keep room in the queue for a request whose texts are being tokenised.
+
+        Args:
+            tokens: About how many it will have.
+
+        Raises:
+            FullError: If there is no room.
+        """
+        with self._changed:
+            self._check_room(tokens)
+            self._reserved += tokens
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._reserved -= tokens
+
+    def _check_room(self, tokens: int) -> None:
+        """Refuse what is too much, unless nothing waits.
+
+        Raises:
+            FullError: If it is, with the seconds that the work will take at the last batches' rate.
+        """
+        _, waiting = self.waiting()
+        if waiting and waiting + tokens > self._limits.queue_tokens:
+            rate = self._tokens_per_second
+            raise FullError(1 if not rate else min(60, max(1, math.ceil(waiting / rate))))
+
+    def close(self) -> None:
+        """Close the queue, and wait until all that was taken has run."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _withdraw(self, own: Waiting) -> None:
+        with self._changed:
+            if own in (queue := self._queues.get(own.run, [])):
+                queue.remove(own)
+                if not queue:
+                    del self._queues[own.run]
+
+    def _work(self) -> None:
+        while batch := self._next():
+            # Clients may have gone.
+            batch = [(own, index) for own, index in batch if not own.result.done()]
+            if not batch:
+                continue
+            tokens = max(own.tokens[index] for own, index in batch) * len(batch)
+            begun = time.perf_counter()
+            self._run(batch)
+            seconds = time.perf_counter() - begun
+            rate, last = tokens / max(seconds, 1e-6), self._tokens_per_second
+            self._tokens_per_second = rate if last is None else 0.8 * last + 0.2 * rate
+            self._metrics.batch_texts.observe(len(batch))
+            self._metrics.batch_tokens.observe(tokens)
+            self._metrics.batch_seconds.observe(seconds)
+
+    def _next(self) -> list[tuple[Waiting, int]]:
+        """The next batch, when there is one; empty: there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queues or self._closed)
+            if not self._queues:
+                return []
+            run = next(iter(self._queues))
+            queue = self._queues.pop(run)
+            batch = self._gathered(deque(queue))
+            touched = {id(own) for own, _ in batch}
+            # Who had no text in this batch comes first in the next one.
+            if left := sorted((own for own in queue if own.left), key=lambda own: id(own) in touched):
+                self._queues[run] = left
+            return batch
+
+    def _gathered(self, turns: deque[Waiting]) -> list[tuple[Waiting, int]]:
+        batch: list[tuple[Waiting, int]] = []
+        longest = 0
+        while turns and len(batch) < self._limits.batch_texts:
+            own = turns.popleft()
+            together = max(longest, own.tokens[own.left[0]])
+            if batch and together * (len(batch) + 1) > self._limits.batch_tokens:
+                continue
+            batch.append(own.take())
+            longest = together
+            if own.left:
+                turns.append(own)
+        return batch
+
+    def _run(self, batch: list[tuple[Waiting, int]]) -> None:
+        """Run a batch; if that fails, its halves, so that one item's failure is its own request's alone."""
+        try:
+            found = list(batch[0][0].run([own.items[index] for own, index in batch]))
+            if len(found) != len(batch):
+                raise ValueError(f"The model gave {len(found)} results for {len(batch)} texts.")
+        # A panic in tokenizers is no Exception. Whatever it is, the thread goes on: everyone else waits for it.
+        except BaseException as error:
+            if len(batch) == 1:
+                _log.exception("A text could not be run")
+                batch[0][0].fail(error)
+                self._withdraw(batch[0][0])
+                return
+            middle = len(batch) // 2
+            self._run(batch[:middle])
+            self._run(batch[middle:])
+            return
+        for (own, index), result in zip(batch, found, strict=True):
+            own.put(index, result)

@@ -1,0 +1,443 @@
+"""Saved models as a server runs them: texts to vectors, and pairs to scores, with what each costs in tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.util import load_file_path
+from tokenizers import Tokenizer
+
+from ..encode import Encoder
+from ..lm.backbone import positions
+from ..modules import CausalModule
+from .forms import RefusedError, shortened
+
+#: What others call a text that is asked for, and one that is searched.
+_INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
+#: Those for which ST has methods.
+QUERY, DOCUMENT = "query", "document"
+
+# What a text is cut to at first, for each token that the model reads; twice as much while that is too little.
+_CHARACTERS = 8
+# Tokens behind those that the model reads. A cut changes the tokens that stand before it, at most those of one word:
+# WordPiece takes one of more than 100 characters for unknown.
+_BEHIND = 256
+#: Characters of a text that are tokenised to find out which the model reads; more only if 8 for each of its tokens are.
+CHARACTERS = 2**20
+
+
+class NotFiniteError(Exception):
+    """A model's result is no number."""
+
+
+class Sized(NamedTuple):
+    """What is about to be run.
+
+    Attributes:
+        item: A text, or a pair, without most of what the model would not read.
+        read: Tokens of it that the model reads, without what it puts around them.
+        cost: Tokens that run for it.
+    """
+
+    item: Any
+    read: int
+    cost: int
+
+
+class Way(NamedTuple):
+    """A way in which a model reads texts.
+
+    Attributes:
+        run: Items to results; what has one ``run`` may share a batch.
+        limit: Tokens of an item that are read; None: no limit.
+        around: Tokens that run beside those of an item.
+        copies: How many tokens run for each of an item.
+    """
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    limit: int | None
+    around: int
+    copies: int = 1
+
+    def guess(self, lengths: Sequence[int]) -> int:
+        """About how many tokens run for items of about so many each."""
+        read = sum(length if self.limit is None else min(length, self.limit) for length in lengths)
+        return self.around * len(lengths) + self.copies * read
+
+
+class Served:
+    """A model by name, and the ways in which it reads texts.
+
+    Args:
+        name: What requests call it.
+        tokenizer: The model's.
+        truncate: Whether texts that are too long are cut, or refused.
+        ways: By what stands behind a colon in a name; "" is the plain one.
+    """
+
+    def __init__(self, name: str, tokenizer: Any, truncate: bool, ways: dict[str, Way]) -> None:
+        self.name, self.ways = name, ways
+        self.tokens = OwnTokenizer(tokenizer)
+        self._truncate = truncate
+
+    @property
+    def names(self) -> list[str]:
+        """All that requests may call it."""
+        return [self.name, *(f"{self.name}:{way}" for way in self.ways if way)]
+
+    def _part(self, text: str, limit: int | None, where: str) -> tuple[str, int]:
+        """What of a text is run, and how many tokens that has."""
+        try:
+            return self.tokens.cut(text, limit, count_all=not self._truncate)
+        except ValueError as error:
+            raise _too_long(f"{where} {error}.") from None
+
+    def _read(self, length: int, whole: bool, limit: int | None, where: str) -> int:
+        """How many tokens the model reads of a text that has so many, or, if that is not the whole, more."""
+        if limit is None or length <= limit:
+            return length
+        if not self._truncate:
+            more = "" if whole else "more than "
+            raise _too_long(f"{where} has {more}{length} tokens, and the model reads {limit}: send it in parts.")
+        return limit
+
+
+def _too_long(said: str) -> RefusedError:
+    return RefusedError(400, said, param=said.split("'")[1], code="context_length_exceeded")
+
+
+class Embedder(Served):
+    """A SentenceTransformer, which gives what its ``encode``, ``encode_query`` and ``encode_document`` give.
+
+    Raises:
+        ValueError: If the model does not give one vector a text.
+    """
+
+    def __init__(self, name: str, model: SentenceTransformer, truncate: bool = True) -> None:
+        self.model = model
+        self._normalizes = any(isinstance(module, Normalize) for module in model.children())
+        default = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
+        calls: dict[str, Callable[..., Any]] = {
+            "": model.encode, QUERY: model.encode_query, DOCUMENT: model.encode_document
+        }  # fmt: skip
+        for prompt_name in model.prompts:
+            calls.setdefault(prompt_name, partial(model.encode, prompt_name=prompt_name))
+        ways = {
+            way: self._way(name, call, model.prompts.get(way, default) if way else default)
+            for way, call in calls.items()
+        }
+        super().__init__(name, model.tokenizer, truncate, ways)
+        # Every kernel is loaded before the first request, and what is no embedder shows.
+        self.dimensions = len(ways[""].run(["a"])[0])
+
+    def _way(self, name: str, call: Callable[..., Any], prompt: str | None) -> Way:
+        first, limit = self.model[0], self.model.max_seq_length
+        around, ends = (_cells(self.model.preprocess([text], prompt=prompt)) for text in ("a", ""))
+        if isinstance(first, CausalModule):
+            limit = first.max_tokens(prompt)
+        elif limit is not None:
+            limit = None if limit > 10**9 else max(0, limit - ends)
+        copies = int(getattr(first, "copies", 1)) * int(getattr(first, "rows_per_text", 1))
+        return Way(partial(_vectors, name, call), limit, around, copies)
+
+    def way(self, suffix: str, input_type: str | None) -> str:
+        """The one that a request asks for.
+
+        Args:
+            suffix: Of the model's name.
+            input_type: Of the request.
+
+        Raises:
+            RefusedError: If there is none of that name, or two are asked for.
+        """
+        if input_type is None:
+            return suffix
+        way = _INPUT_TYPES.get(input_type, input_type)
+        if way not in self.ways or not way:
+            names = ", ".join(f'"{way}"' for way in self.ways if way)
+            said = f"'input_type' is \"{shortened(input_type)}\": this model has {names}."
+        elif suffix and way != suffix:
+            said = f'The model\'s name asks for "{suffix}" and \'input_type\' for "{way}": give one of them.'
+        else:
+            return way
+        raise RefusedError(400, said, param="input_type")
+
+    def guess(self, way: str, items: Sequence[str | list[int]]) -> int:
+        """About how many tokens run for items that are not tokenised yet: four characters each."""
+        return self.ways[way].guess([len(item) // 4 if isinstance(item, str) else len(item) for item in items])
+
+    def measure(self, way: str, items: Sequence[str | list[int]], first: int = 0) -> list[Sized]:
+        """How many tokens items have.
+
+        Args:
+            way: The way.
+            items: A part of a request's: texts, or the token ids of texts.
+            first: Where in the request they begin.
+
+        Raises:
+            RefusedError: If one is longer than the model reads, and is not to be cut; or is longer than can be read;
+                or token ids are those of no text.
+        """
+        _, limit, around, copies = self.ways[way]
+        found = []
+        for index, item in enumerate(items, first):
+            where = f"'input'[{index}]"
+            text = item if isinstance(item, str) else self._text(item, limit, where)
+            part, length = self._part(text, limit, where)
+            if isinstance(item, str):
+                read = self._read(length, len(part) == len(text), limit, where)
+            else:
+                read = self._read(len(item), True, limit, where)
+            found.append(Sized(part, read, around + copies * read))
+        return found
+
+    def _text(self, ids: list[int], limit: int | None, where: str) -> str:
+        try:
+            return self.tokens.text(ids, limit)
+        except ValueError as error:
+            raise RefusedError(
+                400,
+                f"{where}: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
+                "those of OpenAI's models: tell them not to).",
+                param="input",
+            ) from None
+
+    def check_dimensions(self, dimensions: int) -> None:
+        """Refuse more values than a vector has.
+
+        Raises:
+            RefusedError: If it does not have so many.
+        """
+        if not 1 <= dimensions <= self.dimensions:
+            raise RefusedError(
+                400,
+                f"'dimensions' is {shortened(dimensions)}: give a number from 1 to {self.dimensions}.",
+                param="dimensions",
+            )
+
+    def first(self, vector: np.ndarray, dimensions: int | None) -> np.ndarray:
+        """A vector's first values, of length 1 again if the model normalizes: ``encode(truncate_dim=...)`` of it."""
+        if dimensions is None:
+            return vector
+        first = torch.from_numpy(vector[:dimensions])
+        return (torch.nn.functional.normalize(first, dim=0) if self._normalizes else first).numpy()
+
+    def similarities(self, query: np.ndarray, documents: Sequence[np.ndarray]) -> list[float]:
+        """Of one vector to others, as the model compares them."""
+        found: list[float] = self.model.similarity(query[None], np.stack(documents))[0].tolist()
+        return found
+
+
+def _vectors(name: str, call: Callable[..., Any], texts: list[str]) -> list[np.ndarray]:
+    vectors = np.asarray(call(texts, batch_size=len(texts), show_progress_bar=False))
+    if vectors.ndim != 2:
+        raise ValueError(f"The model {name} does not give one vector a text: serve one that does.")
+    vectors = vectors.astype(np.float32, copy=False)
+    if not np.isfinite(vectors).all():
+        raise NotFiniteError("The model's vector of this text has values that are no numbers.")
+    return list(vectors)
+
+
+class Reranker(Served):
+    """A CrossEncoder, which gives what its ``predict`` gives.
+
+    Raises:
+        ValueError: If it gives something else than one score a pair.
+    """
+
+    def __init__(self, name: str, model: CrossEncoder, truncate: bool = True) -> None:
+        if model.num_labels != 1:
+            raise ValueError(f"The model {name} gives {model.num_labels} scores a pair: to order texts needs one.")
+        self.model = model
+        around, limit = _cells(model.preprocess([("a", "a")])), model.max_seq_length
+        self._document_limit = None if limit is None or limit > 10**9 else int(limit)
+        both = None if self._document_limit is None else max(0, self._document_limit - max(0, around - 2))
+        super().__init__(name, model.tokenizer, truncate, {"": Way(self._run, both, around)})
+        first = next(iter(model.children()), None)
+        # A recipe's limit is that of documents; a query that does not fit is no text to be cut.
+        self._query_limit = positions(first.model) if isinstance(first, CausalModule) else self._document_limit
+        self._run([("a", "a")])
+
+    def guess(self, way: str, items: Sequence[tuple[str, str]]) -> int:
+        """As for :class:`Embedder`."""
+        return self.ways[way].guess([(len(query) + len(document)) // 4 for query, document in items])
+
+    def measure(self, way: str, items: Sequence[tuple[str, str]], first: int = 0) -> list[Sized]:
+        """As for :class:`Embedder`."""
+        limit, around = self.ways[way].limit, self.ways[way].around
+        whole_query = items[0][0]
+        try:
+            query, asked = self.tokens.cut(whole_query, self._query_limit)
+        except ValueError as error:
+            raise _too_long(f"'query' {error}.") from None
+        found = []
+        for index, (_, document) in enumerate(items, first):
+            where = f"'documents'[{index}]"
+            part, length = self._part(document, self._document_limit, where)
+            whole = len(query) + len(part) == len(whole_query) + len(document)
+            read = self._read(asked + length, whole, limit, where)
+            found.append(Sized((query, part), read, around + read))
+        return found
+
+    def _run(self, pairs: list[tuple[str, str]]) -> Sequence[float]:
+        scores = np.asarray(self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False), dtype=np.float32)
+        if not np.isfinite(scores).all():
+            raise NotFiniteError("The model's score of this document is no number.")
+        return scores.tolist()
+
+
+class OwnTokenizer:
+    """A tokenizer of its own: one cannot be used by two threads while one of them sets how it truncates.
+
+    Args:
+        tokenizer: Transformers', or a bare one of ``tokenizers``, as ST's ``StaticEmbedding`` has.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        inner: Any = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+        self._fast = isinstance(inner, Tokenizer)
+        self._from_end = getattr(tokenizer, "truncation_side", "right") == "left"
+        self._tokenizer: Any = copy.deepcopy(inner if self._fast else tokenizer)
+        if self._fast:
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, whole, without special tokens."""
+        if self._fast:
+            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+    def cut(self, text: str, limit: int | None, count_all: bool = False) -> tuple[str, int]:
+        """What of a text decides the tokens that a model reads, and how many tokens that has.
+
+        A tokenizer reads a text as a whole before it cuts it, and needs a second for a million characters. So only a
+        part is tokenised, and a larger one where that has too few tokens: tokenizers may drop any number of characters,
+        such as blanks. The first ``limit`` tokens of the part are those of the text, but for a text whose tokens depend
+        on characters more than 256 tokens behind them.
+
+        Args:
+            text: The text.
+            limit: Tokens that the model reads of it; None: all.
+            count_all: Whether the tokens behind those are to be counted, too, in a text of up to :data:`CHARACTERS`.
+
+        Raises:
+            ValueError: If a text is longer than :data:`CHARACTERS`, and so many have fewer tokens than are read.
+        """
+        if limit is None:
+            if len(text) > CHARACTERS:
+                raise ValueError(
+                    f"has {len(text):,} characters, and the model reads all of them: send it in parts of at most "
+                    f"{CHARACTERS:,}"
+                )
+            return text, len(self.ids([text])[0])
+        wanted = limit + _BEHIND
+        size = _CHARACTERS * wanted
+        part = self._part(text, max(size, CHARACTERS) if count_all else size)
+        while True:
+            count = len(self.ids([part])[0])
+            if len(part) == len(text) or count >= wanted:
+                return part, count
+            if len(part) >= CHARACTERS:
+                raise ValueError(
+                    f"has {len(text):,} characters, and {len(part):,} of them have fewer tokens than the model reads, "
+                    "which is as far as the server looks: send it in parts"
+                )
+            part = self._part(text, 2 * len(part))
+
+    def _part(self, text: str, size: int) -> str:
+        return text[-size:] if self._from_end else text[:size]
+
+    def text(self, ids: Sequence[int], limit: int | None = None) -> str:
+        """The text that tokens stand for; the special tokens at its ends are left out, as the model adds its own.
+
+        Args:
+            ids: The tokens.
+            limit: How many of them the model reads; None: all. Of more, those that decide these are taken.
+
+        Raises:
+            ValueError: If one is no token, or the tokens are not those of that text: the model reads texts, and would
+                read other tokens than were sent.
+        """
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True) if self._fast else len(self._tokenizer)
+        for index, own in enumerate(ids):
+            if not 0 <= own < size:
+                raise ValueError(
+                    f"token {index} is {own if abs(own) < 10**9 else 'huge'}, and the vocabulary has {size}"
+                )
+        begin, end = 0, len(ids)
+        while begin < end and ids[begin] in self._special:
+            begin += 1
+        while begin < end and ids[end - 1] in self._special:
+            end -= 1
+        inner = list(ids[begin:end])
+        checked = slice(None)
+        if limit is not None and len(inner) > limit + _BEHIND:
+            # The last token that is kept may be a part of a character.
+            if self._from_end:
+                inner = inner[-limit - _BEHIND :]
+                checked = slice(_BEHIND, None)
+            else:
+                inner, checked = inner[: limit + _BEHIND], slice(limit)
+        text: str = self._tokenizer.decode(inner, skip_special_tokens=False)
+        if self.ids([text])[0][checked] != inner[checked]:
+            raise ValueError("these are not the tokens that the model's own tokenizer makes of any text")
+        return text
+
+
+def load_embedder(name: str, given: Encoder, device: str, truncate: bool) -> Embedder:
+    """A saved SentenceTransformer.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    check_kind(given.model, given.revision, "SentenceTransformer")
+    return Embedder(name, given.pinned().load(device), truncate)
+
+
+def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
+    """A saved CrossEncoder.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    check_kind(path, revision, "CrossEncoder")
+    return Reranker(name, CrossEncoder(path, revision=revision, device=device, model_kwargs={"dtype": dtype}), truncate)
+
+
+#: What is served, and how it is asked for.
+_HINTS = {
+    "CrossEncoder": "it orders texts: give it as --rerank",
+    "SentenceTransformer": "it gives vectors: give it as MODEL, without --rerank",
+}
+
+
+def check_kind(path: str, revision: str | None, wanted: str) -> None:
+    """Refuse what is saved as another class of sentence-transformers'; what is not saved as one is not known here."""
+    settings = load_file_path(path, "config_sentence_transformers.json", revision=revision)
+    if settings is not None:
+        kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
+    elif load_file_path(path, "modules.json", revision=revision) is not None:
+        kind = "SentenceTransformer"
+    else:
+        # A bare language model, which is no embedder, or a CrossEncoder saved as transformers' classifier alone.
+        return
+    if kind != wanted:
+        hint = _HINTS.get(kind, "serve gives one vector a text, or orders texts by a CrossEncoder")
+        raise ValueError(f"The model {path} is a saved {kind}; {hint}.")
+
+
+def _cells(features: dict[str, Any]) -> int:
+    """Tokens that run."""
+    ids = features.get("input_ids")
+    return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0

@@ -1,0 +1,39 @@
+"""Training: what the papers' trained methods share, on sentence-transformers' own trainer.
+
+Needs the extra ``train``: ``pip install "st-reba[train]"``.
+"""
+
+from .bellm import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
+from .distil import DistilTraining, train_distil
+from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
+from .freeze import FreezeTraining, train_freeze
+from .jtcse import JTCSETraining, train_jtcse
+from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
+from .settings import RunSettings, Settings, read_settings, setting
+
+__all__ = [
+    "BeLLMTraining",
+    "DistilTraining",
+    "DivergedError",
+    "Fitted",
+    "FreezeTraining",
+    "JTCSETraining",
+    "RunSettings",
+    "Settings",
+    "StopOnDivergence",
+    "add_lora",
+    "build_bellm",
+    "finish",
+    "fit",
+    "merge_adapter",
+    "read_conditional_pairs",
+    "read_scored_pairs",
+    "read_sentences",
+    "read_settings",
+    "read_triplets",
+    "setting",
+    "train_bellm",
+    "train_distil",
+    "train_freeze",
+    "train_jtcse",
+]

@@ -1,0 +1,515 @@
+"""Distilling a recipe that needs no training into a model that costs less: from plain texts, without labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from rich.progress import Progress
+from safetensors.torch import load_file
+from safetensors.torch import save as saved
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MSELoss
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
+from sentence_transformers.util import get_device_name, pairwise_cos_sim
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import set_seed
+
+from ..evaluation import bootstrap
+from ..evaluation.agreement import AgreementEvaluator
+from ..export import static_model
+from ..files import atomic_file, remove_scratch
+from ..modules import CausalModule, CausalTransformer
+from ..modules.moments import principal_directions
+from ..optional import require
+from ..recipes import Recipe, find
+from ..recipes.recipe import POOLINGS
+from .bellm import add_lora, merge_adapter
+from .fitting import begin, fit, publish, save, weights_digest
+from .rows import read_scored_pairs, read_sentences
+from .settings import RunSettings, setting
+
+#: Where in an output directory the teacher's vectors and the report lie.
+TEACHER, REPORT = "teacher", "distil.json"
+
+#: The student that is a table of token vectors.
+STATIC = "static"
+
+#: Arguments by the student's kind. At LoRA's rate the rows of a table hardly move, and an encoder is damaged.
+_OF_A_TABLE: Mapping[str, Any] = {"num_train_epochs": 10, "learning_rate": 1e-2}
+_OF_A_MODEL: Mapping[str, Any] = {"learning_rate": 5e-5}
+
+#: Texts that what stands around a teacher's pooling is fitted on at most, and those that a student's start is.
+_WHITENED, _STARTED = 1000, 4096
+#: Texts that are held out, at least: of fewer than three, there are no two cosines to compare.
+_FEWEST_HELD_OUT = 3
+#: Texts of a batch where nothing is trained.
+_READ = 32
+#: Texts that are kept as one file.
+_CHUNK = 1024
+#: Of which ridge regression takes the best.
+_SHRINKAGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+#: Of a text's partners in pairs, how many nearest ones by the teacher are drawn from.
+_NEAR = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilTraining(RunSettings):
+    """What :func:`train_distil` is asked for.
+
+    Attributes:
+        model: A decoder-only model's path or Hub id, that the teacher reads.
+        recipe: The teacher, by the key or name of any recipe: see :func:`st_reba.recipes.find`.
+        texts: Plain texts: see :func:`st_reba.train.read_sentences`. Some thousands.
+        template: Of the teacher, where its recipe takes one; None: the recipe's own.
+        student: The key of a recipe, which is read in one plain pass of the same model, with LoRA; ``"static"``, a
+            table of token vectors; or the path or Hub id of a SentenceTransformer, which is trained whole. A directory
+            that is called as a recipe is given as ``"./NAME"``.
+        pooling: Of a student that is a recipe; None: the recipe's usual one.
+        loss: ``"mse"``: the student's vectors shall be the teacher's; ``"cosent"``: the order of its cosines shall be
+            the teacher's, over pairs of texts, half of them near ones.
+        dimensions: Numbers of the student's embedding; None: as many as it has by itself, or as the teacher has if
+            those are fewer.
+        held_out: How many of the texts nothing is trained on: what the student reaches is told of these.
+        evaluation: Scored pairs, on which student and teacher are scored in the end: see
+            :func:`st_reba.train.read_scored_pairs`.
+        rank: Of LoRA, and so are ``alpha``, ``dropout`` and ``target_modules``: see
+            :class:`st_reba.train.BeLLMTraining`.
+        max_seq_length: Tokens of a text; None: what a model has room for.
+        arguments: As :class:`RunSettings`; 3 epochs, of a table 10, in batches of 32. The rate is reached after a tenth
+            of the steps: 2e-4 for a recipe, 1e-2 for a table, 5e-5 for a SentenceTransformer.
+        model_kwargs: As :class:`RunSettings`, for the language model. What is trained is float32.
+    """
+
+    # Those of a student that is a recipe: see usual_arguments.
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 32,
+        "learning_rate": 2e-4,
+        "warmup_steps": 0.1,
+    }
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+
+    model: str
+    recipe: str
+    texts: str = setting(may_change=True)
+    template: str | None = None
+    student: str = "classical"
+    pooling: Literal["mean", "last"] | None = None
+    loss: Literal["mse", "cosent"] = "mse"
+    dimensions: int | None = setting(None, least=1)
+    held_out: int = setting(500, least=_FEWEST_HELD_OUT)
+    evaluation: str | None = setting(None, may_change=True)
+    rank: int = setting(16, least=1)
+    alpha: float = setting(32, above=0)
+    dropout: float = setting(0.0, least=0, below=1)
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = "all-linear"
+    max_seq_length: int | None = setting(None, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find(self.recipe)
+        student = self.student_recipe
+        if self.pooling is not None and student is None:
+            raise ValueError(f"pooling: the student {self.student!r} is no recipe, and pools as it does. Leave it out.")
+        if "quantization_config" in self.model_kwargs:
+            raise ValueError(
+                "model_kwargs: quantization_config: a student is merged into whole weights. Leave it out; "
+                "dtype: bfloat16 takes half of the memory."
+            )
+
+    @property
+    def usual_arguments(self) -> Mapping[str, Any]:
+        if self.student == STATIC:
+            return {**self.ARGUMENTS, **_OF_A_TABLE}
+        return {**self.ARGUMENTS, **_OF_A_MODEL} if self.is_own_model else self.ARGUMENTS
+
+    @property
+    def evaluates(self) -> bool:
+        """There are always texts that were held out."""
+        return True
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether the student is a SentenceTransformer that is there already."""
+        return self.student != STATIC and self.student_recipe is None
+
+    @property
+    def student_recipe(self) -> Recipe | None:
+        """The recipe that the student is, if it is one.
+
+        A recipe's key is the recipe, whatever lies in the working directory.
+
+        Raises:
+            ValueError: If something is fitted behind its pooling, which a student learns by itself; or it is neither a
+                recipe nor a path or Hub id.
+        """
+        if self.student == STATIC or "/" in self.student:
+            return None
+        try:
+            found = find(self.student)
+        except ValueError as error:
+            if Path(self.student).exists():
+                return None
+            raise ValueError(
+                f"student: {error} A directory is given by its path, a model of the Hub as org/name."
+            ) from None
+        if found.part is not None:
+            raise ValueError(
+                f"student: {self.student!r} has something fitted around its pooling, which a student learns by itself. "
+                "Give a recipe without, such as classical or prompteol."
+            )
+        return found if self.pooling is None else replace(found, pooling=self.pooling)
+
+
+def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
+    r"""Distil a recipe into a student, and save it as ``output/model``.
+
+    .. math:: \mathcal{L} = \frac{1}{B k} \sum_b \lVert s(x_b) - \hat t(x_b) \rVert^2, \qquad
+        \hat t(x) = \frac{P\,t(x)}{\lVert P\,t(x) \rVert}
+
+    with the teacher's embedding t, frozen, the k directions P in which its embeddings are longest, and the student's
+    embedding s of length 1. Behind the student's pooling stands a linear map, which begins as the one that ridge
+    regression finds: what is trained has that distance less to go. With the loss ``"cosent"`` the student's cosines
+    shall stand in the order of the teacher's, whatever the directions.
+
+    Args:
+        settings: What is asked for.
+        output: The run's directory: ``teacher``, the teacher's vectors, which are made once; ``checkpoints`` while it
+            lasts; ``model``, and ``distil.json``, what the student reaches. Where a run was interrupted, it goes on.
+        progress: Whether to show bars.
+
+    Returns:
+        The student.
+
+    Raises:
+        ValueError: If the texts are too few, or a recipe cannot be run with this model; or as
+            :func:`st_reba.train.fit`.
+        DivergedError: As there.
+        ImportError: If peft, datasets or accelerate is not installed.
+    """
+    output = Path(output)
+    begin(settings, output)
+    texts, held_out = split(settings)
+    pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)
+    labelled = [] if pairs is None else list(dict.fromkeys([*pairs["sentence1"], *pairs["sentence2"]]))
+    every = list(dict.fromkeys([*texts, *held_out, *labelled]))
+    vectors, read = teacher_vectors(settings, texts, every, output / TEACHER, progress)
+    row = {text: index for index, text in enumerate(every)}
+
+    def of(wanted: list[str]) -> Tensor:
+        return vectors[[row[text] for text in wanted]]
+
+    set_seed(settings.random_seed)
+    body = _body(settings, texts)
+    # A table is made of the language model, which is known.
+    begun_with = "" if settings.student == STATIC else weights_digest(body)
+    student, wanted = _student(settings, body, texts, of(texts))
+    evaluator = AgreementEvaluator(held_out, of(held_out), name="held-out", batch_size=_READ)
+    start = evaluator(student)
+    if settings.student_recipe is not None:
+        add_lora(student, settings)
+    dense = student[-2]
+    hook = dense.register_forward_pre_hook(_in_the_weights_precision) if isinstance(dense, Dense) else None
+    fit(
+        student,
+        _dataset(settings, texts, wanted),
+        MSELoss(student) if settings.loss == "mse" else CoSENTLoss(student),
+        output=output,
+        arguments=settings.training_arguments,
+        evaluator=evaluator,
+        identity={**settings.identity(), "frozen_weights": f"{read} {begun_with}".strip()},
+        progress=progress,
+    )
+    student.eval()
+    if settings.student_recipe is not None:
+        merge_adapter(student)
+    if hook is not None:
+        hook.remove()
+        dense.to(next(student.parameters()).dtype)
+    reached: dict[str, Any] = {
+        "teacher": settings.recipe,
+        "student": settings.student,
+        "texts": len(texts),
+        "held_out": len(held_out),
+        "at_the_start": start,
+        "trained": evaluator(student),
+    }
+    if pairs is not None:
+        reached["pairs"] = _share(student, pairs, of)
+    with atomic_file(output / REPORT) as stream:
+        stream.write((json.dumps(reached, indent=2) + "\n").encode())
+    save(student, output)
+    publish(settings, output)
+    return student
+
+
+def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
+    """The texts to train on, and those that are held out: the same ones whatever the seed."""
+    different = list(dict.fromkeys(read_sentences(settings.texts)["sentence"]))
+    least = settings.held_out + settings.batch_rows
+    if len(different) < least:
+        lower, most = "held_out (--held-out)", len(different) - settings.batch_rows
+        if most < _FEWEST_HELD_OUT:
+            lower, most = "per_device_train_batch_size (--batch-size)", len(different) - settings.held_out
+        instead = f", or lower {lower} to {most} or less" if most > 1 else ""
+        raise ValueError(
+            f"{settings.texts} has {len(different)} different texts, and {settings.held_out} are held out: give at "
+            f"least {least}{instead}."
+        )
+    held_out = set(random.Random(0).sample(range(len(different)), settings.held_out))
+    return (
+        [text for index, text in enumerate(different) if index not in held_out],
+        [text for index, text in enumerate(different) if index in held_out],
+    )
+
+
+def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
+    with settings.names_are_checked():
+        module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
+    if settings.max_seq_length is not None:
+        module.max_seq_length = settings.max_seq_length
+    return module.to(get_device_name())
+
+
+def teacher_vectors(
+    settings: DistilTraining, texts: list[str], every: list[str], directory: Path, progress: bool
+) -> tuple[Tensor, str]:
+    """The teacher's embeddings of every text, and a digest of the language model's weights."""
+    recipe = replace(find(settings.recipe), fit_texts=tuple(_some(texts, _WHITENED)))
+    if settings.template is not None:
+        own = {**recipe.row.settings, "template": settings.template}
+        recipe = replace(recipe, row=replace(recipe.row, settings=own))
+    backbone = _loaded(settings, CausalTransformer)
+    read = weights_digest(backbone)
+    fitted_on = recipe.fit_texts if recipe.fitted else ()
+    key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("Embedding with the teacher", total=len(every))
+        vectors = kept_vectors(
+            lambda: recipe.model(backbone).eval(), key, every, directory, batch_size=_READ,
+            on_texts=lambda count: bar.advance(task, count),
+        )  # fmt: skip
+    return vectors, read
+
+
+def _student(
+    settings: DistilTraining, body: SentenceTransformer, texts: list[str], vectors: Tensor
+) -> tuple[SentenceTransformer, Tensor]:
+    """The student with the linear map that it begins with, and what it shall give for each text, (n, k)."""
+    some = _some(range(len(texts)), _STARTED)
+    read = [texts[index] for index in some]
+    inputs = body.encode(read, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False).float().cpu()
+    count = min(settings.dimensions or inputs.shape[1], vectors.shape[1])
+    wanted = targets(vectors, directions(vectors, count))
+    linear = linear_map(inputs, wanted[some])
+    if settings.student == STATIC:
+        _fold(cast(StaticEmbedding, body[0]), linear)
+        return SentenceTransformer(modules=[body[0], Normalize()], device=str(body.device)), wanted
+    dense = Dense(linear.in_features, linear.out_features, activation_function=nn.Identity())
+    dense.linear.load_state_dict(linear.state_dict())
+    return SentenceTransformer(modules=[*body, dense, Normalize()], device=str(body.device)), wanted
+
+
+def _body(settings: DistilTraining, texts: list[str]) -> SentenceTransformer:
+    """The student without what makes its vectors the teacher's."""
+    if settings.student == STATIC:
+        module = _loaded(settings, CausalTransformer)
+        model = static_model(module, _some(texts, _STARTED), dimension=settings.dimensions)
+        return SentenceTransformer(modules=[model[0]], device=get_device_name())
+    recipe = settings.student_recipe
+    if recipe is None:
+        model = SentenceTransformer(settings.student)
+        if settings.max_seq_length is not None:
+            model.max_seq_length = settings.max_seq_length
+        modules = list(model.children())
+        while isinstance(modules[-1], Normalize):
+            modules.pop()
+        return SentenceTransformer(modules=modules, device=get_device_name())
+    module = _loaded(settings, recipe.row.module, **recipe.row.arguments(recipe.pooling, recipe.layer))
+    pooling = Pooling(module.get_embedding_dimension(), POOLINGS[recipe.pooling])
+    return SentenceTransformer(modules=[module, pooling], device=get_device_name())
+
+
+@torch.no_grad()
+def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
+    """Put a linear map of a mean of rows into the rows."""
+    rows = embedding.embedding.weight
+    mapped = linear.to(rows.device)(rows)
+    embedding.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
+    embedding.embedding_dim = mapped.shape[1]
+
+
+def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
+    datasets = require("datasets", "train", "Training data")
+    if settings.loss == "mse":
+        return datasets.Dataset.from_dict({"sentence": texts, "label": list(wanted.numpy())})
+    partners = _partners(wanted, settings.random_seed)
+    scores = pairwise_cos_sim(wanted, wanted[partners])
+    return datasets.Dataset.from_dict(
+        {"sentence1": texts, "sentence2": [texts[index] for index in partners], "score": scores.tolist()}
+    )
+
+
+def _partners(wanted: Tensor, seed: int) -> list[int]:
+    """Another text for each: one of its nearest, or any, in turn."""
+    draw = random.Random(seed)
+    found: list[int] = []
+    for start in range(0, len(wanted), 1024):
+        cosines = wanted[start : start + 1024] @ wanted.mT
+        cosines[torch.arange(len(cosines)), torch.arange(start, start + len(cosines))] = -2
+        for near in cosines.topk(min(_NEAR, len(wanted) - 1), dim=1).indices.tolist():
+            own = len(found)
+            others = draw.randrange(len(wanted) - 1)
+            found.append(draw.choice(near) if draw.random() < 0.5 else others + (others >= own))
+    return found
+
+
+def _share(student: SentenceTransformer, pairs: Any, of: Callable[[list[str]], Tensor]) -> dict[str, Any]:
+    """Spearman's correlation of student and teacher with the labels, and the one as a share of the other."""
+    sides = [list(pairs[name]) for name in ("sentence1", "sentence2")]
+    embedded = [
+        student.encode(side, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False) for side in sides
+    ]
+    cosines = {
+        "teacher": pairwise_cos_sim(*(of(side) for side in sides)).numpy(),
+        "student": pairwise_cos_sim(*embedded).float().cpu().numpy(),
+    }
+    return shares(cosines, list(pairs["score"]))
+
+
+def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
+    """Spearman's correlations of ``teacher`` and ``student`` with labels, and how much of the one the other reaches.
+
+    Args:
+        cosines: (n,) of each.
+        labels: n.
+
+    Returns:
+        ``teacher``, ``student`` and ``share``, each a value with its 95% interval over the pairs.
+    """
+    statistic = bootstrap.spearman(dict(cosines), labels)
+    names = statistic.recipes
+    values = dict(zip(names, statistic.values(), strict=True))
+    drawn = dict(zip(names, statistic.replicates, strict=True))
+    values["share"] = values["student"] / values["teacher"]
+    drawn["share"] = drawn["student"] / drawn["teacher"]
+    return {
+        name: [float(value), *(float(bound) for bound in bootstrap.interval(drawn[name]))]
+        for name, value in values.items()
+    }
+
+
+def _some(items: Any, most: int) -> list[Any]:
+    """All of them in some order, or as many as something is fitted on."""
+    return random.Random(0).sample(list(items), min(most, len(items)))
+
+
+def _in_the_weights_precision(dense: Dense, inputs: tuple[dict[str, Any]]) -> tuple[dict[str, Any]]:
+    """A linear map that is trained is float32, whatever the language model in front of it is."""
+    [features] = inputs
+    vectors = features["sentence_embedding"]
+    return ({**features, "sentence_embedding": vectors.to(dense.linear.weight.dtype)},)
+
+
+# What a frozen teacher says of texts: embedded once, and turned into what a student can reach
+
+
+def kept_vectors(
+    make: Callable[[], SentenceTransformer],
+    key: object,
+    texts: Sequence[str],
+    directory: Path,
+    *,
+    batch_size: int = 32,
+    on_texts: Callable[[int], None] = lambda count: None,
+) -> Tensor:
+    """A teacher's embeddings of texts, each made once, whatever is distilled from them later.
+
+    Args:
+        make: Makes the teacher, if there is a text that it has not embedded yet.
+        key: What tells the teacher from any other, by its ``repr``.
+        texts: n of them.
+        directory: Where the embeddings are kept, in files that are there whole or not at all. Their names tell teacher
+            and texts, so that those of several lie side by side.
+        batch_size: Texts at a time.
+        on_texts: Called with the number of texts whenever some are there.
+
+    Returns:
+        (n, D), float32, on the CPU.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_scratch(directory)
+    teacher: SentenceTransformer | None = None
+    found = []
+    for start in range(0, len(texts), _CHUNK):
+        chunk = list(texts[start : start + _CHUNK])
+        name = hashlib.sha256(repr((key, chunk)).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        path = directory / f"{name}.safetensors"
+        if not path.is_file():
+            teacher = make() if teacher is None else teacher
+            vectors = teacher.encode(chunk, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
+            with atomic_file(path) as stream:
+                stream.write(saved({"vectors": vectors.float().cpu().contiguous()}))
+        found.append(load_file(path)["vectors"])
+        on_texts(len(chunk))
+    return torch.cat(found)
+
+
+def directions(vectors: Tensor, dimension: int) -> Tensor:
+    """(dimension, D): those in which vectors (n, D) are longest, so that of their dot products most is left."""
+    wide = vectors.double()
+    _, rows = principal_directions(wide.mT @ wide)
+    return rows[:dimension].float()
+
+
+def targets(vectors: Tensor, rows: Tensor) -> Tensor:
+    """(n, k): vectors (n, D) along k directions, of length 1; a zero vector stays one."""
+    return normalize(vectors @ rows.mT, dim=-1)
+
+
+def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
+    r"""The linear map from one embedding to another that ridge regression finds.
+
+    .. math:: W = \arg\min_W \frac{1}{n} \sum_i \Bigl\lVert W \frac{x_i - \mu}{\sigma} - (y_i - \bar y) \Bigr\rVert^2
+        + \lambda \lVert W \rVert^2
+
+    with each dimension's mean and deviation; :math:`\lambda` is the best of some on a tenth of the texts.
+
+    Args:
+        inputs: (n, d).
+        outputs: (n, k).
+    """
+    x, y = inputs.double(), outputs.double()
+    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+    # What hardly varies says nothing, and dropout would move it far. Where texts are fewer than dimensions, those in
+    # which a whitened table does not vary hold the rounding of float32, some 1e-6 of the others.
+    typical = scale.square().mean().sqrt()
+    constant = scale <= torch.maximum(1e-6 * mean.abs(), 1e-5 * typical)
+    inverse = torch.where(constant, 0.0, 1 / scale)
+    z = (x - mean) * inverse
+    seen = max(1, len(z) - len(z) // 10)
+    found = {}
+    for shrinkage, weight in zip(_SHRINKAGES, _ridge(z[:seen], y[:seen], _SHRINKAGES), strict=True):
+        error = (z[seen:] @ weight + y[:seen].mean(dim=0) - y[seen:]).square().sum()
+        found[shrinkage] = float(error)
+    [weight] = _ridge(z, y, [min(found, key=found.__getitem__)])
+    linear = nn.Linear(x.shape[1], y.shape[1])
+    with torch.no_grad():
+        linear.weight.copy_((inverse[:, None] * weight).mT)
+        linear.bias.copy_(y.mean(dim=0) - mean @ (inverse[:, None] * weight))
+    return linear
+
+
+def _ridge(z: Tensor, y: Tensor, shrinkages: Sequence[float]) -> list[Tensor]:
+    """(d, k) for each: of centred inputs with variance 1."""
+    values, vectors = torch.linalg.eigh(z.mT @ z / len(z))
+    projected = vectors.mT @ (z.mT @ (y - y.mean(dim=0)) / len(z))
+    return [vectors @ (projected / (values.clamp(min=0) + shrinkage)[:, None]) for shrinkage in shrinkages]

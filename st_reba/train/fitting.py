@@ -1,0 +1,521 @@
+"""One run of sentence-transformers' trainer: it can be resumed, stops before NaN reaches the weights, is saved and
+pushed by one process of several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..files import atomic_directory, atomic_file, check_free, remove_scratch
+from ..hub.push import check_repo_id, push
+from ..lm.fingerprint import content
+from ..optional import require
+from . import settings as of_st
+from .settings import RunSettings
+
+#: Where in an output directory the finished model lies, and the checkpoints.
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+
+_RUN = "run.json"
+# What is known by a digest, which nobody could read.
+_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights", "sentences": "other sentences"}
+# What is made of several arguments, and of which.
+_MADE_OF = {
+    "rows_of_a_batch": "rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers",
+    "rows_of_a_step": "rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
+}
+# Written last: a checkpoint that has it is whole.
+_LOSS_STATE = "loss_state.pt"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a run did.
+
+    Attributes:
+        steps: Steps that the model has had, those before an interruption included.
+        resumed_at: The step that the run went on from; 0 if it began anew.
+        log: The trainer's log: an entry with ``step`` and ``loss``, or with what an evaluator found (``eval_...``).
+    """
+
+    steps: int
+    resumed_at: int
+    log: list[dict[str, float]]
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """Step and mean training loss since the entry before."""
+        return [(int(entry["step"]), entry["loss"]) for entry in self.log if "loss" in entry]
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """Evaluates without a draw from the training's random state: how often changes no weight."""
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """From one process alone. Transformers leaves that to how a model is saved, and sentence-transformers to the
+        trainer, so that all processes would write the same files at once. Where the weights are spread over processes,
+        all are needed to gather them."""
+        if self.args.should_save or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super().save_model(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        device = self.args.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            return super().evaluate(*args, **kwargs)
+
+
+def begin(
+    settings: RunSettings, output: str | Path, *, one_device: bool = False
+) -> SentenceTransformerTrainingArguments:
+    """Refuse what can be refused before anything is loaded.
+
+    Args:
+        settings: What is asked for.
+        output: Directory of the run.
+        one_device: Whether the method is trained in one process alone.
+
+    Returns:
+        The arguments, which know of this process among others.
+
+    Raises:
+        ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
+            pushed and its name on the Hub is missing or malformed; or there are several processes for a method of one.
+        ImportError: If accelerate is not installed.
+    """
+    check_free(Path(output) / MODEL, "output")
+    arguments = of_st.complete(settings.training_arguments, evaluates=settings.evaluates)
+    if arguments.get("push_to_hub"):
+        if not arguments.get("hub_model_id"):
+            raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
+        check_repo_id(arguments["hub_model_id"])
+    made = of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
+    if one_device and made.world_size > 1:
+        raise ValueError(
+            f"{type(settings).__name__} is for one process, and there are {made.world_size}: what it trains is small. "
+            "Start it without a launcher."
+        )
+    return made
+
+
+def fit(
+    model: SentenceTransformer,
+    dataset: Any,
+    loss: nn.Module,
+    *,
+    output: str | Path,
+    arguments: Mapping[str, Any] | None = None,
+    evaluator: BaseEvaluator | None = None,
+    data_collator: Any = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    identity: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Fitted:
+    """Train a model in place, from the last complete checkpoint in ``output/checkpoints`` if there is one.
+
+    A run that was interrupted and resumed ends with the same weights as one that was not: order of the rows, random
+    state, optimizer and schedule go on where they were (on a CPU to the bit). What a loss keeps beside the model (a
+    generator's state, weights of a head) goes on too if it is in ``loss.state_dict()``; ``get_extra_state`` puts it
+    there.
+
+    Args:
+        model: What is trained.
+        dataset: A ``datasets.Dataset`` with the columns that the loss expects.
+        loss: A loss of ST's, or one called in the same way.
+        output: The run's directory. Checkpoints and the TensorBoard log lie in ``output/checkpoints``.
+        arguments: Of ``SentenceTransformerTrainingArguments``, by name. What is not given is as
+            :data:`st_reba.train.settings.DEFAULTS` has it, checkpoints and evaluations once an epoch, and otherwise
+            as it is there.
+        evaluator: What evaluates.
+        data_collator: Turns a list of rows into a batch; None: ST's own.
+        callbacks: Further callbacks of the trainer.
+        identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
+            arguments, all that decide the weights must be, and the data's content. Devices and their batches may be
+            others where a step has the same rows, and a loss sees the same rows at once.
+        progress: Whether to show a bar.
+
+    Raises:
+        DivergedError: If the loss or a gradient is no longer a finite number, before it reaches the weights.
+        ValueError: If the checkpoints there are of another run or do not say of which, or its finished model is there
+            already.
+        ImportError: If accelerate is not installed.
+    """
+    output = Path(output)
+    check_free(output / MODEL, "output")
+    checkpoints = output / CHECKPOINTS
+    given = of_st.checked_arguments(arguments or {})
+    chosen = of_st.complete(given, evaluates=evaluator is not None)
+    if "dataloader_pin_memory" not in chosen:
+        chosen["dataloader_pin_memory"] = model.device.type == "cuda"
+    # Not the trainer's to heed: see CompleteCheckpoints.
+    limit = chosen.pop("save_total_limit")
+    made = of_st.made(chosen, checkpoints, progress=progress)
+    decided = {
+        **of_st.identity(chosen),
+        **of_st.rows_of(made, gathered=getattr(loss, "gather_across_devices", False)),
+        "loss": type(loss).__name__,
+    }
+    check_same_run(checkpoints, {**decided, **(identity or {})}, dataset, writes=is_main())
+    upkeep = [SetEpoch(), ClearGradients(), OwnIntervals()]
+    watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit)]
+    trainer = _Trainer(
+        model=model,
+        args=made,
+        train_dataset=dataset,
+        loss=loss,
+        evaluator=evaluator,
+        data_collator=data_collator,
+        callbacks=[*watch, *callbacks],
+    )
+    start = last_checkpoint(checkpoints)
+    if start is not None:
+        load_loss_state(loss, start)
+    trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    return Fitted(
+        steps=trainer.state.global_step,
+        resumed_at=0 if start is None else int(start.name.rpartition("-")[2]),
+        log=trainer.state.log_history,
+    )
+
+
+def is_main() -> bool:
+    """Whether this is the one process that writes and tells; a process alone is."""
+    return bool(require("accelerate", "train", "Training").PartialState().is_main_process)
+
+
+def wait() -> None:
+    """Until all of them are here."""
+    require("accelerate", "train", "Training").PartialState().wait_for_everyone()
+
+
+def finish(output: str | Path, name: str = MODEL) -> AbstractContextManager[Path]:
+    """A directory to save a finished model in, which becomes ``output/name`` when all of it is written, or vanishes."""
+    return atomic_directory(Path(output) / name, "output")
+
+
+def save(model: SentenceTransformer, output: str | Path, name: str = MODEL) -> None:
+    """Save a finished model as ``output/name``, from one process for all; nothing where it is there already."""
+    if is_main() and not (Path(output) / name).exists():
+        with finish(output, name) as directory:
+            model.save_pretrained(str(directory))
+    wait()
+
+
+def publish(settings: RunSettings, output: str | Path) -> None:
+    """Push the finished model to the Hub, if the arguments ask for it.
+
+    Raises:
+        ValueError: As :func:`st_reba.hub.push.push`, and so of its other errors. The finished model stays where it is.
+    """
+    arguments = settings.training_arguments
+    if arguments.get("push_to_hub") and is_main():
+        push(
+            Path(output) / MODEL,
+            arguments["hub_model_id"],
+            private=bool(arguments.get("hub_private_repo")),
+            revision=arguments.get("hub_revision"),
+            token=arguments.get("hub_token"),
+        )
+    wait()
+
+
+# Checkpoints
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    return max(_whole(directory), key=_step, default=None)
+
+
+def load_loss_state(loss: nn.Module, checkpoint: Path) -> None:
+    """Put back what a loss keeps beside the model."""
+    loss.load_state_dict(torch.load(checkpoint / _LOSS_STATE, weights_only=True), strict=False)
+
+
+def remove_older(directory: Path, limit: int | None, best: Path | None) -> None:
+    """Remove all but the newest whole checkpoints; the newest and the best stay in any case.
+
+    Args:
+        directory: Of the checkpoints.
+        limit: How many stay; None, or less than 1: all.
+        best: The one that an evaluation liked most, if any.
+    """
+    if limit is None or limit < 1:
+        return
+    newest, *older = sorted(_whole(directory), key=_step, reverse=True)
+    kept = [newest, *(found for found in older if found == best)]
+    kept += [found for found in older if found != best][: max(0, limit - len(kept))]
+    for found in directory.glob("checkpoint-*"):
+        if found not in kept:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Adds to each checkpoint what the trainer leaves out, the state of the loss; then removes older ones.
+
+    The trainer would remove older ones before the new one is whole. Of the model's own state, saved with the model
+    already, only what ``get_extra_state`` gives is written again: a module's file has no place for it.
+
+    Args:
+        loss: Whose state is written.
+        limit: How many checkpoints stay: see :func:`remove_older`.
+    """
+
+    def __init__(self, loss: nn.Module, limit: int | None) -> None:
+        self._loss, self._limit = loss, limit
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        own = {
+            name: value
+            for name, value in self._loss.state_dict().items()
+            if not name.startswith("model.") or name.endswith("_extra_state")
+        }
+        directory = Path(str(args.output_dir))
+        with atomic_file(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
+            torch.save(own, stream)
+        best = state.best_model_checkpoint
+        remove_older(directory, self._limit, None if best is None else Path(best))
+
+
+def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
+    """Refuse to go on from the checkpoints of another run; note which run it is where there are none.
+
+    Args:
+        directory: Of the checkpoints.
+        settings: What decides the weights, by name.
+        dataset: What is trained on.
+        writes: Whether this process is the one that writes.
+
+    Raises:
+        ValueError: If settings or data are not those that the checkpoints were made with, or it is not known which
+            those were.
+    """
+    # As JSON has it: a tuple comes back as a list.
+    now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}, default=repr))
+    directory.mkdir(parents=True, exist_ok=True)
+    if writes:
+        remove_scratch(directory)
+    if last_checkpoint(directory) is None:
+        if writes:
+            with atomic_file(directory / _RUN) as stream:
+                stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
+        return
+    then = _noted(directory)
+    for name in sorted({*now, *then}):
+        if now.get(name) != then.get(name):
+            raise ValueError(
+                f"{directory} holds checkpoints of a run with {_said(name, then)}, but now it is "
+                f"{_said(name, now)}. Give what was given then to go on, or another output directory."
+            )
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    """The run that a directory's checkpoints are of."""
+    try:
+        run = json.loads((directory / _RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        run = None
+    if not isinstance(run, dict):
+        raise ValueError(
+            f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
+            "anew, or give another output directory."
+        )
+    return run
+
+
+def _whole(directory: Path) -> list[Path]:
+    return [found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")]
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _said(name: str, run: Mapping[str, Any]) -> str:
+    if name in _MADE_OF:
+        return f"{run.get(name)} {_MADE_OF[name]}"
+    if name not in run and name in of_st.usual():
+        return f"{name}={of_st.usual()[name]!r}"
+    return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"
+
+
+# What stops or keeps up a run
+
+
+class DivergedError(RuntimeError):
+    """A loss or gradient is no longer a finite number.
+
+    Attributes:
+        step: The step that could not be made.
+        checkpoint: The last checkpoint before it, or None.
+    """
+
+    def __init__(self, what: str, step: int, checkpoint: Path | None) -> None:
+        self.step = step
+        self.checkpoint = checkpoint
+        kept = "There is no checkpoint" if checkpoint is None else f"The last good checkpoint is {checkpoint}"
+        super().__init__(
+            f"Training diverged at step {step}: {what}. {kept}. Lower the learning rate, warm up, or look for a faulty "
+            "row in the data."
+        )
+
+
+class StopOnDivergence(TrainerCallback):
+    """Stops a run at the first loss or gradient that is NaN or infinite.
+
+    Both are looked at before the optimizer's step, and the weights before a checkpoint, so neither the model nor a
+    checkpoint ever holds one.
+
+    Args:
+        loss: The loss that is trained on. Its value is watched through a forward hook.
+        checkpoints: Where the checkpoints of the run are.
+    """
+
+    def __init__(self, loss: nn.Module, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+        self._step = 1
+        self._hook = loss.register_forward_hook(self._watch)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step = state.global_step + 1
+
+    def _watch(self, loss: nn.Module, inputs: Any, value: Tensor | dict[str, Tensor]) -> None:
+        for name, part in value.items() if isinstance(value, dict) else [("the loss", value)]:
+            if not bool(part.detach().isfinite().all()):
+                raise self._error(f"{name} is {part.detach().sum().item()}")
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.fp16:
+            # The scaler passes over a step whose gradient left the range, and scales less.
+            return
+        gradients = [
+            parameter.grad
+            for group in kwargs["optimizer"].param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if not _finite(gradients):
+            raise self._error("the gradient is not finite")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._check_what_is_saved(control, kwargs["model"])
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._check_what_is_saved(control, kwargs["model"])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._hook.remove()
+        self._check_weights(kwargs["model"])
+
+    def _check_what_is_saved(self, control: TrainerControl, model: nn.Module) -> None:
+        if control.should_save:
+            self._check_weights(model)
+
+    def _check_weights(self, model: nn.Module) -> None:
+        if not _finite(parameter.detach() for parameter in model.parameters() if parameter.requires_grad):
+            raise self._error("a weight is not finite after it")
+
+    def _error(self, what: str) -> DivergedError:
+        return DivergedError(what, self._step, last_checkpoint(self._checkpoints))
+
+
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+class SetEpoch(TrainerCallback):
+    """Tells the batch sampler its epoch, through whatever it was wrapped in.
+
+    Where batches are skipped to resume a run, older transformers tell only the wrapper, and the epoch that goes on gets
+    the order of the first.
+    """
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        sampler = kwargs["train_dataloader"].batch_sampler
+        while hasattr(sampler, "batch_sampler"):
+            sampler = sampler.batch_sampler
+        # The trainer counts in fractions: 1.0 is the beginning of the second epoch.
+        sampler.set_epoch(int((state.epoch or 0) + 1e-6))
+
+
+class ClearGradients(TrainerCallback):
+    """Clears the gradients of a loss's own weights, which older ST adds up: the trainer clears the model's."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        kwargs["optimizer"].zero_grad()
+
+
+class OwnIntervals(TrainerCallback):
+    """Saves, evaluates and logs as often as this run is asked to.
+
+    The trainer goes on as often as the run did that wrote the checkpoint.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
+# What tells data and weights from any other: all of their content, wherever they lie
+
+
+def data_digest(dataset: Any) -> str:
+    """Of the rows and the names of the columns of a ``datasets.Dataset``."""
+    digest = hashlib.sha256(repr(dataset.column_names).encode())
+    for batch in dataset.with_format("arrow").iter(batch_size=1000):
+        for column in batch.columns:
+            for part in _vectors(column):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _vectors(column: Any) -> Iterator[bytes | memoryview]:
+    """A column's content: of lists of numbers their bytes, since to write out a number takes a microsecond."""
+    values, shape = column.combine_chunks(), [repr(column.type).encode()]
+    while _is_list(values.type) and not values.null_count:
+        shape.append(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+        values = values.flatten()
+    if len(shape) > 1 and pa.types.is_primitive(values.type) and not values.null_count:
+        yield from shape
+        yield values.to_numpy(zero_copy_only=False).tobytes()
+    else:
+        yield repr(column.to_pylist()).encode()
+
+
+def _is_list(kind: Any) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Of all parameters and buffers of a module, to the byte."""
+    digest = hashlib.blake2b()
+    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(content(tensor))
+    return digest.hexdigest()

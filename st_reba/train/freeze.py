@@ -1,0 +1,287 @@
+"""FREEZE: training on what a language model says, without touching it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from rich.progress import Progress
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import get_device_name
+from torch import nn
+from transformers import set_seed
+
+from ..evaluation import PairScoreEvaluator
+from ..hub.card import take_training
+from ..modules import LayerStates, LayerwiseAutoencoder
+from ..optional import require
+from .fitting import begin, data_digest, fit, publish, save, weights_digest
+from .losses import (
+    COSENT_SCALE,
+    EmbeddingCoSENTLoss,
+    LogResidualVarianceLoss,
+    PairScoreMSELoss,
+    ReconstructionLoss,
+)
+from .rows import read_scored_pairs, read_sentences
+from .settings import RunSettings, setting, without_evaluation
+from .states import ModelOnStates, StatesCache
+
+Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
+Loss = Literal["mse", "log-variance", "cosent"]
+
+#: The loss of each stage, where none is asked for.
+_USUAL: dict[Stage, Loss] = {
+    "cosines": "mse", "siamese": "mse", "autoencoder": "log-variance", "whitened": "cosent",
+}  # fmt: skip
+#: Texts that a whitening is fitted on, at most.
+_WHITENED = 4096
+#: What decides the pretrained encoders, beside their data and the trainer's own settings.
+_OF_PRETRAINING = (
+    "model", "model_kwargs", "template", "pool_over", "max_seq_length", "bottlenecks", "layers", "head_dimension",
+    "frozen_weights",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeTraining(RunSettings):
+    """What :func:`train_freeze` is asked for. Of its hyperparameters the paper gives the bottlenecks alone.
+
+    Attributes:
+        model: A decoder-only model's path or Hub id. It is read, never trained.
+        pairs: Pairs of texts with a score: see :func:`st_reba.train.read_scored_pairs`.
+        evaluation: Other pairs, on which each epoch is evaluated.
+        sentences: Texts that the autoencoders are pretrained on, or the whitening is fitted on, beside those of the
+            pairs: see :func:`st_reba.train.read_sentences`.
+        stage: Which of the paper's models (section 4.2). ``"cosines"``: an MLP on the cosines of the states;
+            ``"siamese"``: encoders and MLP, trained together; ``"autoencoder"``: the same, of which the encoders were
+            first trained to be decoded. ``"whitened"`` is ours: the encoders begin as a whitening of their states, see
+            :meth:`st_reba.modules.LayerwiseAutoencoder.whiten`.
+        loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
+            cosine of the embeddings: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`. None: the first for
+            ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
+        scale: Of ``"cosent"``: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`.
+        lowest_score: The score in ``pairs`` that means 0.
+        highest_score: The score in ``pairs`` that means 1.
+        template: See :class:`st_reba.modules.LayerStates`.
+        pool_over: See :class:`st_reba.modules.LayerStates`.
+        max_seq_length: Tokens of a text; None: what the model has room for.
+        bottlenecks: See :class:`st_reba.modules.LayerwiseAutoencoder`.
+        head_dimension: See :class:`st_reba.modules.LayerwiseAutoencoder`.
+        layers: Behind which layers states are read: see :class:`st_reba.modules.LayerwiseAutoencoder`.
+        pretraining_epochs: Passes over the sentences.
+        pretraining_batch_size: Texts a step.
+        pretraining_learning_rate: At its highest.
+        pretraining: Directory of the pretrained encoders; None: ``pretraining`` in the output. A run that finds them
+            there finished takes them: one pretraining serves any number of runs with the same settings of it.
+        cache: Directory of the states; None: ``states`` in the output. One cache serves any number of runs.
+        arguments: As :class:`RunSettings`; 12 epochs in batches of 64, a rate of 1e-3. The pretraining has them too,
+            but for the three that are named above.
+        model_kwargs: As :class:`RunSettings`, for the frozen model.
+    """
+
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "num_train_epochs": 12,
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1e-3,
+    }
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+
+    model: str
+    pairs: str = setting(may_change=True)
+    evaluation: str | None = setting(None, may_change=True)
+    sentences: str | None = setting(None, may_change=True)
+    stage: Stage = "autoencoder"
+    loss: Loss | None = None
+    scale: float = setting(COSENT_SCALE, above=0)
+    lowest_score: float = 0.0
+    highest_score: float = 5.0
+    template: str = "{text}"
+    pool_over: Literal["text", "all"] | None = None
+    max_seq_length: int | None = setting(None, least=1)
+    bottlenecks: tuple[int, ...] | None = None
+    head_dimension: int = setting(64, least=1)
+    layers: tuple[int, ...] | None = None
+    pretraining_epochs: int = setting(15, least=1)
+    pretraining_batch_size: int = setting(256, least=1)
+    pretraining_learning_rate: float = setting(1e-3, above=0)
+    pretraining: str | None = setting(None, may_change=True)
+    cache: str | None = setting(None, may_change=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lowest_score < self.highest_score:
+            raise ValueError(
+                f"lowest_score: {self.lowest_score:g} was given, but it must be below highest_score, "
+                f"{self.highest_score:g}."
+            )
+        if self.stage == "cosines" and self.bottlenecks is not None:
+            raise ValueError('bottlenecks: stage "cosines" has no encoders. Leave it out, or choose another stage.')
+        if self.stage == "cosines" and self.loss == "cosent":
+            raise ValueError(
+                'loss: "cosent" trains the embeddings, and those of stage "cosines" have nothing to train. Choose '
+                "another loss, or another stage."
+            )
+        if self.stage in ("cosines", "siamese") and self.sentences is not None:
+            raise ValueError(
+                f'sentences: stage "{self.stage}" reads no further texts. Leave it out, or choose another stage.'
+            )
+        if self.stage != "autoencoder" and self.pretraining is not None:
+            raise ValueError(
+                f'pretraining: stage "{self.stage}" has none. Leave it out, or choose the stage "autoencoder".'
+            )
+
+
+def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
+    """Train encoders and a similarity on a frozen model's states.
+
+    The model reads each text once; its states go into a cache, and every epoch takes them from there. Checkpoints hold
+    what is trained, which is all but the model, and the finished pipeline lies in ``output/model``.
+
+    Args:
+        settings: What is asked for.
+        output: The run's directory. Where a run was interrupted, the same call goes on.
+        progress: Whether to show bars.
+
+    Returns:
+        The finished pipeline: :class:`LayerStates` and :class:`LayerwiseAutoencoder`.
+
+    Raises:
+        ValueError: If a row is malformed, or its score is out of range; or as :func:`st_reba.train.fit`.
+        DivergedError: If the loss is no longer a finite number.
+        RuntimeError: If the model's weights are not what they were, so that something is wrong.
+    """
+    output = Path(output)
+    begin(settings, output, one_device=True)
+    pairs = _scaled(read_scored_pairs(settings.pairs), settings.pairs, settings)
+    sentences = _sentences(settings, pairs)
+    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
+    states = _states(settings)
+    before = weights_digest(states)
+    cache = StatesCache(settings.cache or output / "states", states)
+    evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
+    _fill(cache, [*sentences, *pairs["sentence1"], *pairs["sentence2"], *evaluated], progress)
+
+    set_seed(settings.random_seed)
+    autoencoder = _autoencoder(settings, states)
+    identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
+    if settings.stage == "autoencoder":
+        pretraining = Path(settings.pretraining or output / "pretraining")
+        own = {name: identity[name] for name in _OF_PRETRAINING if name in identity}
+        _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, pretraining, own, progress)
+        autoencoder = autoencoder.without_decoders()
+    elif settings.stage == "whitened":
+        sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
+        autoencoder.whiten(cache.states(sample))
+        identity["sentences"] = data_digest(
+            require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sample})
+        )
+    trained = ModelOnStates.of(autoencoder, cache)
+    fit(
+        trained,
+        pairs,
+        _loss(trained, settings),
+        output=output,
+        arguments=settings.training_arguments,
+        evaluator=evaluator,
+        identity=identity,
+        progress=progress,
+    )
+    if weights_digest(states) != before:
+        raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
+    model = SentenceTransformer(modules=[states, autoencoder])
+    take_training(model, trained)
+    save(model, output)
+    publish(settings, output)
+    return model
+
+
+def _loss(trained: SentenceTransformer, settings: FreezeTraining) -> nn.Module:
+    asked_for = settings.loss or _USUAL[settings.stage]
+    if asked_for == "cosent":
+        return EmbeddingCoSENTLoss(trained, settings.scale)
+    return LogResidualVarianceLoss(trained) if asked_for == "log-variance" else PairScoreMSELoss(trained)
+
+
+def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
+    """Pairs with scores from 0 to 1."""
+    low, high = settings.lowest_score, settings.highest_score
+    for number, score in enumerate(pairs["score"], start=1):
+        if not low <= score <= high:
+            raise ValueError(
+                f"{source}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Correct it, or set "
+                "lowest_score and highest_score."
+            )
+    scaled = [(score - low) / (high - low) for score in pairs["score"]]
+    return require("datasets", "train", "Training data").Dataset.from_dict({**pairs[:], "score": scaled})
+
+
+def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
+    """Different texts that the encoders see before the labels."""
+    if settings.stage in ("cosines", "siamese"):
+        return []
+    further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
+    return list(dict.fromkeys([*further, *pairs["sentence1"], *pairs["sentence2"]]))
+
+
+def _states(settings: FreezeTraining) -> LayerStates:
+    """The frozen model, where it shall run."""
+    with settings.names_are_checked():
+        states = LayerStates(
+            settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
+        )
+    if settings.max_seq_length is not None:
+        states.max_seq_length = settings.max_seq_length
+    return states.requires_grad_(False).to(get_device_name()).eval()
+
+
+def _autoencoder(settings: FreezeTraining, states: LayerStates) -> LayerwiseAutoencoder:
+    return LayerwiseAutoencoder(
+        states.depth,
+        states.get_embedding_dimension(),
+        bottlenecks=settings.bottlenecks,
+        head_dimension=settings.head_dimension,
+        encoders=settings.stage != "cosines",
+        decoders=settings.stage == "autoencoder",
+        layers=settings.layers,
+    )
+
+
+def _pretrain(
+    trained: SentenceTransformer,
+    sentences: list[str],
+    settings: FreezeTraining,
+    output: Path,
+    identity: dict[str, Any],
+    progress: bool,
+) -> None:
+    fit(
+        trained,
+        require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sentences}),
+        ReconstructionLoss(trained),
+        output=output,
+        arguments={
+            **without_evaluation(settings.training_arguments),
+            "num_train_epochs": settings.pretraining_epochs,
+            "per_device_train_batch_size": settings.pretraining_batch_size,
+            "learning_rate": settings.pretraining_learning_rate,
+        },
+        identity=identity,
+        progress=progress,
+    )
+
+
+def _fill(cache: StatesCache, texts: list[str], progress: bool) -> None:
+    different = list(dict.fromkeys(texts))
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("Reading the model's states", total=sum(text not in cache for text in different))
+        cache.add(different, on_texts=lambda count: bar.advance(task, count))
+
+
+def _evaluator(source: str) -> PairScoreEvaluator:
+    pairs = read_scored_pairs(source)
+    first, second, labels = (pairs[name][:] for name in ("sentence1", "sentence2", "score"))
+    return PairScoreEvaluator(first, second, labels, name="evaluation", batch_size=256, write_csv=False)

@@ -1,0 +1,507 @@
+"""What a training is asked for: dataclasses checked by pydantic, the YAML files that they are read from, and the
+training arguments of sentence-transformers, which are checked before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.util import get_device_name
+from transformers import TorchAoConfig
+from transformers.integrations.integration_utils import is_tensorboard_available
+from transformers.quantizers.auto import AutoQuantizationConfig
+
+from ..optional import require
+
+S = TypeVar("S", bound="Settings")
+
+#: To the letter: ``True`` is no whole number; but a whole number is a number.
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    may_change: bool = False,
+) -> Any:
+    """A field of :class:`Settings` with a range.
+
+    Args:
+        default: Its value where none is given; without a default it must be given.
+        least: The lowest number that is allowed.
+        above: A number that it must exceed.
+        below: A number that it must not reach.
+        may_change: Whether a run that was interrupted may go on with another value: true of what decides when something
+            is written or evaluated, and of where data lie, of which the content counts.
+    """
+    return field(default=default, metadata={"least": least, "above": above, "below": below, "may_change": may_change})
+
+
+def _checked(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    """A value of a type and within limits; a list is taken for a tuple.
+
+    Raises:
+        ValueError: If it is another one.
+    """
+    if isinstance(value, list) and any(get_origin(option) is tuple for option in (hint, *get_args(hint))):
+        value = tuple(value)
+    said: Iterable[str] = ()
+    try:
+        TypeAdapter(hint, config=_STRICT).validate_python(value)
+    except ValidationError as error:
+        said = dict.fromkeys(each["msg"].replace("tuple", "list") for each in error.errors(include_url=False))
+    if not said and type(value) in (int, float):
+        least, above, below = (limits.get(limit) for limit in ("least", "above", "below"))
+        outside = {
+            f"at least {least:g}" if least is not None else "": least is not None and value < least,
+            f"above {above:g}" if above is not None else "": above is not None and value <= above,
+            f"below {below:g}" if below is not None else "": below is not None and value >= below,
+        }
+        if any(outside.values()):
+            said = ["Input should be " + ", ".join(filter(None, outside))]
+    if said:
+        raise ValueError(f"{name}: {value!r} was given: {' or '.join(each[0].lower() + each[1:] for each in said)}.")
+    return value
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+    """The name that was likely meant, in a sentence with a blank before it; nothing where none is near."""
+    found = _matches(given, known)
+    return f" The nearest is {found[0]}." if found else ""
+
+
+def _matches(given: str, known: Iterable[str]) -> list[str]:
+    return get_close_matches(given, list(known), n=1, cutoff=0.6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of the frozen dataclasses that name what a training may be asked for.
+
+    A field has any type that pydantic checks; :func:`setting` gives it a range.
+
+    Raises:
+        ValueError: If a value has another type or is out of range, naming the field, what was given and what is
+            allowed.
+    """
+
+    #: Values that belong together, by the name that the key ``preset`` of a file has for them.
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for known in fields(self):
+            value = _checked(known.name, getattr(self, known.name), hints[known.name], known.metadata)
+            object.__setattr__(self, known.name, value)
+
+    @classmethod
+    def of_preset(cls, name: str, /, **given: Any) -> Self:
+        """The settings of a preset, with others in place of some of them or besides.
+
+        Raises:
+            ValueError: If there is no such preset, or as the class itself.
+        """
+        if name not in cls.PRESETS:
+            raise ValueError(
+                f"preset: {name!r} was given, but it must be {' or '.join(map(repr, cls.PRESETS))}, or left out."
+            )
+        chosen = {**cls.PRESETS[name], **given}
+        for key, value in cls.PRESETS[name].items():
+            if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+                chosen[key] = {**value, **given[key]}
+        return cls(**chosen)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 in what people write here: ``no`` is a word, and ``2e-4`` a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in own if not tag.endswith((":bool", ":float"))]
+    for first, own in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    list("-+.0123456789"),
+)
+
+
+def read_settings(path: str | Path, kind: type[S]) -> S:
+    """Read a YAML file of ``key: value`` lines.
+
+    Args:
+        path: The file, UTF-8.
+        kind: The dataclass that names the keys.
+
+    Raises:
+        ValueError: If the file is not such a list, or a key is unknown or missing, or a value is not what it may be:
+            naming the file, the key, what was given and what is allowed.
+        FileNotFoundError: If there is no such file.
+    """
+    known = {found.name: found for found in fields(kind)}
+    keys = f"Keys: {', '.join([*known, 'preset'] if kind.PRESETS else known)}."
+    try:
+        given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"{path}{line}: this is not YAML ({error.problem}).") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: this is not YAML ({' '.join(str(error).split())}).") from None
+    if not isinstance(given, dict):
+        held = "nothing" if given is None else f"a {type(given).__name__}"
+        raise ValueError(f"{path} holds {held}, but it must hold lines such as model: org/name. {keys}")
+    preset = [given.pop("preset")] if kind.PRESETS and "preset" in given else []
+    try:
+        for key in given:
+            if key not in known:
+                raise ValueError(f"the key {key!r} is unknown. {_instead_of(str(key), kind, known, keys)}")
+        for name, found in known.items():
+            if found.default is MISSING and found.default_factory is MISSING and name not in given:
+                raise ValueError(f"the key {name!r} is missing. Add a line {name}: VALUE.")
+        return kind.of_preset(preset[0], **given) if preset else kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _instead_of(key: str, kind: type[Settings], known: Iterable[str], keys: str) -> str:
+    """Which key to use instead of one that is unknown, in a sentence."""
+    near, arguments = _nearest(key, known), "an argument of sentence-transformers: write it below arguments."
+    if issubclass(kind, RunSettings):
+        if key in usual():
+            return f"It is {arguments} {keys}"
+        if not near and (found := [name for name in usual() if key in name][:1] or _matches(key, usual())):
+            return f"The nearest is {found[0]}, {arguments}"
+    return f"{keys}{near}"
+
+
+# The training arguments of sentence-transformers
+
+#: What every run does unless it is asked for something else.
+DEFAULTS: Mapping[str, Any] = {
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 32,
+    "learning_rate": 2e-5,
+    "save_total_limit": 2,
+    "logging_steps": 50,
+    "logging_first_step": True,
+    "logging_nan_inf_filter": False,
+    "hub_strategy": "end",
+}
+
+#: What a run may be asked for beyond its type.
+LIMITS: Mapping[str, Mapping[str, float]] = {
+    **{key: {"above": 0} for key in ("num_train_epochs", "learning_rate", "save_steps", "eval_steps", "logging_steps")},
+    **{key: {"least": 1} for key in ("per_device_train_batch_size", "per_device_eval_batch_size")},
+    **{key: {"least": 0} for key in ("warmup_steps", "weight_decay", "seed")},
+    "gradient_accumulation_steps": {"least": 1},
+    "max_steps": {"least": -1},
+}
+
+#: What is decided elsewhere, and where.
+_ELSEWHERE = {
+    "output_dir": "the output directory of the run is where checkpoints lie",
+    "resume_from_checkpoint": "a run goes on by itself from the last checkpoint in its output directory",
+    "disable_tqdm": "whether there is a bar is asked where training is called (progress)",
+    "ignore_data_skip": "a run that goes on takes up its data where it was stopped",
+    "restore_callback_states_from_checkpoint": "a run that goes on does so as it is asked to now",
+    "save_only_model": "a checkpoint that no run can go on from is of no use here",
+}
+
+#: How names begin of what changes no weight, so that a run which goes on may have it otherwise: when and where
+#: something is written, told, evaluated or run. What tells devices and batches apart is in :func:`rows_of`.
+_MAY_CHANGE = (
+    "activation_checkpointing", "batch_eval_metrics", "dataloader_", "ddp_", "debug", "do_", "enable_jit_checkpoint",
+    "eval_", "gradient_", "hub_", "include_", "local_rank", "log", "per_device_", "project", "push_to_hub", "report_to",
+    "run_name", "save_", "skip_memory_metrics", "torch_empty_cache_steps", "trackio_", "use_cpu",
+)  # fmt: skip
+#: What does decide weights, though it begins so.
+_DECIDES = ("dataloader_drop_last",)
+#: And what does where an evaluation decides: which step is the best, or when the rate falls.
+_EVALUATING = ("eval_delay", "eval_on_start", "eval_steps", "eval_strategy", "save_steps", "save_strategy")
+
+
+@cache
+def usual() -> dict[str, Any]:
+    """What arguments there are, and what each is in sentence-transformers."""
+    return {
+        known.name: known.default if known.default_factory is MISSING else known.default_factory()
+        for known in fields(SentenceTransformerTrainingArguments)
+        if known.init
+    }
+
+
+def checked_arguments(given: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]] = LIMITS) -> dict[str, Any]:
+    """Arguments of the types that they shall have.
+
+    Args:
+        given: By name.
+        limits: Of numbers, by name.
+
+    Raises:
+        ValueError: If there is no such argument, with the nearest name; or it is of another type, or out of range; or
+            it is decided elsewhere.
+    """
+    hints = get_type_hints(SentenceTransformerTrainingArguments)
+    checked = {}
+    for name, value in given.items():
+        if name in _ELSEWHERE:
+            raise ValueError(f"arguments: {name} cannot be given: {_ELSEWHERE[name]}. Leave it out.")
+        if name not in usual():
+            near = _nearest(str(name), usual())
+            raise ValueError(f"arguments: {name!r} is no training argument of sentence-transformers.{near}")
+        checked[name] = _checked(f"arguments: {name}", value, hints[name], limits.get(name, {}))
+    return checked
+
+
+def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
+    """Arguments with what follows from them, and with what every run does where they do not say otherwise.
+
+    Args:
+        given: Checked ones.
+        evaluates: Whether there is something to evaluate on.
+
+    Raises:
+        ValueError: If they ask for an evaluation, and there is nothing to evaluate on.
+    """
+    arguments = {**DEFAULTS, **given}
+    if "report_to" not in given:
+        arguments["report_to"] = ["tensorboard"] if is_tensorboard_available() else []
+    # Steps are given by who wants steps.
+    arguments.setdefault("save_strategy", "steps" if "save_steps" in given else "epoch")
+    if not evaluates:
+        for name in ("eval_strategy", "load_best_model_at_end", "eval_on_start"):
+            if given.get(name, "no") not in ("no", False):
+                raise ValueError(
+                    f"arguments: {name}: {given[name]!r} was given, but there is nothing to evaluate on: give "
+                    "evaluation, scored pairs, or leave it out."
+                )
+        arguments |= {"eval_strategy": "no", "eval_steps": None}
+    arguments.setdefault("eval_strategy", "epoch" if arguments.get("eval_steps") is None else "steps")
+    best = arguments.get("load_best_model_at_end") or arguments["save_strategy"] == "best"
+    if best and arguments.get("metric_for_best_model") is None:
+        raise ValueError(
+            "arguments: what is best is decided by an evaluation: name one of its numbers, such as "
+            "metric_for_best_model: eval_spearman_cosine."
+        )
+    return arguments
+
+
+def made(arguments: Mapping[str, Any], output: Path, *, progress: bool) -> SentenceTransformerTrainingArguments:
+    """Complete arguments as the object that the trainer takes.
+
+    Raises:
+        ValueError: If sentence-transformers refuses them: one is none of its words, or two do not go together, or not
+            with this machine.
+        ImportError: If accelerate is not installed.
+    """
+    require("accelerate", "train", "Training")
+    # What is pushed in the end is the finished model; the trainer would begin with empty checkpoints.
+    only_in_the_end = arguments.get("push_to_hub") and arguments.get("hub_strategy") == "end"
+    given = {**arguments, **({"push_to_hub": False} if only_in_the_end else {})}
+    try:
+        return SentenceTransformerTrainingArguments(**given, output_dir=str(output), disable_tqdm=not progress)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"arguments: {error}") from error
+
+
+def identity(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that decide the weights: a run that goes on must share them with the run that was interrupted.
+
+    What is as sentence-transformers has it by itself is left out, whether or not it was given.
+    """
+    evaluation_decides = arguments.get("load_best_model_at_end") or arguments.get("lr_scheduler_type") in (
+        "reduce_lr_on_plateau",
+        "greedy",
+    )
+    decides = (*_DECIDES, *(_EVALUATING if evaluation_decides else ()))
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value != usual()[name] and (name in decides or not name.startswith(_MAY_CHANGE))
+    }
+
+
+def rows_of(arguments: SentenceTransformerTrainingArguments, *, gathered: bool) -> dict[str, int]:
+    """What stands for the number of devices and their batches: rows that a loss sees at once, and rows of a step.
+
+    Args:
+        arguments: Of a run.
+        gathered: Whether the loss sees the rows of all devices at once.
+    """
+    alone, devices = int(arguments.train_batch_size), int(arguments.world_size)
+    if getattr(arguments.accelerator_config, "split_batches", False):
+        # Then a batch is one of all devices.
+        alone //= devices
+    return {
+        "rows_of_a_batch": alone * devices if gathered else alone,
+        "rows_of_a_step": alone * devices * int(arguments.gradient_accumulation_steps),
+    }
+
+
+def without_evaluation(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a run that has nothing to evaluate on, such as one before the run that was asked for."""
+    of_evaluation = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+    return {
+        name: value
+        for name, value in arguments.items()
+        if not name.startswith("eval_") and name not in of_evaluation and value != "best"
+    }
+
+
+# What every method is asked for
+
+#: Usual names in ``model_kwargs``, for who has mistyped one. Others are taken as well.
+_USUAL = (
+    "attn_implementation", "cache_dir", "device_map", "dtype", "key_mapping", "low_cpu_mem_usage", "max_memory",
+    "offload_folder", "quantization_config", "revision", "subfolder", "token", "torch_dtype", "trust_remote_code",
+    "use_safetensors", "variant",
+)  # fmt: skip
+
+#: What of ``model_kwargs`` says where weights lie, not which they are.
+_PLACES = ("cache_dir", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    """What every method is asked for; a method adds what it needs besides.
+
+    Attributes:
+        arguments: Of ``SentenceTransformerTrainingArguments``, by their names there: epochs, batches, precision,
+            accumulation, checkpoints, reports, the Hub, all of it.
+        model_kwargs: For transformers' ``from_pretrained``: ``dtype``, ``device_map``, ``attn_implementation``,
+            ``quantization_config`` and so on. ``dtype``: float32 on a CPU, else the model's own, unless it is given.
+
+    Raises:
+        ValueError: As :class:`Settings`; and for an argument that there is not, with the nearest name, or of another
+            type, or for two that do not go together.
+    """
+
+    #: The method's own arguments, where it has others than :data:`DEFAULTS`.
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
+    #: The method's own limits of numbers.
+    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_arguments(self.arguments, {**LIMITS, **self.LIMITS})
+        complete(self.training_arguments, evaluates=self.evaluates)
+
+    @property
+    def usual_arguments(self) -> Mapping[str, Any]:
+        """The method's own arguments, where they depend on other settings."""
+        return self.ARGUMENTS
+
+    @property
+    def training_arguments(self) -> dict[str, Any]:
+        """The arguments as they were given, over those of the method."""
+        chosen = dict(self.usual_arguments)
+        for kind in ("save", "eval"):
+            # Who says when, says it whole.
+            if f"{kind}_strategy" in self.arguments:
+                chosen.pop(f"{kind}_steps", None)
+        return {**chosen, **self.arguments}
+
+    @property
+    def random_seed(self) -> int:
+        """Of the order of the rows and of all that is random."""
+        return int({**usual(), **self.training_arguments}["seed"])
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch, on each device."""
+        return int({**DEFAULTS, **self.training_arguments}["per_device_train_batch_size"])
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return getattr(self, "evaluation", None) is not None
+
+    def loading(self) -> dict[str, Any]:
+        """``model_kwargs``, as transformers takes them; a ``quantization_config`` in words is made one.
+
+        Raises:
+            ValueError: If the quantisation is none that is known, or not of its form.
+            ImportError: If the package that quantises is not installed.
+        """
+        given = dict(self.model_kwargs)
+        if isinstance(quantization := given.get("quantization_config"), Mapping):
+            given["quantization_config"] = _quantization(dict(quantization))
+        if "dtype" not in given and "torch_dtype" not in given:
+            given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
+        return given
+
+    @contextmanager
+    def names_are_checked(self) -> Iterator[None]:
+        """Where a model is loaded with ``model_kwargs``, of which the model itself alone knows whether it takes all.
+
+        Raises:
+            ValueError: If it does not know a name in them; with the nearest one.
+        """
+        try:
+            yield
+        except TypeError as error:
+            for name in self.model_kwargs:
+                if f"unexpected keyword argument {name!r}" in str(error):
+                    told = f"model_kwargs: transformers knows no {name!r}.{_nearest(name, _USUAL)}"
+                    raise ValueError(told) from error
+            raise
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run which goes on must share with the run that was interrupted, but the arguments."""
+        own = {
+            known.name: getattr(self, known.name)
+            for known in fields(self)
+            if known.name not in ("arguments", "model_kwargs") and not known.metadata.get("may_change")
+        }
+        loaded = {name: value for name, value in self.model_kwargs.items() if name not in _PLACES}
+        return {**own, **({"model_kwargs": loaded} if loaded else {})}
+
+
+def _quantization(given: dict[str, Any]) -> Any:
+    """What transformers takes, of what a file has in words.
+
+    ``quant_method`` names the package. With torchao ``quant_type`` names one of its configurations, and what stands
+    beside it is given to that; with others all is given to transformers' configuration of the method.
+
+    Raises:
+        ValueError: If it is not of that form.
+        ImportError: If the package is not installed.
+    """
+    method, name = given.get("quant_method"), given.get("quant_type")
+    try:
+        if method == "torchao":
+            kinds = require("torchao.quantization", "qlora", "A quantised backbone")
+            known = [kind for kind in dir(kinds) if kind.endswith("Config")]
+            if name not in known:
+                raise ValueError(f"quant_type: {name!r} is none of torchao's: {', '.join(known)}.")
+            options = {key: value for key, value in given.items() if key not in ("quant_method", "quant_type")}
+            return TorchAoConfig(getattr(kinds, name)(**options))
+        # transformers takes what says that it is to be in so many bits for bitsandbytes' own.
+        if method == "bitsandbytes" or given.get("load_in_4bit") or given.get("load_in_8bit"):
+            require("bitsandbytes", "qlora", "A quantised backbone")
+        return AutoQuantizationConfig.from_dict(given)
+    except PackageNotFoundError as error:
+        raise ImportError(f"quantization_config: {method} is not installed ({error}).") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: bitsandbytes, "
+            "load_in_4bit: true}} or {{quant_method: torchao, quant_type: Int8WeightOnlyConfig}}"
+        ) from error

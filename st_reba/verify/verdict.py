@@ -1,0 +1,264 @@
+"""Whether a server gives a saved model's vectors, and if not, what it does otherwise."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+
+from .endpoint import Endpoint, EndpointError
+from .faults import Reading, faults, lengths, pairs, saved, text_limit
+
+#: How far two vectors of length 1 may be apart by rounding alone, on other kernels as well.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+#: Farther apart than that no precision brings them.
+_NOISE = 0.1
+
+LONG, EMPTY = "long", "empty"
+_SHORT = {
+    "word": "Hello",
+    "sentence": "The dog chased the cat; the cat chased the mouse, and nobody chased the dog.",
+    "Chinese": "我爱自然语言处理。",
+    "other marks": "Zwölf Boxkämpfer jagen Viktor 🥊 — naïve café, 3.14 % of {x}",
+    EMPTY: "",
+}
+
+#: By the names of the texts.
+Vectors = dict[str, np.ndarray]
+#: The vector of a text of that name.
+Embed = Callable[[Reading, str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text in which the faults of servers show.
+
+    Attributes:
+        name: What it is called.
+        text: The text.
+        tokens: Of it, whole.
+    """
+
+    name: str
+    text: str
+    tokens: int
+
+
+@dataclass
+class SentText:
+    """What came of one text.
+
+    Attributes:
+        probe: The text.
+        distance: Between the server's vector and the model's, both of length 1; None: the server refused the text.
+        said: What the server said then.
+    """
+
+    probe: Probe
+    distance: float | None
+    said: str = ""
+
+
+@dataclass
+class Verdict:
+    """What was seen.
+
+    Attributes:
+        rows: Of each text, sent alone.
+        tolerance: Beyond which a distance is a difference.
+        causes: What the server does otherwise, in words; none: nothing.
+    """
+
+    rows: list[SentText]
+    tolerance: float
+    causes: list[str]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the server gives the model's vectors."""
+        return not self.causes
+
+
+def verify(
+    endpoint: Endpoint,
+    model: SentenceTransformer,
+    *,
+    prompt_name: str | None = None,
+    tolerance: float | None = None,
+    max_tokens: int = 2048,
+) -> Verdict:
+    """Send texts to a server, and tell its vectors from those of a saved model.
+
+    What it does otherwise is found by doing it here: the fault whose vectors are the server's is named.
+
+    Args:
+        endpoint: The server.
+        model: What it is to serve.
+        prompt_name: Which of the model's prompts it should use; None: the model's default one, if any.
+        tolerance: How far two vectors of length 1 may be apart; None: by the model's precision, :data:`TOLERANCES`.
+        max_tokens: Of the longest text.
+
+    Raises:
+        EndpointError: If the server does not answer, or refuses every text.
+        ValueError: If the model has no such prompt.
+    """
+    if tolerance is None:
+        tolerance = TOLERANCES.get(next(model.parameters()).dtype, TOLERANCES[torch.float32])
+    own = saved(model, prompt_name)
+    probes = {probe.name: probe for probe in _probes(model, own.prompt, max_tokens)}
+    known: dict[tuple[Reading, str], np.ndarray] = {}
+
+    def embed(reading: Reading, name: str) -> np.ndarray:
+        if (reading, name) not in known:
+            known[reading, name] = reading.embed(probes[name].text)
+        return known[reading, name]
+
+    expected = {name: embed(own, name) for name in probes}
+    got: Vectors = {}
+    said: dict[str, str] = {}
+    for name, probe in probes.items():
+        try:
+            (got[name],) = endpoint.embed([probe.text])
+        except EndpointError as error:
+            # Some servers refuse an empty text, or one that is too long.
+            if not error.is_refusal or name not in (EMPTY, LONG):
+                raise
+            said[name] = str(error)
+    names = [name for name in got if name != EMPTY]
+    noise = tolerance
+    reading = _found(own, got, names, embed, tolerance, max(probes[name].tokens for name in names))
+    if reading is not None and _explains(reading, got, names, embed, tolerance):
+        causes = [*reading.causes, *_lengths({name: embed(reading, name) for name in names}, got, tolerance)]
+        causes = causes or _empty(expected, got, tolerance)
+    else:
+        # All but the long text, or none.
+        precision, noise = _precision(own, {name: expected[name] for name in names}, got, embed, tolerance)
+        unknown = ["the long text differs, and is cut at no usual length"] if reading else _unexplained(expected, got)
+        causes = [*(reading.causes if reading else ()), *(precision or unknown)]
+    causes += _in_batches(endpoint, {name: probes[name].text for name in names}, got, noise)
+    distances = {name: _apart(got[name], expected[name]) for name in got}
+    rows = [SentText(probe, distances.get(name), said.get(name, "")) for name, probe in probes.items()]
+    return Verdict(rows, tolerance, causes)
+
+
+def _probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> list[Probe]:
+    """Short texts, one that is longer than the model reads, and an empty one."""
+    limit = text_limit(model, prompt) or max_tokens
+
+    def tokens(text: str) -> int:
+        tokenizer = model.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    # No part of the long text is like another, so that it shows where it was cut.
+    long, count = "", min(limit + limit // 2 + 8, max_tokens)
+    for number in itertools.count(1):
+        if tokens(long) >= count:
+            break
+        colour = "red" if number % 3 else "blue"
+        long = f"{long} Item {number} weighs {number * 37 % 101} grams and is {colour}.".lstrip()
+    return [Probe(name, text, tokens(text)) for name, text in {**_SHORT, LONG: long}.items()]
+
+
+def _explains(reading: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float) -> bool:
+    return all(_apart(embed(reading, name), got[name]) <= tolerance for name in names)
+
+
+def _found(
+    own: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float, tokens: int
+) -> Reading | None:
+    """No fault, or one, or two, which give the server's vectors of the short texts, and if possible of all."""
+    short = [name for name in names if name != LONG]
+    # The long text tells most lengths apart.
+    every = sorted(names, key=lambda name: name != LONG)
+
+    def with_length(reading: Reading) -> Reading | None:
+        cuts = chain([reading], lengths(reading, tokens))
+        return next((cut for cut in cuts if _explains(cut, got, every, embed, tolerance)), None)
+
+    for reading in chain([own], faults(own)):
+        if _explains(reading, got, short, embed, tolerance):
+            return with_length(reading) or reading
+    two = (reading for reading in pairs(own) if _explains(reading, got, names, embed, tolerance))
+    return with_length(own) or next(two, None)
+
+
+def _precision(
+    own: Reading, expected: Vectors, got: Vectors, embed: Embed, tolerance: float
+) -> tuple[list[str], float]:
+    """Whether the server's arithmetic is coarser than the model's here, and what its rounding comes to."""
+    far = _farthest(expected, got)
+    if far > _NOISE:
+        return [], tolerance
+    for dtype in (torch.float16, torch.bfloat16):
+        coarse = Reading(copy.deepcopy(own.model).to(dtype), own.prompt)
+        here = _farthest(expected, {name: embed(coarse, name) for name in expected})
+        if far <= 3 * here:
+            called = str(dtype).removeprefix("torch.")
+            said = f"precision: as in {called} ({far:.1g} apart; the model in {called} is {here:.1g} apart here)"
+            return [said], max(tolerance, 3 * here)
+    return [f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?"], max(tolerance, _NOISE)
+
+
+def _unexplained(expected: Vectors, got: Vectors) -> list[str]:
+    names = [name for name in got if name != EMPTY]
+    sizes, wanted = ({len(vectors[name]) for name in names} for vectors in (got, expected))
+    if sizes != wanted:
+        return [f"vectors have {min(sizes)} values, and the model's {min(wanted)}: another model, or a part"]
+    far = _farthest({name: expected[name] for name in names}, got)
+    return [f"no fault that is known explains vectors that are {far:.1g} apart: another model, or other weights?"]
+
+
+def _lengths(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
+    found, wanted = (np.array([np.linalg.norm(vectors[name]) for name in expected]) for vectors in (got, expected))
+    if np.allclose(found, wanted, rtol=max(tolerance, 1e-3)):
+        return []
+    if np.allclose(found, 1, rtol=1e-2):
+        return ["normalisation: the vectors have length 1, and the model's have not"]
+    if np.allclose(wanted, 1, rtol=1e-2):
+        return [f"normalisation: the model's vectors have length 1, and these {found.min():.3g} to {found.max():.3g}"]
+    ratios = found / wanted
+    return [f"normalisation: the vectors are {ratios.min():.3g} to {ratios.max():.3g} times as long as the model's"]
+
+
+def _empty(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
+    if EMPTY not in got or (apart := _apart(got[EMPTY], expected[EMPTY])) <= tolerance:
+        return []
+    zero = [what for what, own in (("the server", got), ("the model", expected)) if not own[EMPTY].any()]
+    gives = f"{zero[0]} gives zeros and the other a vector" if zero else f"the vectors are {apart:.1g} apart"
+    return [f"empty text: {gives}"]
+
+
+def _in_batches(endpoint: Endpoint, texts: dict[str, str], got: Vectors, noise: float) -> list[str]:
+    """What is otherwise where texts are sent together, in two orders."""
+    names = list(texts)
+    for order in (names, names[::-1]):
+        together = dict(zip(order, endpoint.embed([texts[name] for name in order]), strict=True))
+        far = _farthest(together, got)
+        if far <= noise:
+            continue
+        if all(any(_apart(vector, got[name]) <= noise for name in order) for vector in together.values()):
+            return ["order: the vectors of a list are not in the order of its texts"]
+        return [f"batch: a text's vector depends on the texts beside it (up to {far:.1g} apart): padding?"]
+    return []
+
+
+def _farthest(some: Vectors, others: Vectors) -> float:
+    return max(_apart(vector, others[name]) for name, vector in some.items())
+
+
+def _apart(given: np.ndarray, expected: np.ndarray) -> float:
+    """The length of the difference of two vectors that are scaled to length 1; infinite if they have other sizes."""
+    if given.shape != expected.shape:
+        return math.inf
+    scaled = [vector / norm if (norm := np.linalg.norm(vector)) else vector for vector in (given, expected)]
+    return float(np.linalg.norm(scaled[0] - scaled[1]))

@@ -1,0 +1,77 @@
+"""Tiny models, served."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from starlette.testclient import TestClient
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from st_reba import ReBAModule
+from st_reba.serve.app import Server, make_app
+from st_reba.serve.models import Embedder, Reranker
+
+from ..conftest import PROMPTS
+
+
+@pytest.fixture(scope="session")
+def model(shallow_path):
+    """The same alone and in a batch, to the bit: what a server answers can be compared so, whatever its batches."""
+    head = ReBAModule(shallow_path, repetitions=2, deterministic=True)
+    pooling = Pooling(head.get_embedding_dimension(), "mean")
+    return SentenceTransformer(modules=[head, pooling, Normalize()], prompts=PROMPTS, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def saved(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models") / "my-model"
+    model.save_pretrained(str(directory), create_model_card=False)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def reranker_path(encoder_paths, tmp_path_factory):
+    """A CrossEncoder with random weights, saved."""
+    config = AutoConfig.from_pretrained(encoder_paths()[0], num_labels=1)
+    path = encoder_paths()[0]
+    directory = tmp_path_factory.mktemp("models") / "my-reranker"
+    torch.manual_seed(0)
+    classifier = AutoModelForSequenceClassification.from_config(config).eval()
+    classifier.classifier.weight.data.normal_(std=5)
+    base = tmp_path_factory.mktemp("classifier")
+    classifier.save_pretrained(base)
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(path).save_pretrained(base)
+    CrossEncoder(str(base), device="cpu").save_pretrained(str(directory))
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def reranker(reranker_path):
+    return CrossEncoder(reranker_path, device="cpu")
+
+
+@pytest.fixture
+def client_of():
+    """``client_of(embedder, reranker, limits, keys)``: a client of a server in this process."""
+    opened = []
+
+    def made(*args, **kwargs):
+        client = TestClient(make_app(Server(*args, **kwargs)), raise_server_exceptions=False)
+        client.__enter__()
+        opened.append(client)
+        return client
+
+    yield made
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def client(model, reranker):
+    server = Server(Embedder("my-model", model), Reranker("my-reranker", reranker))
+    with TestClient(make_app(server), raise_server_exceptions=False) as client:
+        yield client

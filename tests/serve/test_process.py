@@ -1,0 +1,175 @@
+"""The command in a process of its own: many clients at once, clients that leave, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from .. import processes
+from ..backbones import TEXTS
+
+PROGRAM = "from st_reba_cli import app\napp()\n"
+#: The same with a model that takes 20 ms for each batch: long enough for a test to see a queue.
+PACED = f"""
+import time
+from st_reba import ReBAModule
+
+forward = ReBAModule.forward
+
+def paced(*arguments, **settings):
+    time.sleep(0.02)
+    return forward(*arguments, **settings)
+
+ReBAModule.forward = paced
+{PROGRAM}"""
+#: The same with few connections.
+FEW = f"""
+from st_reba.serve import connections
+connections.CONNECTIONS = 20
+{PACED}"""
+
+
+class Running:
+    """``st-reba serve`` on a free port."""
+
+    def __init__(self, directory, *arguments, program=PROGRAM, env=None):
+        self.printed = directory / "printed"
+        self.process = processes.start(
+            "-c",
+            program,
+            "serve",
+            *arguments,
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+            out=self.printed,
+            env=env,
+        )
+        deadline = time.monotonic() + 300
+        while not (found := re.search(r"at http://127\.0\.0\.1:(\d+)", self.said)):
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+        self.port = int(found[1])
+
+    @property
+    def said(self):
+        return self.printed.read_text(encoding="utf-8") if self.printed.exists() else ""
+
+    def ask(self, path, given=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        body = None if given is None else json.dumps(given)
+        connection.request("GET" if given is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, json.loads(content) if content.startswith(b"{") else content.decode()
+
+    def value(self, name):
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)[1])
+
+
+@pytest.fixture
+def running(saved, tmp_path):
+    opened = []
+
+    def start(*arguments, **settings):
+        opened.append(Running(tmp_path, saved, *arguments, **settings))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.process.kill()
+
+
+def embed(server, texts, **more):
+    status, answer = server.ask("/v1/embeddings", {"model": "my-model", "input": texts, **more})
+    assert status == 200, answer
+    return np.float32([row["embedding"] for row in answer["data"]])
+
+
+def test_many_clients_and_the_end(running, model):
+    server = running("--batch-size", "8", program=FEW)
+    # They send nothing, and stay.
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    assert server.ask("/health") == (200, {"status": "ok"})
+    texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
+    expected = model.encode(texts)
+    with ThreadPoolExecutor(16) as clients:
+        parts = [(first, 1 + first % 5) for first in range(20)]
+        found = list(clients.map(lambda part: embed(server, texts[part[0] : sum(part)]), parts))
+    for (first, count), own in zip(parts, found, strict=True):
+        assert np.array_equal(own, expected[first : first + count])
+
+    # What is on its way when the signal comes is answered.
+    with ThreadPoolExecutor(4) as clients:
+        late = [clients.submit(embed, server, texts) for _ in range(4)]
+        while server.value("st_reba_waiting_texts") < 40:
+            time.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        for own in late:
+            assert np.array_equal(own.result(300), expected)
+    assert server.process.wait(300) == 0, server.said
+    assert "Stopped; every request was answered." in server.said
+    with pytest.raises(ConnectionRefusedError):
+        server.ask("/health")
+    for client in silent:
+        client.close()
+
+
+def test_who_leaves_is_not_waited_for(running):
+    server = running("--batch-size", "1", "--api-key", "secret", program=PACED)
+    body = json.dumps({"model": "my-model", "input": [f"text {number}" for number in range(200)]})
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}"
+        client.sendall(f"{head}\r\n\r\n{body}".encode())
+        deadline = time.monotonic() + 300
+        while "st_reba_waiting_texts 0.0" in server.ask("/metrics", Authorization="Bearer secret")[1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    while "st_reba_waiting_texts 0.0" not in (shown := server.ask("/metrics", Authorization="Bearer secret")[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "st_reba_requests_left_total 1.0" in server.ask("/metrics", Authorization="Bearer secret")[1]
+    ran = float(re.search(r"^st_reba_batch_texts_sum (\S+)$", shown, re.MULTILINE)[1])
+    assert ran < 150
+    assert server.ask("/v1/models")[0] == 401
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(300) == 0, server.said
+
+
+def test_too_much_is_told_when_to_come_again(running):
+    server = running("--batch-size", "1", "--queue-tokens", "50", program=PACED)
+    given = {"model": "my-model", "input": [f"text {number}" for number in range(60)]}
+    first = threading.Thread(target=server.ask, args=("/v1/embeddings", given))
+    first.start()
+    while not server.value("st_reba_waiting_texts"):
+        time.sleep(0.01)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+    connection.request("POST", "/v1/embeddings", json.dumps(given))
+    answer = connection.getresponse()
+    assert answer.status == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert json.loads(answer.read())["error"]["type"] == "rate_limit_error"
+    first.join(300)
+    assert embed(server, TEXTS).shape == (5, 32)
+
+
+def test_an_address_that_is_taken(saved, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = processes.run("-c", PROGRAM, "serve", saved, "--port", port, out=tmp_path / "printed")
+    assert done.returncode == 1
+    assert f"--host 127.0.0.1 --port {port} cannot be used" in " ".join(done.stdout.split())

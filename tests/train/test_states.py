@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from st_reba import LayerStates, LayerwiseAutoencoder
+from st_reba.train.states import ModelOnStates, StatesCache
+
+from ..backbones import TEXTS
+
+
+@pytest.fixture(scope="module")
+def module(backbone_path):
+    return LayerStates(backbone_path()).eval()
+
+
+def expected(module, texts):
+    with torch.inference_mode():
+        return torch.cat([module(module.preprocess([text]))["layer_states"] for text in texts])
+
+
+def test_states_are_the_models(module, tmp_path):
+    cache = StatesCache(tmp_path, module, chunk_size=2)
+    counts = []
+    assert cache.add([*TEXTS, TEXTS[0]], batch_size=2, on_texts=counts.append) == len(TEXTS) == len(cache)
+    assert sum(counts) == len(TEXTS)
+    assert cache.add(TEXTS) == 0
+    chosen = [TEXTS[3], TEXTS[0], TEXTS[3]]
+    found = cache.states(chosen)
+    assert found.dtype == torch.float32
+    wanted = expected(module, chosen)
+    assert bool(((found - wanted).abs() <= 2**-11 * wanted.abs().amax(dim=-1, keepdim=True)).all())
+
+
+def test_it_is_there_for_the_next_run_and_grows(module, tmp_path, monkeypatch):
+    first = StatesCache(tmp_path, module)
+    first.add(TEXTS[:2])
+    states = first.states(TEXTS[:2])
+    again = StatesCache(tmp_path, module)
+    assert TEXTS[0] in again
+    assert TEXTS[4] not in again
+    assert again.add(TEXTS) == len(TEXTS) - 2
+    monkeypatch.setattr(module, "forward", None)
+    whole = StatesCache(tmp_path, module)
+    assert len(whole) == len(TEXTS)
+    assert torch.equal(whole.states(TEXTS[:2]), states)
+
+
+def test_a_text_that_was_never_added(module, tmp_path):
+    with pytest.raises(KeyError, match="is not in the cache .*: add it first"):
+        StatesCache(tmp_path, module).states(["a"])
+
+
+def test_models_and_settings_are_kept_apart(module, backbone_path, tmp_path):
+    made = [
+        module,
+        LayerStates(backbone_path("qwen3")),
+        LayerStates(backbone_path("llama", "bert")),
+        LayerStates(backbone_path(), template="so: {text}"),
+        LayerStates(backbone_path(), template="so: {text}", tokenization="pieces"),
+        LayerStates(backbone_path(), pool_over="all"),
+        LayerStates(backbone_path(), bidirectional_layers=1),
+        LayerStates(backbone_path(), max_seq_length=5),
+        LayerStates(backbone_path(), model_kwargs={"dtype": "bfloat16"}),
+    ]
+    assert len({StatesCache(tmp_path, one).directory for one in made}) == len(made)
+    assert StatesCache(tmp_path, LayerStates(backbone_path())).directory == StatesCache(tmp_path, module).directory
+
+
+def test_a_run_that_was_killed_loses_what_it_had_not_written(module, tmp_path, monkeypatch):
+    cache = StatesCache(tmp_path, module, chunk_size=2)
+    replace, written = os.replace, []
+
+    def killed(source, target):
+        written.append(target)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cache.add(TEXTS)
+    (cache.directory / ".writing-left-behind").write_bytes(b"half")
+    monkeypatch.setattr(os, "replace", replace)
+    again = StatesCache(tmp_path, module)
+    assert len(again) == 2
+    assert not list(again.directory.glob(".writing-*"))
+    assert again.add(TEXTS) == len(TEXTS) - 2
+    assert torch.allclose(again.states(TEXTS), expected(module, TEXTS), rtol=1e-2, atol=1e-2)
+
+
+def test_a_damaged_file_is_named(module, tmp_path):
+    cache = StatesCache(tmp_path, module)
+    cache.add(TEXTS)
+    (path,) = cache.directory.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"{path} cannot be read .* Remove it; its texts are then read again"):
+        StatesCache(tmp_path, module)
+
+
+def test_states_beyond_the_range_of_float16(module, tmp_path, monkeypatch):
+    scale = torch.tensor([1e9, 1e-9, 0.0])[:, None]
+    forward = module.forward
+    monkeypatch.setattr(module, "forward", lambda features: {"layer_states": forward(features)["layer_states"] * scale})
+    cache = StatesCache(tmp_path, module)
+    cache.add(TEXTS)
+    found, wanted = cache.states(TEXTS), expected(module, TEXTS)
+    assert bool(((found - wanted).abs() <= 2**-11 * wanted.abs().amax(dim=-1, keepdim=True)).all())
+    assert wanted.abs().max() > 65504
+
+
+def test_states_that_are_not_finite(module, tmp_path, monkeypatch):
+    forward = module.forward
+    monkeypatch.setattr(module, "forward", lambda features: {"layer_states": forward(features)["layer_states"] / 0})
+    with pytest.raises(ValueError, match="are not finite: the model overflows in torch.float32"):
+        StatesCache(tmp_path, module).add(TEXTS)
+
+
+def test_a_model_that_looks_states_up(module, tmp_path):
+    cache = StatesCache(tmp_path, module)
+    cache.add(TEXTS)
+    autoencoder = LayerwiseAutoencoder(3, 32)
+    model = ModelOnStates.of(autoencoder, cache)
+    found = model.encode(TEXTS, batch_size=2, convert_to_tensor=True)
+    assert torch.allclose(found.cpu(), autoencoder.embed(cache.states(TEXTS).to(model.device)).cpu(), atol=1e-6)
+    with pytest.raises(ValueError, match="prompt='query: ': cached states have none"):
+        model.encode(TEXTS, prompt="query: ")
+    with pytest.raises(KeyError, match="'never seen' is not in the cache"):
+        model.encode(["never seen"])

@@ -1,0 +1,374 @@
+"""Servers with faults: each is served by a model that has the fault, and named by what is looked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from starlette.testclient import TestClient
+from tokenizers import processors
+from typer.testing import CliRunner
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.export import static_model
+from st_reba.serve.app import Server, make_app
+from st_reba.serve.models import Embedder
+from st_reba.verify import Endpoint, EndpointError, verify
+from st_reba_cli import app
+
+from .. import backbones, processes
+
+PROMPTS = {"query": "Find what answers: ", "document": "文本："}
+#: Positions of the models.
+ROOM = 64
+
+
+class Stub:
+    """Embeds whatever it is sent, in both forms."""
+
+    def __init__(self, encode, refuses=lambda text: False, forms=("openai", "tei")):
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                texts = given.get("input", given.get("inputs"))
+                known = {"/v1/embeddings": "openai", "/embed": "tei"}.get(self.path)
+                if known not in forms:
+                    return self.answer(404, {})
+                if texts is None or any(refuses(text) for text in texts):
+                    return self.answer(422, {"error": "no"})
+                try:
+                    rows = np.asarray(encode(texts), dtype=np.float64).tolist()
+                except RuntimeError as error:
+                    return self.answer(500, {"error": str(error)})
+                if known == "tei":
+                    return self.answer(200, rows)
+                return self.answer(200, {"data": [{"index": i, "embedding": row} for i, row in enumerate(rows)]})
+
+            def do_GET(self):
+                self.answer(200, {"data": [{"id": "stub"}]})
+
+            def answer(self, status, content):
+                body = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def stub():
+    opened = []
+
+    def start(*args, **kwargs):
+        opened.append(Stub(*args, **kwargs))
+        return opened[-1].url
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """One model twice: with a tokenizer that ends texts with its end token, and with one that does not.
+
+    Of one layer, since each fault that is looked for is a pass.
+    """
+    model = backbones.backbone("llama", num_hidden_layers=1)
+    found = {}
+    for name in ("ends", "open"):
+        directory = tmp_path_factory.mktemp(name)
+        model.save_pretrained(directory)
+        tokenizer = backbones.tokenizer(model_max_length=40)
+        tokenizer.pad_token = "<|end|>"
+        if name == "ends":
+            end = tokenizer.eos_token_id
+            tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+                single="$A <|end|>", special_tokens=[("<|end|>", end)]
+            )
+        tokenizer.save_pretrained(directory)
+        found[name] = str(directory)
+    return found
+
+
+def piped(head, pooling, *behind, **settings):
+    modules = [head, Pooling(head.get_embedding_dimension(), pooling), *behind, Normalize()]
+    return SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS, **settings)
+
+
+@pytest.fixture(scope="module")
+def last(paths):
+    """Read at the end token, behind a prompt."""
+    return piped(CausalTransformer(paths["ends"], pool_over="all"), "lasttoken", default_prompt_name="query")
+
+
+@pytest.fixture(scope="module")
+def reba(paths):
+    return piped(ReBAModule(paths["open"], repetitions=2), "mean")
+
+
+def causes(url, model, **settings):
+    return verify(Endpoint(url), model, **settings).causes
+
+
+def test_equal(stub, last, reba):
+    for model in (last, reba):
+        seen = verify(Endpoint(stub(model.encode)), model)
+        assert seen.equal
+        assert {row.probe.name for row in seen.rows} == {"word", "sentence", "Chinese", "other marks", "empty", "long"}
+        assert max(row.distance for row in seen.rows) < 1e-5
+        assert next(row.probe.tokens for row in seen.rows if row.probe.name == "long") > model[0].max_seq_length
+
+
+def test_no_end_token(stub, last, paths):
+    served = piped(CausalTransformer(paths["open"], pool_over="all"), "lasttoken", default_prompt_name="query")
+    assert causes(stub(served.encode), last) == ["the end token (EOS) is missing"]
+
+
+def test_an_end_token_too_many(stub, last, paths):
+    own = piped(CausalTransformer(paths["open"], pool_over="all"), "lasttoken")
+    served = piped(CausalTransformer(paths["ends"], pool_over="all"), "lasttoken")
+    assert causes(stub(served.encode), own) == ["an end token (EOS) is added"]
+
+
+def test_no_prompt(stub, last):
+    assert causes(stub(lambda texts: last.encode(texts, prompt="")), last) == ["the prompt is missing"]
+
+
+def test_another_prompt(stub, last):
+    served = stub(last.encode_document)
+    assert causes(served, last) == ['the prompt is that of "document"']
+    assert causes(served, last, prompt_name="document") == []
+
+
+@pytest.mark.parametrize(("served", "own"), [("mean", "lasttoken"), ("lasttoken", "mean"), ("cls", "mean")])
+def test_pooling(stub, paths, served, own):
+    given = {mode: piped(CausalTransformer(paths["open"]), mode) for mode in (served, own)}
+    called = {"mean": "the mean of all tokens", "lasttoken": "the last token", "cls": "the first token"}
+    expected = [f"pooling is {called[served]}, and the model's is {called[own]}"]
+    assert causes(stub(given[served].encode), given[own]) == expected
+
+
+def test_pooling_of_a_model_that_hands_on_one_token(stub, paths):
+    own = piped(CausalTransformer(paths["open"], rows="last"), "lasttoken")
+    served = piped(CausalTransformer(paths["open"]), "mean")
+    (cause,) = causes(stub(served.encode), own)
+    assert cause.startswith("pooling is the mean of all tokens")
+
+
+@pytest.mark.parametrize("length", [13, 32])
+def test_texts_are_cut_earlier(stub, paths, length):
+    own, served = (piped(CausalTransformer(paths["open"]), "mean") for _ in range(2))
+    served.max_seq_length = length
+    # 13 tokens are what is left of 16 by three that stand around a text.
+    assert causes(stub(served.encode), own) == [f"texts are cut after {length} tokens, and the model reads 40"]
+
+
+def test_texts_are_not_cut(stub, paths):
+    own, served = (piped(CausalTransformer(paths["open"]), "mean") for _ in range(2))
+    own.max_seq_length, served.max_seq_length = 20, ROOM
+    (cause,) = causes(stub(served.encode), own, max_tokens=25)
+    assert cause == "texts are not cut, and the model reads 20 tokens"
+
+
+def test_texts_lose_their_beginning(stub, paths):
+    own = piped(CausalTransformer(paths["open"]), "mean")
+
+    def encode(texts):
+        offsets = [own.tokenizer(text, return_offsets_mapping=True)["offset_mapping"] for text in texts]
+        return own.encode(
+            [text[row[-40][0] :] if len(row) > 40 else text for text, row in zip(texts, offsets, strict=True)]
+        )
+
+    assert causes(stub(encode), own) == ["a text that is too long loses its beginning and not its end"]
+
+
+def test_lengths_of_vectors(stub, last):
+    bare = SentenceTransformer(modules=[last[0], last[1]], device="cpu", prompts=PROMPTS, default_prompt_name="query")
+    (cause,) = causes(stub(bare.encode), last)
+    assert cause.startswith("normalisation: the model's vectors have length 1, and these ")
+    assert causes(stub(last.encode), bare) == ["normalisation: the vectors have length 1, and the model's have not"]
+    (cause,) = causes(stub(lambda texts: 3 * bare.encode(texts)), bare)
+    assert cause == "normalisation: the vectors are 3 to 3 times as long as the model's"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_precision(stub, reba, dtype):
+    coarse = copy.deepcopy(reba).to(getattr(torch, dtype))
+    # The zeros of an empty text have no direction in float16.
+    served = stub(coarse.encode, refuses=lambda text: not text)
+    (cause,) = causes(served, reba)
+    assert cause.startswith(f"precision: as in {dtype} (")
+    assert causes(served, reba, tolerance=0.1) == []
+
+
+def test_padding_that_is_read(stub, last):
+    def encode(texts):
+        longest = max(map(len, texts))
+        return last.encode([text + "!" * (longest - len(text)) for text in texts])
+
+    (cause,) = causes(stub(encode), last)
+    assert cause.startswith("batch: a text's vector depends on the texts beside it")
+
+
+def test_vectors_in_another_order(stub, last):
+    served = stub(lambda texts: last.encode(sorted(texts)))
+    assert causes(served, last) == ["order: the vectors of a list are not in the order of its texts"]
+
+
+def test_a_recipe_that_the_server_does_not_know(stub, roomy_path):
+    """What an engine does with the weights and the pooling that lie in the model's directory."""
+    head = Transformer(roomy_path)
+    head.tokenizer.pad_token = head.tokenizer.eos_token
+    for module, pooling in ((ReBAModule, "mean"), (EchoModule, "lasttoken")):
+        (cause,) = causes(stub(piped(head, pooling).encode), piped(module(roomy_path), pooling), max_tokens=128)
+        assert cause.startswith(f"the recipe ({module.__name__}) is missing")
+
+
+def test_a_module_that_the_server_does_not_know(stub, paths):
+    head = CausalTransformer(paths["open"])
+    own = piped(head, "mean", Dense(32, 32, bias=False))
+    assert causes(stub(piped(head, "mean").encode), own) == ["Dense, which stands behind the pooling, is missing"]
+
+
+def test_two_faults(stub, last, paths):
+    served = piped(CausalTransformer(paths["ends"], pool_over="all"), "mean")
+    assert causes(stub(served.encode), last) == [
+        "the prompt is missing",
+        "pooling is the mean of all tokens, and the model's is the last token",
+    ]
+
+
+def test_another_model(stub, last):
+    rows = np.random.default_rng(0).normal(size=(32,))
+    (cause,) = causes(stub(lambda texts: [rows * (1 + len(text)) for text in texts]), last)
+    assert cause.startswith("no fault that is known explains")
+    (cause,) = causes(stub(lambda texts: last.encode(texts)[:, :8]), last)
+    assert cause == "vectors have 8 values, and the model's 32: another model, or a part"
+
+
+def test_an_empty_text(stub, last, reba):
+    assert causes(stub(reba.encode, refuses=lambda text: not text), reba) == []
+    served = stub(lambda texts: [row if text else row + 1 for text, row in zip(texts, reba.encode(texts), strict=True)])
+    assert causes(served, reba) == ["empty text: the model gives zeros and the other a vector"]
+
+
+def test_forms(stub, reba):
+    tei, both = stub(reba.encode, forms=("tei",)), stub(reba.encode)
+    assert Endpoint(tei).form == Endpoint(f"{tei}/embed").form == Endpoint(both, form="tei").form == "tei"
+    assert Endpoint(both).form == Endpoint(f"{both}/v1").form == Endpoint(f"{both}/v1/embeddings").form == "openai"
+    assert Endpoint(both).model == "stub"
+    for url in (tei, f"{both}/v1/"):
+        assert verify(Endpoint(url), reba).equal
+
+
+def test_a_static_model(stub, paths, tmp_path):
+    """Its tokenizer is none of transformers', and nothing cuts its texts."""
+    path = str(tmp_path / "static")
+    static_model(CausalTransformer(paths["open"]), backbones.TEXTS * 5, layer=0).save_pretrained(path)
+    static = SentenceTransformer(path, device="cpu", prompts=PROMPTS)
+    with TestClient(make_app(Server(Embedder("static", static)))) as client:
+
+        def served(texts):
+            answer = client.post("/v1/embeddings", json={"model": "static", "input": texts})
+            return [row["embedding"] for row in answer.json()["data"]]
+
+        assert causes(stub(served), static) == []
+    assert causes(stub(lambda texts: static.encode(texts, prompt_name="query")), static) == [
+        'the prompt is that of "query"'
+    ]
+    cut = copy.deepcopy(static)
+    cut.tokenizer.enable_truncation(16)
+    assert causes(stub(cut.encode), static) == ["texts are cut after 16 tokens, and the model reads all"]
+    assert "another model" in causes(stub(lambda texts: static.encode([text[::-1] for text in texts])), static)[0]
+    ends = CliRunner().invoke(app, ["verify", stub(static.encode), "--model", path, "--device", "cpu"])
+    assert ends.exit_code == 0, ends.output
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
+
+
+def test_answers_and_keys_that_cannot_be_read(stub, reba):
+    nested = stub(reba.encode)
+    for key in ("Schlüssel", "密钥", "two\nlines"):
+        with pytest.raises(ValueError, match="The API key has other characters than printable ASCII"):
+            Endpoint(nested, key=key)
+    with pytest.raises(EndpointError, match="does not answer|is no URL"):
+        Endpoint("http://127.0.0.1:port/v1/embeddings").embed(["a"])
+    with pytest.raises(EndpointError, match="does not answer|is no URL"):
+        Endpoint("http://hóst.invalid/pâth").embed(["a"])
+
+
+def test_an_answer_that_is_nested_without_end():
+    class Nested(BaseHTTPRequestHandler):
+        def do_POST(self):
+            # What is closed before all was read is reset, and the client sees another error.
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[" * 200_000)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nested) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(EndpointError, match="answered with something else than JSON"):
+            Endpoint(f"http://127.0.0.1:{server.server_port}/embed").embed(["a"])
+        server.shutdown()
+
+
+def test_servers_that_are_none(stub, reba):
+    with pytest.raises(EndpointError, match="does not answer .*: check the URL, and that the server runs"):
+        Endpoint("http://127.0.0.1:9", timeout=5)
+    with pytest.raises(EndpointError, match="within 0.3 seconds: .* give --timeout more seconds, .* --max-tokens"):
+        verify(Endpoint(stub(lambda texts: time.sleep(1)), timeout=0.3), reba)
+    with pytest.raises(EndpointError, match="gave no vector for each of 1 texts"):
+        verify(Endpoint(stub(lambda texts: [])), reba)
+    with pytest.raises(EndpointError, match="answered 422"):
+        verify(Endpoint(stub(reba.encode, refuses=lambda text: True)), reba)
+    with pytest.raises(ValueError, match='the model has "query", "document"'):
+        verify(Endpoint(stub(reba.encode)), reba, prompt_name="no")
+
+
+def test_the_command(stub, last, tmp_path):
+    path = str(tmp_path / "model")
+    last.save_pretrained(path, create_model_card=False)
+    ends = CliRunner().invoke(app, ["verify", stub(last.encode), "--model", path, "--device", "cpu"])
+    assert ends.exit_code == 0, ends.output
+    assert ends.stdout.startswith("Equal: http://127.0.0.1:")
+    fault = stub(lambda texts: last.encode(texts, prompt=""))
+    ends = CliRunner().invoke(app, ["verify", fault, "--model", path, "--device", "cpu"])
+    assert ends.exit_code == 1
+    assert "- the prompt is missing" in ends.output.splitlines()
+    ends = CliRunner().invoke(app, ["verify", "localhost", "--model", path])
+    assert "give one that begins with http:// or https://" in " ".join(ends.output.split())
+
+
+def test_it_needs_none_of_the_servers_packages(tmp_path):
+    code = (
+        "import sys\n"
+        "for name in ('fastapi', 'uvicorn', 'prometheus_client', 'starlette'):\n"
+        "    sys.modules[name] = None\n"
+        "import st_reba.verify\n"
+    )
+    done = processes.run("-c", code, out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
