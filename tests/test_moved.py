@@ -14,6 +14,7 @@ from . import processes
 #: The paths that the pages of a release have named.
 MOVED = {
     "st_reba.catalogue": ("st_reba.recipes", "find"),
+    "st_reba.compare.mteb.intervals": ("st_reba.compare.mteb", "mteb_estimates"),
     "st_reba.losses": ("st_reba.training.losses", "JTCSELoss"),
     "st_reba.lm.attention.masks": ("st_reba.lm.attention.changes", "BothWays"),
     "st_reba.lm.attention.rerouting": ("st_reba.lm.attention.changes", "Rerouting"),

@@ -66,10 +66,12 @@ class PairScoreEvaluator(BaseEvaluator):
             ValueError: If the model's last module scores no pairs.
         """
         similarities = self.similarities(model)
+        by_score, by_cosine = similarities.values()
         metrics = {
-            f"{correlation.__name__}_{kind}": float(value)
-            for correlation in (pearson, spearman)
-            for kind, value in zip(similarities, correlation(similarities, self.labels).values(), strict=True)
+            "pearson_score": float(pearson({"": by_score}, self.labels).scores[0]),
+            "pearson_cosine": float(pearson({"": by_cosine}, self.labels).scores[0]),
+            "spearman_score": float(spearman({"": by_score}, self.labels).scores[0]),
+            "spearman_cosine": float(spearman({"": by_cosine}, self.labels).scores[0]),
         }
         if self.write_csv and output_path is not None:
             append_metrics(output_path, "pair_scores", self.name, epoch, steps, metrics)

@@ -9,9 +9,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
+from ...evaluation.tasks import Measure
 from ...optional import require
 from ...recipes.recipe import TF_IDF
-from ..results import Comparison, Measure, Result, best_of, has_number, pareto_front, rank
+from ..results import Comparison, Result, best_of, has_number, pareto_front, rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
+from ...evaluation.tasks import Measure
 from ...files import atomic_directory
 from ...optional import require
-from ..results import TIED, Comparison, Measure, Result, best_of, has_number, measured, rank
+from ..results import TIED, Comparison, Result, best_of, has_number, measured, rank
 from .charts import cost_figure, lengths_figure, scores_figure
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from st_reba.compare.report.charts import cost_figure, lengths_figure, scores_figure
-from st_reba.compare.results import Comparison, Measure, Result
+from st_reba.compare.results import Comparison, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import BLUE, GREY, ORANGE, PALE, drawing_style
+from st_reba.evaluation.tasks import Measure
 from st_reba.recipes import Control
 
 

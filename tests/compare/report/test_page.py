@@ -13,9 +13,10 @@ from matplotlib.image import imread
 
 from st_reba.compare.report import page as report
 from st_reba.compare.report.page import write_csv, write_report, write_results
-from st_reba.compare.results import Comparison, Measure, Result, measured
+from st_reba.compare.results import Comparison, Result, measured
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import DARK
+from st_reba.evaluation.tasks import Measure
 
 from . import samples
 
