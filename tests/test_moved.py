@@ -15,6 +15,7 @@ from . import processes
 MOVED = {
     "st_reba.catalogue": ("st_reba.recipes", "find"),
     "st_reba.compare.mteb.intervals": ("st_reba.compare.mteb", "mteb_estimates"),
+    "st_reba.evaluation.late_interaction": ("st_reba.evaluation.rankings", "LateInteraction"),
     "st_reba.losses": ("st_reba.training.losses", "JTCSELoss"),
     "st_reba.lm.attention.masks": ("st_reba.lm.attention.changes", "BothWays"),
     "st_reba.lm.attention.rerouting": ("st_reba.lm.attention.changes", "Rerouting"),
