@@ -28,8 +28,7 @@ from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, Row, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.parts import POOLINGS
-from ..recipes.recipe import random_model
+from ..recipes.recipe import POOLINGS, random_model
 from ..text.templates import preset
 from .set_aside import set_aside
 from .sweep import RecipeSweep

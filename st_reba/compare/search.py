@@ -23,7 +23,7 @@ from ..modules import CausalModule, EmbeddingFilter
 from ..modules.moments import Moments
 from ..recipes import Recipe, Row, every_row, find
 from ..recipes.lookup import changed
-from ..recipes.parts import FILTERS, PARTS
+from ..recipes.rows import FILTERS, PARTS
 from .recipes import RecipePass, end, passes_of, reading
 from .results import Comparison
 
