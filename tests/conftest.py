@@ -164,7 +164,7 @@ def undrawn(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(page, "freeze", lambda figure: None)
-    for name in ("cost_figure", "lengths_figure", "scores_figure"):
+    for name in ("cost_figure", "scores_figure"):
         monkeypatch.setattr(page, name, lambda *args: Figure())
 
 
