@@ -6,10 +6,12 @@ it, in the layer that is read or in the number of repetitions come out of one pa
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
+from ..files import is_full
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
 from ..modules import CausalModule, CausalTransformer, InputEmbeddings
@@ -30,7 +33,6 @@ from ..recipes import Recipe, Row, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
 from ..recipes.recipe import POOLINGS, random_model
 from ..text.templates import preset
-from .set_aside import set_aside
 from .sweep import RecipeSweep
 
 #: Called with what was done, and to how many tokens.
@@ -455,3 +457,32 @@ class Recipes:
                         own.add(vectors[vectors.any(dim=1)])
                 except ValueError as error:
                     moments[key] = error
+
+
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Take a model's weights out of memory, and put them back at the end, to the bit.
+
+    Whatever shares its parameters lacks them as well, and is not to be run meanwhile. Parameters of a type of their
+    own, as those of quantised models, stay where they are; and so do all where the disk has no room.
+
+    Args:
+        model: On any devices.
+    """
+    plain = [parameter for parameter in model.parameters() if type(parameter) is nn.Parameter]
+    with tempfile.TemporaryDirectory(prefix="st-reba-") as directory:
+        path = Path(directory) / "weights.pt"
+        try:
+            torch.save([parameter.data for parameter in plain], path)
+        # torch has an error of its own for a full disk.
+        except (OSError, RuntimeError) as error:
+            if not is_full(error):
+                raise
+            plain = []
+        for parameter in plain:
+            parameter.data = parameter.data.new_empty(0)
+        try:
+            yield
+        finally:
+            for parameter, weights in zip(plain, torch.load(path) if plain else [], strict=True):
+                parameter.data = weights

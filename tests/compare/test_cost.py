@@ -8,8 +8,7 @@ import torch
 
 from st_reba import CausalTransformer
 from st_reba.compare import cost
-from st_reba.compare.cost import Forecast, memory, speed
-from st_reba.compare.precision import agreement, cosines, sampled
+from st_reba.compare.cost import Forecast, agreement, cosines, memory, sampled, speed
 from st_reba.compare.recipes import tokens
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
