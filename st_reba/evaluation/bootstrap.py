@@ -464,8 +464,8 @@ def _from_the_highest(values: Array, labels: Array, drawn: Indices) -> tuple[Arr
 
 def _correlation(first: Array, second: Array) -> Array:
     """(R,), of (R, N) each; NaN where one of them does not vary, but by rounding."""
-    sides = [side - side.mean(axis=1, keepdims=True) for side in (first, second)]
-    norms = [np.linalg.norm(side, axis=1) for side in sides]
-    flat = [norm <= 1e-6 * np.linalg.norm(side, axis=1) for norm, side in zip(norms, (first, second), strict=True)]
-    spread = np.where(flat[0] | flat[1], np.nan, norms[0] * norms[1])
-    return np.einsum("rn,rn->r", *sides) / spread
+    one, other = (side - side.mean(axis=1, keepdims=True) for side in (first, second))
+    squares = [np.einsum("rn,rn->r", side, side) for side in (one, first, other, second)]
+    flat = (squares[0] <= 1e-12 * squares[1]) | (squares[2] <= 1e-12 * squares[3])
+    spread = np.sqrt(np.where(flat, np.nan, squares[0] * squares[2]))
+    return np.einsum("rn,rn->r", one, other) / spread

@@ -392,7 +392,7 @@ def _watched(task: AbsTask) -> tuple[AbsTask, list[Sample]]:
                 samples.append(sample)
             return task.task_specific_scores(scores, relevant, results, hf_split, hf_subset)
 
-        watched.task_specific_scores = noting  # type: ignore[method-assign]
+        watched.task_specific_scores = noting  # type: ignore[attr-defined]
     return watched, samples
 
 
