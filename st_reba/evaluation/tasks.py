@@ -99,7 +99,9 @@ class Measure:
             return "n/a"
         if decimals is None:
             decimals = max(0, 3 - round(math.log10(self.scale)))
-        return f"{value * self.scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+        # Adding 0 turns -0.0 into 0.0.
+        shown = round(value * self.scale, decimals) + 0.0
+        return f"{shown:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
     def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
         """The 95% interval in brackets; empty where there is none."""

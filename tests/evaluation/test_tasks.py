@@ -20,7 +20,7 @@ from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, Triplets, read_data
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.embedded import Embedded, stand_in
-from st_reba.evaluation.tasks import Vectors, task_of
+from st_reba.evaluation.tasks import Measure, Vectors, task_of
 
 from ..conftest import examples
 
@@ -132,3 +132,8 @@ def test_average_precision_is_that_of_scikit_learn(items):
 def test_average_precision_of_a_resample_without_anything_to_find():
     items = bootstrap.average_precision({"a": [1.0, 2.0]}, [0, 1])
     assert np.isnan(items.scored(np.array([[0, 0]]))).all()
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.3125, "31.2"), (-0.05, "−5.0"), (-1e-17, "0.0"), (math.nan, "n/a")])
+def test_a_value_as_people_read_it(value, shown):
+    assert Measure("STS", "Spearman x 100").show(value) == shown
