@@ -111,7 +111,7 @@ def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> 
             "date": time.strftime("%Y-%m-%d"), "versions": records.versions(),
         }
         for (recipe, change), score, difference in zip(
-            found, statistic.values(), differences(statistic, [(each, reference) for each in named]), strict=True
+            found, statistic.scores, differences(statistic, [(each, reference) for each in named]), strict=True
         )
     ]  # fmt: skip
     records.rewrite("ablations", rows)

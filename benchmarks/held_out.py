@@ -33,7 +33,7 @@ from real.models import MODELS, RealModel
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Statistic
+from st_reba.evaluation.bootstrap import Resampled
 from st_reba.files import atomic_file
 from st_reba.modules import CausalModule, CausalTransformer
 from st_reba.text.templates import PromptLanguage
@@ -91,7 +91,7 @@ def kept(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[st
     return np.asarray(np.load(file))
 
 
-def items(task: Task, vectors: Mapping[str, Matrix], overlap: Matrix) -> Statistic:
+def items(task: Task, vectors: Mapping[str, Matrix], overlap: Matrix) -> Resampled:
     """The score of each contender as a function of which pairs, or texts, are drawn."""
     if task.pairs:
         cosines = {name: task.cosines(each) for name, each in vectors.items()}
@@ -101,12 +101,12 @@ def items(task: Task, vectors: Mapping[str, Matrix], overlap: Matrix) -> Statist
 
 
 def rows(
-    found: Mapping[str, Statistic], shared: Mapping[str, Mapping[str, records.Value]], references: Sequence[str]
+    found: Mapping[str, Resampled], shared: Mapping[str, Mapping[str, records.Value]], references: Sequence[str]
 ) -> Iterator[dict[str, records.Value]]:
     """Of each set, and of the mean over all of them: each contender alone and beside each reference."""
     names = next(iter(found.values())).recipes
     drawn = {task: each.replicates for task, each in found.items()}
-    values = {task: each.values() for task, each in found.items()}
+    values = {task: each.scores for task, each in found.items()}
     drawn[MEAN], values[MEAN] = (np.mean(list(each.values()), axis=0) for each in (drawn, values))
     for task, replicates in drawn.items():
         for place, name in enumerate(names):
@@ -127,7 +127,7 @@ def measure(
     """The rows of a model and a language."""
     path = model.located(options.out / "models")
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
-    found: dict[str, Statistic] = {}
+    found: dict[str, Resampled] = {}
     shared: dict[str, dict[str, records.Value]] = {}
     backbone = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
     about: dict[str, records.Value] = {

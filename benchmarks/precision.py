@@ -163,7 +163,7 @@ def rows(
     for recipe in dict.fromkeys(recipe for _, recipe in found):
         own = {form: found[form, recipe] for form in forms}
         statistic = spearman({form: own[form].cosines for form in forms}, labels)
-        scores = dict(zip(forms, statistic.values(), strict=True))
+        scores = dict(zip(forms, statistic.scores, strict=True))
         for form in forms:
             shared = {"contender": recipe, "precision": form, "how": how}
             spent, beside = sum(own[form].seconds), unit(form)

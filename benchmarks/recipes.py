@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from records import RESULTS, Value, append, machine, versions
 from st_reba import CausalTransformer
-from st_reba.compare.timing import timed_batches
+from st_reba.compare.cost import timed_batches
 from st_reba.data.demo import Language, demo_sentences
 from st_reba.recipes import default_recipes
 

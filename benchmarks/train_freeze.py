@@ -333,8 +333,8 @@ class Bench:
                     replicates = np.empty((0, 0))
                     if part == "test" and len(found) > 1:
                         whole = statistic({**each, "untrained": self.untrained()}, pairs.scores)
-                        replicates, self._level = whole.replicates, whole.values()[-1]
-                    yield where, statistic(each, pairs.scores).values(), replicates
+                        replicates, self._level = whole.replicates, whole.scores[-1]
+                    yield where, statistic(each, pairs.scores).scores, replicates
 
     def is_there(self, run: Run, seed: int | None) -> bool:
         """Whether a run with this seed, or the mean over the seeds, has its rows."""

@@ -164,29 +164,28 @@ def undrawn(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(page, "freeze", lambda figure: None)
-    for name in ("cost_figure", "lengths_figure", "scores_figure"):
+    for name in ("cost_figure", "scores_figure"):
         monkeypatch.setattr(page, name, lambda *args: Figure())
 
 
 @pytest.fixture(scope="module")
 def timed_once():
     """Comparisons that time each recipe in one round, on one batch of a few texts."""
-    from st_reba.compare import runner, timing
+    from st_reba.compare import cost
 
     with pytest.MonkeyPatch.context() as patched:
-        for module in (runner, timing):
-            patched.setattr(module, "TIMED_ROUNDS", 1)
-        patched.setattr(timing, "TIMED_BATCHES", 1)
-        patched.setattr(timing, "TIMED_TEXTS", 4)
+        patched.setattr(cost, "TIMED_ROUNDS", 1)
+        patched.setattr(cost, "TIMED_BATCHES", 1)
+        patched.setattr(cost, "TIMED_TEXTS", 4)
         yield
 
 
 @pytest.fixture
 def quick_commands(monkeypatch, undrawn, timed_once):
     """Commands that compare, where the point is not what they measure and draw: timed once."""
-    from st_reba.compare import workload
+    from st_reba.compare import cost
 
-    monkeypatch.setattr(workload, "_MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "_MEASURED_SECONDS", 0.0)
 
 
 @pytest.fixture

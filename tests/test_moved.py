@@ -22,6 +22,8 @@ MOVED = {
     "st_reba.serving.models": ("st_reba.serve.models", "Embedder"),
     "st_reba.serving.verify": ("st_reba.verify", "verify"),
     "st_reba.training": ("st_reba.train", "train_bellm"),
+    "st_reba.compare.mteb.intervals": ("st_reba.compare.mteb", "mteb_estimates"),
+    "st_reba.evaluation.late_interaction": ("st_reba.evaluation.rankings", "LateInteraction"),
     "st_reba.lm.attention.masks": ("st_reba.lm.attention.changes", "BothWays"),
     "st_reba.lm.attention.rerouting": ("st_reba.lm.attention.changes", "Rerouting"),
     "st_reba.modules.after_pooling.moments": ("st_reba.modules.moments", "embedding_moments"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba.compare.mteb import score_statistic
+from st_reba.compare.mteb import score_items
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Statistic
+from st_reba.evaluation.bootstrap import Resampled
 from st_reba.recipes import find
 from st_reba.recipes.rows import PARTWISE
 
@@ -127,7 +127,7 @@ def title_claims(found: Titles) -> Iterator[Row]:
     used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
     samples = {str(used.index(each)): found.scores.scores[keys[each]].samples for each in used}
     if used and all(samples.values()):
-        yield from _differences(claims, used, score_statistic(samples), found.name)
+        yield from _differences(claims, used, score_items(samples), found.name)
 
 
 def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
@@ -159,16 +159,16 @@ def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
     return max(own, key=lambda each: float(correct[each].mean()), default=variant)
 
 
-def differences(statistic: Statistic, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, float]]:
+def differences(statistic: Resampled, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, float]]:
     """How much more the first of each pair of recipes scores than the second, and the interval of that."""
     place = {name: number for number, name in enumerate(statistic.recipes)}
-    values, replicates = statistic.values(), bootstrap.bootstrap(statistic)
+    values, replicates = statistic.scores, bootstrap.bootstrap(statistic)
     for first, second in (map(place.__getitem__, pair) for pair in pairs):
         low, high = bootstrap.interval(replicates[first] - replicates[second])
         yield {"difference": float(values[first] - values[second]), "low": float(low), "high": float(high)}
 
 
-def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Statistic, name: str) -> Iterator[Row]:
+def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Resampled, name: str) -> Iterator[Row]:
     pairs = [(str(used.index(claim.first)), str(used.index(claim.second))) for claim in claims]
     for claim, difference in zip(claims, differences(statistic, pairs), strict=True):
         first, second = claim.names or (shown(claim.first), shown(claim.second))

@@ -36,7 +36,7 @@ def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = Non
     replicates = bootstrap.bootstrap(scores)
     mean = np.mean([replicates[index] for index in indices], axis=0)
     low, high = bootstrap.interval(mean)
-    values = scores.values()
+    values = scores.scores
     found: dict[str, float] = {
         "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
     }  # fmt: skip

@@ -1,5 +1,10 @@
 """Which recipe for this model and these texts."""
 
-from .run import Recipes, RecipeSweep, compare, compare_tasks, work
+from ..evaluation.embedded import TensorCache
+from .cost import forecast
+from .mteb import compare_tasks
+from .recipes import Recipes
+from .run import compare, texts_of
+from .sweep import RecipeSweep
 
-__all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
+__all__ = ["RecipeSweep", "Recipes", "TensorCache", "compare", "compare_tasks", "forecast", "texts_of"]

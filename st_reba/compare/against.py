@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Statistic
-from .results import Comparison, Measure, Result, has_number
+from ..evaluation.bootstrap import Estimate, Items
+from ..evaluation.tasks import Measure
+from .results import Comparison, Result, has_number
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
         raise ValueError(
             f"The two comparisons have no recipe in common: the old one has {', '.join(former) or 'none'}."
         )
-    statistic = _paired(new, old)
-    changes = [_change(now, then, task, statistic) for now, then in both]
-    return SideBySide(task, changes, statistic is not None, _says(new, old, task, changes, statistic is not None))
+    items = _paired(new, old)
+    changes = [_change(now, then, task, items) for now, then in both]
+    return SideBySide(task, changes, items is not None, _says(new, old, task, changes, items is not None))
 
 
-def _paired(new: Comparison, old: Comparison) -> Statistic | None:
+def _paired(new: Comparison, old: Comparison) -> Items | None:
     """The scores of both on the same items, by ``"new name"`` and ``"old name"``; None if the items differ."""
     if new.items is None or old.items is None or not new.items.data or new.items.data != old.items.data:
         return None
@@ -90,14 +91,14 @@ def _paired(new: Comparison, old: Comparison) -> Statistic | None:
         **{f"new {name}": own for name, own in new.items.values.items()},
         **{f"old {name}": own for name, own in old.items.values.items()},
     }
-    return replace(new.items, values=values).statistic()
+    return replace(new.items, values=values).items()
 
 
-def _change(now: Result, then: Result, task: Measure, statistic: Statistic | None) -> Difference:
+def _change(now: Result, then: Result, task: Measure, items: Items | None) -> Difference:
     new, old = now.scores[task.name], then.scores[task.name]
     value = new.value - old.value
-    if statistic is not None and {f"new {now.name}", f"old {now.name}"} <= set(statistic.recipes):
-        low, high = bootstrap.difference(statistic, f"new {now.name}", f"old {now.name}")
+    if items is not None and {f"new {now.name}", f"old {now.name}"} <= set(items.recipes):
+        low, high = bootstrap.difference(items, f"new {now.name}", f"old {now.name}")
     else:
         low = value - math.hypot(new.value - new.low, old.high - old.value)
         high = value + math.hypot(new.high - new.value, old.value - old.low)

@@ -1,6 +1,6 @@
-"""The first line of a comparison: which recipe to use, how far ahead of using none it is, and how sure that is.
+"""What a comparison says: which recipe to use, how far ahead of using none it is, and how sure that is.
 
-It is made here alone; the terminal, the report, the card and ``comparison.json`` show it as it is.
+It is said here alone; the terminal, the report, the card and ``comparison.json`` show it as it is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..evaluation.bootstrap import Estimate, Statistic, items_to_tell
+from ..evaluation.bootstrap import Estimate, Items, Resampled, items_to_tell
+from ..evaluation.tasks import Measure
 from ..recipes import find
+from ..recipes.recipe import TF_IDF, Kind
 from ..text.templates import preset
-from .results import Measure, Result, as_high, best_of, difference, has_number, rank
+from .results import Result, as_high, best_of, difference, has_number, listed, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -22,30 +24,94 @@ WITHOUT = {
     for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 
-
 #: What costs at most so much of another's time is cheaper; what lies between is within the error of timing.
 _CHEAPER = 0.9
 #: Differences that it takes more than so many times the items to tell are too small for labels to tell.
 _TOO_MANY = 50
 
-_IN_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BAG_IN_WORDS = "the bag of input embeddings"
+_NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a comparison comes to.
+class Standing:
+    """Results by the column that decides.
 
     Attributes:
-        says: In a sentence or two.
-        use: Name of the result to use; empty where it is none of them.
+        results: All recipes and controls.
+        column: The one that decides.
+        items: What makes its scores, by the results' names, for the intervals of paired differences; None if nothing
+            can be resampled.
     """
 
-    says: str
-    use: str = ""
+    results: Sequence[Result]
+    column: Measure
+    items: Resampled | None
+
+    @property
+    def best(self) -> Result | None:
+        """The best recipe."""
+        return best_of(self.results, self.column)
+
+    @property
+    def control(self) -> Result | None:
+        """The best control."""
+        return best_of(self.results, self.column, control=True)
+
+    @property
+    def plain(self) -> Result | None:
+        """The better of what one has without a recipe."""
+        return best_of([result for result in self.results if result.name in WITHOUT], self.column)
+
+    def named(self, name: str) -> Result | None:
+        """The result of this name, if it has a score."""
+        return next((each for each in self.results if each.name == name and has_number(each, self.column)), None)
+
+    def value(self, result: Result) -> str:
+        """Its score as people read it."""
+        return self.column.show(result.scores[self.column.name].value)
+
+    def score(self, result: Result) -> str:
+        """The same, with its interval."""
+        return self.column.show_with_interval(result.scores[self.column.name])
+
+    def as_high(self, first: Result, second: Result) -> bool:
+        """Whether the first is at least as good, by the figures that are shown."""
+        return as_high(first, second, self.column)
+
+    def difference(self, first: Result, second: Result) -> Estimate:
+        """First less second, with the interval of the paired difference; tied if that cannot be told from 0."""
+        return difference(first, second, self.column, self.items)
+
+    def ahead(self, first: Result, second: Result) -> Estimate:
+        """How far the first is ahead, whichever way is up."""
+        return self.difference(*((first, second) if self.column.greater_is_better else (second, first)))
+
+    def stands(self, result: Result) -> bool:
+        """Whether neither a control nor what one has without a recipe keeps a recipe from being advised."""
+        if not has_number(result, self.column) or (self.control and self.as_high(self.control, result)):
+            return False
+        if self.plain is None:
+            return True
+        ahead = self.ahead(result, self.plain)
+        return ahead.value > 0 and not ahead.tied and not self.as_high(self.plain, result)
+
+    def more(self, first: Result, second: Result) -> str:
+        """What would say more than these items do on which of the two is ahead."""
+        ahead, unit = self.ahead(first, second), self.column.unit
+        if not ahead.tied:
+            return f"More {unit} will hardly change that; a bigger model may."
+        items = 0 if self.items is None else len(self.items)
+        needed = items_to_tell(ahead, items)
+        if needed is None or needed > _TOO_MANY * items:
+            return f"A bigger model, or more {unit}, will say more."
+        about = float(f"{max(needed - items, 10):.0e}")
+        return f"A bigger model, or more {unit} (by the interval about {about:,.0f} more would do), will say more."
 
 
-def answer(results: Sequence[Result], task: Measure, statistic: Statistic | None, chosen: str = "") -> Answer:
-    """What to use, by the task that decides.
+def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
+    """What to use, in a sentence or two; and the name of that result, empty where it is none of them.
 
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
     control equals in the figures that are shown, or that cannot be told from what one has without a recipe, is not
@@ -55,220 +121,215 @@ def answer(results: Sequence[Result], task: Measure, statistic: Statistic | None
     The best was picked by these scores, unless it was chosen before; the verdict tells what that means.
 
     Args:
-        results: All recipes and controls.
-        task: The one that decides.
-        statistic: Its scores by the results' names, for the interval of the paired difference; None if nothing can be
-            resampled.
+        table: What was compared.
         chosen: The result's name that was chosen before, on other data; empty if none was.
     """
-    best = best_of(results, task)
+    best = table.best
     if best is None:
-        return Answer(f"There is no answer: no recipe has a number on {task.name}.{_why_none(task, statistic)}")
-    if task.proxy:
-        return Answer(
+        return f"There is no answer: no recipe has a number on {table.column.name}.{_why_none(table)}", ""
+    if table.column.proxy:
+        return (
             "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
             "would."
-        )
-    held = _Held(results, task, statistic)
-    lead = next((result for result in results if result.name == chosen and has_number(result, task)), best)
-    refused = held.against_controls(lead) or held.against_nothing(lead)
-    if refused is None:
-        return held.use(lead, choose=not chosen)
-    return (None if chosen else held.another(best)) or refused
+        ), ""
+    lead = table.named(chosen) or best
+    refused = _refused(table, lead, best)
+    if not refused:
+        peers = [lead] if chosen else _peers(table, lead)
+        return _use(table, lead, peers)
+    standing = [each for each in table.results if not each.control and each.name not in WITHOUT and table.stands(each)]
+    another = None if chosen or table.plain is None else best_of(standing, table.column)
+    if another is None:
+        return refused, ""
+    says, use = _use(table, another, [another])
+    return f"{says} The best, {best.read}, has {table.value(best)}, and cannot be told from what you have.", use
 
 
-@dataclass(frozen=True)
-class _Held:
-    """Recipes held against each other and against what one has without them."""
-
-    results: Sequence[Result]
-    task: Measure
-    statistic: Statistic | None
-
-    def against_controls(self, lead: Result) -> Answer | None:
-        """Refused where a control scores as high."""
-        control, best = best_of(self.results, self.task, control=True), best_of(self.results, self.task)
-        if control is None or best is None or not as_high(control, lead, self.task):
-            return None
-        if not as_high(control, best, self.task):
-            return Answer(
-                f"None: {self._leading(lead)} has {self._value(lead)} and does not beat {control.in_words} "
-                f"({self._value(control)}). {self._more(control, lead)}"
-            )
-        return Answer(
-            f"None: no recipe beats {control.in_words} ({self._value(control)}); {self._leading(lead)} has "
-            f"{self._value(lead)}. {self._more(control, lead)}"
-        )
-
-    def against_nothing(self, lead: Result) -> Answer | None:
-        """Refused where what one has without a recipe is ahead, or cannot be told from it."""
-        plain = self._plain
-        if plain is None:
-            return None
-        have = f"what you have, {WITHOUT[plain.name]} ({self._value(plain)})"
-        best = best_of(self.results, self.task)
-        if lead is plain and lead is best:
-            others = [result for result in self.results if result.name not in WITHOUT]
-            second = best_of(others, self.task)
-            more = "" if second is None else f" {self._more(plain, second)}"
-            return Answer(f"None: no recipe is ahead of {have}.{more}")
-        if lead is plain:
-            return Answer(f"None: {self._leading(lead)} is {have}.")
-        if as_high(plain, lead, self.task):
-            level = self._value(lead) == self._value(plain)
-            place = "level with" if level else "behind"
-            return Answer(
-                f"None: {self._leading(lead)} has {self._value(lead)}, {place} {have}. {self._more(plain, lead)}"
-            )
-        if self._ahead(lead, plain).tied:
-            return Answer(
-                f"None: {self._leading(lead)} has {self._value(lead)}, and cannot be told from {have}. "
-                f"{self._more(lead, plain)}"
-            )
-        return None
-
-    def another(self, best: Result) -> Answer | None:
-        """Advised in place of the best, which is refused: the next that every control is behind, and that is told from
-        what one has without a recipe."""
-        control, plain = best_of(self.results, self.task, control=True), self._plain
-        fit = [
-            result
-            for result in self.results
-            if plain is not None
-            and not result.control
-            and result.name not in WITHOUT
-            and self._stands(result, control, plain)
-        ]
-        advised = best_of(fit, self.task)
-        if advised is None or plain is None:
-            return None
-        use = self.use(advised, choose=False)
-        more = f"{self._leading(best)} has {self._value(best)}, and cannot be told from what you have."
-        return replace(use, says=f"{use.says} {more[0].upper()}{more[1:]}")
-
-    def _stands(self, result: Result, control: Result | None, plain: Result | None) -> bool:
-        """Whether neither a control nor what one has without a recipe keeps it from being advised."""
-        return (
-            has_number(result, self.task)
-            and (control is None or not as_high(control, result, self.task))
-            and (plain is None or (self._told_ahead(result, plain) and not as_high(plain, result, self.task)))
-        )
-
-    def use(self, lead: Result, choose: bool) -> Answer:
-        """Advised, or a cheaper one that cannot be told from it."""
-        peers = self._peers(lead) if choose else [lead]
-        advised = self._cheapest(lead, peers)
-        estimate = advised.scores[self.task.name]
-        score = f"{self.task.show(estimate.value)} {self.task.show_interval(estimate)}".rstrip()
-        if advised is not lead:
-            says = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
-        else:
-            says = "Use "
-        clauses = [f"{says}{advised.read}: {score}"]
-        if (plain := self._plain) is not None:
-            by = self._by(self._ahead(advised, plain))
-            side = "above" if self.task.greater_is_better else "below"
-            clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
-        equals, more = self._controls(advised)
-        clauses.append(equals)
-        others = len(peers) - 1
-        if advised is lead and others:
-            what = "other recipe" if others == 1 else "other recipes"
-            more = f" {_number(others).capitalize()} {what} cannot be told from it.{more}"
-        return Answer(f"{', '.join(clauses)}.{more}", advised.name)
-
-    def _controls(self, lead: Result) -> tuple[str, str]:
-        """Whether it is ahead of all of them; and what would tell, if it is not."""
-        controls = [result for result in self.results if result.control and has_number(result, self.task)]
-        if not controls:
-            return "and no control was run beside it", ""
-        close = best_of([each for each in controls if self._ahead(lead, each).tied], self.task, control=True)
-        if close is None:
-            return "ahead of every control", ""
-        by = f"not surely ahead of {close.in_words} ({self._value(close)})"
-        return by, f" {self._more(lead, close)}"
-
-    def _peers(self, lead: Result) -> list[Result]:
-        """What cannot be told from it, itself included, and what one has without a recipe left out."""
-        return [
-            result
-            for result in self.results
-            if result is lead
-            or (not result.control and result.name not in WITHOUT and has_number(result, self.task)
-                and result.scores[self.task.name].tied)
-        ]  # fmt: skip
-
-    def _cheapest(self, lead: Result, peers: Sequence[Result]) -> Result:
-        """Of those that stand what the lead stands; the lead where none is clearly cheaper."""
-        control = best_of(self.results, self.task, control=True)
-        fit = [
-            peer
-            for peer in peers
-            if peer.cost is not None
-            and lead.cost is not None
-            and peer.cost <= _CHEAPER * lead.cost
-            and self._stands(peer, control, self._plain)
-        ]
-        return min(fit, key=lambda peer: (peer.cost, rank(peer, self.task)), default=lead)
-
-    def _more(self, first: Result, second: Result) -> str:
-        """What would say more than these items do on which of the two is ahead."""
-        ahead = self._ahead(first, second)
-        if not ahead.tied:
-            return f"More {self.task.unit} will hardly change that; a bigger model may."
-        items = 0 if self.statistic is None else self.statistic.items
-        needed = items_to_tell(ahead, items)
-        if needed is None or needed > _TOO_MANY * items:
-            return f"A bigger model, or more {self.task.unit}, will say more."
-        about = float(f"{max(needed - items, 10):.0e}")
-        return (
-            f"A bigger model, or more {self.task.unit} (by the interval about {about:,.0f} more would do), will say "
-            "more."
-        )
-
-    @property
-    def _plain(self) -> Result | None:
-        return best_of([result for result in self.results if result.name in WITHOUT], self.task)
-
-    def _told_ahead(self, first: Result, second: Result) -> bool:
-        ahead = self._ahead(first, second)
-        return ahead.value > 0 and not ahead.tied
-
-    def _ahead(self, first: Result, second: Result) -> Estimate:
-        """How far the first is ahead, whichever way is up."""
-        if not self.task.greater_is_better:
-            first, second = second, first
-        return difference(first, second, self.task, self.statistic)
-
-    def _by(self, ahead: Estimate) -> str:
-        """A difference; its decimals are lost in its interval where it is large."""
-        return self.task.show(ahead.value, 0 if abs(ahead.value) * self.task.scale >= 10 else None)
-
-    def _leading(self, lead: Result) -> str:
-        best = best_of(self.results, self.task)
-        return f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
-
-    def _value(self, result: Result) -> str:
-        return self.task.show(result.scores[self.task.name].value)
-
-
-def _why_none(task: Measure, statistic: Statistic | None) -> str:
-    """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
-    made = None if statistic is None else statistic.made_from
-    if made is None:
+def _refused(table: Standing, lead: Result, best: Result) -> str:
+    """Why a recipe is not advised: a control, or what one has without a recipe, scores as high; empty if none does."""
+    which = f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
+    value, control, plain = table.value(lead), table.control, table.plain
+    if control is not None and table.as_high(control, lead):
+        beaten, more = f"{control.in_words} ({table.value(control)})", table.more(control, lead)
+        if table.as_high(control, best):
+            return f"None: no recipe beats {beaten}; {which} has {value}. {more}"
+        return f"None: {which} has {value} and does not beat {beaten}. {more}"
+    if plain is None:
         return ""
-    if made.labels is not None and np.ptp(made.labels) == 0:
-        return f" All labels are alike: give {task.unit} whose labels differ."
-    proper = made.rows[~np.isnan(made.rows).any(axis=1)]
+    have = f"what you have, {WITHOUT[plain.name]} ({table.value(plain)})"
+    if lead is plain and lead is best:
+        second = best_of([result for result in table.results if result.name not in WITHOUT], table.column)
+        return f"None: no recipe is ahead of {have}.{f' {table.more(plain, second)}' if second else ''}"
+    if lead is plain:
+        return f"None: {which} is {have}."
+    if table.as_high(plain, lead):
+        place = "level with" if value == table.value(plain) else "behind"
+        return f"None: {which} has {value}, {place} {have}. {table.more(plain, lead)}"
+    if table.ahead(lead, plain).tied:
+        return f"None: {which} has {value}, and cannot be told from {have}. {table.more(lead, plain)}"
+    return ""
+
+
+def _peers(table: Standing, lead: Result) -> list[Result]:
+    """What cannot be told from it, itself included, and what one has without a recipe left out."""
+    column = table.column
+    return [
+        each
+        for each in table.results
+        if each is lead
+        or (not (each.control or each.name in WITHOUT) and has_number(each, column) and each.scores[column.name].tied)
+    ]
+
+
+def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, str]:
+    """Advised: the lead, or the cheapest of its peers that stand what it stands, if one is clearly cheaper."""
+    cheaper = [
+        (peer.cost, rank(peer, table.column), place)
+        for place, peer in enumerate(peers)
+        if peer.cost is not None and lead.cost is not None and peer.cost <= _CHEAPER * lead.cost and table.stands(peer)
+    ]
+    advised = peers[min(cheaper)[-1]] if cheaper else lead
+    count = (
+        f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, " if cheaper else "Use "
+    )
+    clauses, more = [f"{count}{advised.read}: {table.score(advised)}"], ""
+    if (plain := table.plain) is not None:
+        ahead = table.ahead(advised, plain).value
+        # Decimals of a large difference are lost in its interval.
+        by = table.column.show(ahead, 0 if abs(ahead) * table.column.scale >= 10 else None)
+        side = "above" if table.column.greater_is_better else "below"
+        clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
+    controls = [result for result in table.results if result.control and has_number(result, table.column)]
+    close = best_of([each for each in controls if table.ahead(advised, each).tied], table.column, control=True)
+    if close is not None:
+        clauses.append(f"not surely ahead of {close.in_words} ({table.value(close)})")
+        more = f" {table.more(advised, close)}"
+    else:
+        clauses.append("ahead of every control" if controls else "and no control was run beside it")
+    if not cheaper and len(peers) > 1:
+        what = "other recipe cannot" if len(peers) == 2 else "other recipes cannot"
+        more = f" {_number(len(peers) - 1).capitalize()} {what} be told from it.{more}"
+    return f"{', '.join(clauses)}.{more}", advised.name
+
+
+def _why_none(table: Standing) -> str:
+    """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
+    if not isinstance(table.items, Items) or table.items.kind in ("pearson", "partial_spearman"):
+        return ""
+    unit = table.column.unit
+    if len(table.items.labels) and np.ptp(table.items.labels) == 0:
+        return f" All labels are alike: give {unit} whose labels differ."
+    rows = np.stack(list(table.items.values.values()))
+    proper = rows[~np.isnan(rows).any(axis=1)]
     if not len(proper):
         return " All similarities are not a number: in float16 large activations overflow, so take another --dtype."
     if not np.ptp(proper, axis=1).any():
-        return f" All {task.unit} look the same to every recipe, as where all texts are alike: give texts that differ."
+        return f" All {unit} look the same to every recipe, as where all texts are alike: give texts that differ."
     return ""
 
 
 def _number(count: int) -> str:
-    return _IN_WORDS[count] if count < len(_IN_WORDS) else str(count)
+    return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+
+
+def verdict(table: Standing, chosen: str = "") -> list[str]:
+    """What the numbers say and what they do not, one sentence each: the best recipe, what is tied with it, and which
+    recipes do not beat their controls.
+
+    Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
+    the result would be to choose again.
+
+    Args:
+        table: What was compared.
+        chosen: The result's name that was chosen before; empty if none was.
+    """
+    column, best = table.column, table.best
+    scored = {result.name: result for result in table.results if column.name in result.scores}
+    own = [result for result in scored.values() if not result.control and has_number(result, column)]
+    if best is None:
+        return [f"No recipe has a number on {column.name}."]
+    says, lead = [], scored.get(chosen, best)
+    if column.proxy:
+        says.append(
+            "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
+            "meaning. Do not choose a recipe by them alone."
+        )
+    if chosen:
+        says.append(f"Chosen before these scores were known: {lead.name}, {table.score(lead)} on {column.name}.")
+        if best is not lead:
+            ahead = table.difference(best, lead)
+            told = ", which cannot be told from 0" if ahead.tied else ""
+            says.append(
+                f"{best.name} is ahead of it here by {column.show_with_interval(ahead)}{told}. It was not chosen: to "
+                "take it now would be to choose by these scores."
+            )
+    else:
+        says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
+        if len(own) > 1 and not column.proxy:
+            says.append(f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less.")
+        says += _tied(own, best, column)
+    if (strongest := table.control) is not None:
+        ahead = table.ahead(strongest, lead)
+        if ahead.value > 0 and not ahead.tied:
+            says.append(
+                f"The strongest control of all wins: {strongest.in_words} ({table.score(strongest)}) is ahead of it by "
+                f"{column.show_with_interval(ahead)}."
+            )
+        else:
+            says.append(_against(table, lead, strongest, f"the strongest control of all, {strongest.in_words}"))
+    for control in lead.controls:
+        if control.name in scored and scored[control.name] is not strongest:
+            says.append(_against(table, lead, scored[control.name], control.called))
+    return says + _beaten(table, own, scored)
+
+
+def _tied(own: Sequence[Result], best: Result, column: Measure) -> list[str]:
+    others = [result for result in own if result is not best]
+    tied = sum(result.scores[column.name].tied for result in others)
+    if not tied:
+        return ["Every other recipe is told apart from it on this data."] if others else []
+    which = "the other recipe" if len(others) == 1 else f"{tied} of the {len(others)} other recipes"
+    return [
+        f"On this data, {which} cannot be told from it: the 95% interval of the paired difference holds 0. More "
+        "labelled texts would tell more."
+    ]
+
+
+def _against(table: Standing, lead: Result, control: Result, what: str) -> str:
+    """How a recipe stands beside one control."""
+    found = table.difference(lead, control)
+    by, what = table.column.show_with_interval(found), f"{what} ({table.score(control)})"
+    if table.as_high(control, lead):
+        return f"It does not beat {what}: the difference is {by}."
+    if not found.tied:
+        return f"It beats {what} by {by}."
+    return f"It is not surely ahead of {what}: the difference, {by}, cannot be told from 0."
+
+
+def _beaten(table: Standing, own: Sequence[Result], scored: Mapping[str, Result]) -> list[str]:
+    """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
+
+    def controls(*kinds: Kind) -> list[tuple[Result, Result]]:
+        """Recipes that have a control of one of these kinds, and the first of them that each has."""
+        named = [(each, {one.kind: scored[one.name] for one in each.controls if one.name in scored}) for each in own]
+        first = [(each, next((found[kind] for kind in kinds if kind in found), None)) for each, found in named]
+        return [(each, control) for each, control in first if control is not None]
+
+    filtered = " behind the same filter" if controls("filtered bag") else ""
+    random, says = controls("random"), []
+    for pairs, what in ((controls("tf-idf"), TF_IDF), (controls("filtered bag", "bag"), f"{_BAG_IN_WORDS}{filtered}"),
+                        (random, "themselves on random weights")):  # fmt: skip
+        below = [result.name for result, control in pairs if table.as_high(control, result)]
+        some = "No recipe"
+        if pairs is random and len(pairs) < len(own):
+            names = "; ".join(result.name for result, _ in pairs)
+            says.append(f"Run on random weights were the best alone: {names}." if names else _NOT_RANDOM)
+            some = "None of these"
+        if pairs and len(below) == len(pairs):
+            says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
+        elif below:
+            says.append(f"Not ahead of {what}: {listed(below, f'of {len(pairs)} recipes')}.")
+    return says
 
 
 def build_command(

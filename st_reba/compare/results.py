@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Statistic
+from ..evaluation.bootstrap import Estimate, Items, Resampled
+from ..evaluation.tasks import Measure
 from ..files import atomic_file
 from ..recipes import Control
 from ..version import __version__
@@ -50,7 +51,7 @@ def _nan_in(score: object) -> object:
     return {name: _nan_for_null(value) for name, value in score.items()} if isinstance(score, dict) else score
 
 
-def _of_the_same_items(items: Items | None) -> Items | None:
+def _of_the_same_items(items: SavedItems | None) -> SavedItems | None:
     """Refuses items of which no score can be made."""
     if items is not None:
         counts = {len(values) for values in items.values.values()}
@@ -61,45 +62,6 @@ def _of_the_same_items(items: Items | None) -> Items | None:
         if items.kind != "mean" and {len(items.labels)} != counts:
             raise ValueError("there must be as many labels as values of a result")
     return items
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One thing that recipes are scored on: a column of the table.
-
-    Attributes:
-        name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
-        metric: Such as ``"Spearman x 100"``: what :attr:`Estimate.value` is, after scaling.
-        scale: What a value is multiplied by where it is shown; more than 0.
-        greater_is_better: Which way is up.
-        chance: What guessing gives, unscaled; None if that is not a number worth showing.
-        proxy: Whether it was measured without labels, and so only hints at quality.
-        note: One sentence that says what was measured.
-        unit: What it is an average over, in the plural, such as ``"labelled pairs"``.
-    """
-
-    name: str
-    metric: str
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
-    greater_is_better: bool = True
-    chance: float | None = None
-    proxy: bool = False
-    note: str = ""
-    unit: str = "items"
-
-    def show(self, value: float, decimals: int | None = None) -> str:
-        """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
-        if math.isnan(value):
-            return "n/a"
-        if decimals is None:
-            decimals = max(0, 3 - round(math.log10(self.scale)))
-        return f"{value * self.scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
-
-    def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
-        """The 95% interval in brackets; empty where there is none."""
-        if math.isnan(estimate.low) or math.isnan(estimate.high):
-            return ""
-        return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
 
 
 @dataclass(frozen=True)
@@ -185,19 +147,19 @@ def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) 
     return min(scored, key=lambda result: rank(result, task), default=None)
 
 
-def difference(first: Result, second: Result, task: Measure, statistic: Statistic | None) -> Estimate:
+def difference(first: Result, second: Result, task: Measure, items: Resampled | None) -> Estimate:
     """First less second, with the interval of the paired difference; tied if that cannot be told from 0.
 
     Args:
         first: Has a score.
         second: Likewise.
         task: What they are compared on.
-        statistic: Its scores by the results' names; None if nothing can be resampled.
+        items: What makes its scores, by the results' names; None if nothing can be resampled.
     """
     value = first.scores[task.name].value - second.scores[task.name].value
-    if statistic is None:
+    if items is None:
         return Estimate(value, math.nan, math.nan, tied=True)
-    low, high = bootstrap.difference(statistic, first.name, second.name)
+    low, high = bootstrap.difference(items, first.name, second.name)
     return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
 
@@ -215,34 +177,32 @@ def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
 
 
 @dataclass(frozen=True)
-class Items:
+class SavedItems:
     """What was measured on each item of the task that decides: what pairs two comparisons of the same items.
 
     Attributes:
-        kind: What the score is of the values: a function of :mod:`st_reba.evaluation.bootstrap`.
+        kind: What the score is of the values: see :class:`st_reba.evaluation.bootstrap.Items`.
         data: Tells the items from others.
         values: (N,) by result, as precise as float32.
         labels: (N,); empty where there are none.
     """
 
-    kind: bootstrap.Kind
+    kind: Literal["mean", "spearman", "average_precision"]
     data: str
     values: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
     labels: list[Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, statistic: Statistic | None, data: str) -> Items | None:
+    def of(cls, items: Resampled | None, data: str) -> SavedItems | None:
         """Those that a score is made from; None where that cannot be written down."""
-        if statistic is None or statistic.made_from is None:
+        if not isinstance(items, Items) or items.kind not in ("mean", "spearman", "average_precision"):
             return None
-        made = statistic.made_from
-        values = dict(zip(statistic.recipes, map(_shortest, made.rows), strict=True))
-        return cls(made.kind, data, values, [] if made.labels is None else _shortest(made.labels))
+        values = {recipe: _shortest(own) for recipe, own in items.values.items()}
+        return cls(items.kind, data, values, _shortest(items.labels))
 
-    def statistic(self) -> Statistic:
-        """The score of each result as a function of the items that are drawn."""
-        make: Callable[..., Statistic] = getattr(bootstrap, self.kind)
-        return make(self.values, self.labels) if self.labels else make(self.values)
+    def items(self) -> Items:
+        """The same, to be resampled."""
+        return Items(self.kind, {name: np.array(own) for name, own in self.values.items()}, np.array(self.labels))
 
 
 def _shortest(values: Any) -> list[float]:
@@ -293,7 +253,7 @@ class Comparison:
     answer: str = ""
     use: str = ""
     build: str = ""
-    items: Annotated[Items | None, AfterValidator(_of_the_same_items)] = None
+    items: Annotated[SavedItems | None, AfterValidator(_of_the_same_items)] = None
     prompts: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:

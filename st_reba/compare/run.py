@@ -1,72 +1,69 @@
 """Which recipe for this model and these texts: every recipe beside its controls, with intervals.
 
-Step by step: the texts are embedded once, by all recipes (:mod:`.runner`), and looked up from then on; sentence-
-transformers' evaluators and mteb score them, and :mod:`st_reba.evaluation.bootstrap` says how sure that is
-(:mod:`.columns`); the recipes are timed (:mod:`.timing`); the best are run once more on weights that were never trained
-(:func:`finalists`); and the scores are judged (:mod:`.answer`, :mod:`.verdict`).
+Step by step, from top to bottom of :func:`compare`: every text is embedded once by all recipes (:mod:`.recipes`); a
+task says what that gives for each item (:mod:`st_reba.evaluation.tasks`), and the bootstrap how sure the scores are;
+the recipes are timed (:mod:`.cost`); the best are run once more on weights that were never trained; and the scores are
+judged (:mod:`.answer`).
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import isnan
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..compare.sweep import RecipeSweep
-from ..data.demo import DEMO_PAIRS
-from ..data.tables import Data, Labelled, Retrieval, read_pairs
+from ..data.tables import Data, Labelled, Retrieval
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
-from ..evaluation.bootstrap import Estimate
-from ..evaluation.store import EmbeddingStore
-from ..evaluation.tasks import task_of
+from ..evaluation.bootstrap import Estimate, Resampled
+from ..evaluation.tasks import Measure, Measured, Vectors, task_of
 from ..lm.fingerprint import fingerprint_of
 from ..recipes import Recipe
 from ..recipes.lookup import TF_IDF_RESULT, controls_of
 from ..recipes.recipe import TF_IDF
-from .answer import answer
-from .columns import (
-    Embedded,
-    Inputs,
-    ScoreColumn,
-    embed,
-    geometry_columns,
-    mteb_columns,
-    task_columns,
-    word_sense_column,
-)
-from .mteb import TaskScores, resolve_tasks, run_tasks
-from .results import Comparison, Items, Result
-from .runner import FINALISTS, Recipes, unit_of_cost, work
+from .answer import Standing, answer, verdict
+from .cost import FINALISTS, seconds_of, unit_of_cost
+from .recipes import Recipes
+from .results import Comparison, Result, SavedItems
 from .tf_idf import TfIdf
-from .verdict import verdict
 
-if TYPE_CHECKING:
-    from mteb import AbsTask
+TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
+_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
+_PROXIES = (
+    (
+        "Contrastive loss",
+        "contrastive_loss",
+        "2 x alignment + uniformity: InfoNCE at temperature 1/4, in the limit of many negatives. A proxy: no labels.",
+    ),
+    (
+        "Alignment",
+        "alignment",
+        "Squared distance of a text to itself with one unit in ten left out (a word, or a Chinese character).",
+    ),
+    ("Uniformity", "uniformity", "Log of the mean Gaussian potential (t = 2) of all pairs of different texts."),
+    ("Anisotropy", "anisotropy", "Mean cosine of all pairs of different texts."),
+)
 
-__all__ = ["RecipeSweep", "Recipes", "compare", "compare_tasks", "work"]
+#: Texts to embed, each once, by the prompt that stands before them.
+Inputs = list[tuple[str | None, list[str]]]
 
 
-def texts_of(data: Data | Sequence[str]) -> list[str]:
-    """What is embedded, each once behind its prompt."""
-    return [text for _, texts in _inputs(data) for text in texts]
+@dataclass(frozen=True)
+class Scores:
+    """One column of the table.
 
+    Attributes:
+        column: What is scored.
+        estimates: By the results' names; a recipe that the column does not apply to is missing.
+        items: What makes the scores; None if nothing can be resampled.
+    """
 
-def _inputs(data: Data | Sequence[str]) -> Inputs:
-    """The same by the prompts."""
-    if isinstance(data, Labelled):
-        task = task_of(data)
-        found: dict[str | None, dict[str, None]] = {}
-        for role, texts in task.inputs():
-            found.setdefault(task.prompt(role), {}).update(dict.fromkeys(texts))
-        return [(prompt, list(texts)) for prompt, texts in found.items()]
-    geometry = EmbeddingGeometryEvaluator(data)
-    return [(None, list(dict.fromkeys([*geometry.texts, *geometry.positives])))]
+    column: Measure
+    estimates: dict[str, Estimate]
+    items: Resampled | None = None
 
 
 def compare(
@@ -95,189 +92,195 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    inputs = _inputs(data)
-    tf_idf = None
+    inputs, tf_idf = inputs_of(data), None
     if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
 
-    def estimated(embedded: Embedded) -> list[ScoreColumn]:
-        if isinstance(data, Labelled):
-            columns = task_columns(embedded, task_of(data), tf_idf)
-        else:
-            columns = geometry_columns(embedded, EmbeddingGeometryEvaluator(data))
-        if words is not None and embedded.words:
-            # After what decides, before what only adds to it.
-            columns.insert(1, word_sense_column(embedded, words))
-        return columns
-
-    with ExitStack() as stores:
-
-        def read(model: Recipes) -> Embedded:
-            store = stores.enter_context(EmbeddingStore(model.embed, batch_size=model.batch_size))
-            return embed(model, inputs, words, store)
-
-        embedded = read(recipes)
-        columns = estimated(embedded)
-        seconds = recipes.costs(recipes.sample)
-        if random:
-            named = chosen or assemble(recipes, embedded.recipes, columns, seconds).use
-            keys = finalists(recipes.all, columns[0], named)
-            recipes.skip_random(keys, recipes.lengths, [] if words is None else word_lengths(recipes, words))
-            with recipes.on_random_weights(keys) as untrained:
-                embedded |= read(untrained)
-            columns = estimated(embedded)
+    every = recipes.all
+    measured, senses = measure(recipes, data, inputs, words)
+    scores = scored(every, data, measured, senses, tf_idf)
+    texts = texts_of(data)
+    seconds = seconds_of(recipes, texts)
+    if random:
+        named = chosen or answer(standing(every, scores, seconds))[1]
+        with recipes.on_random_weights(finalists(every, scores[0], named)) as untrained:
+            more, their_senses = measure(untrained, data, inputs, words)
+            every = every + untrained.all
+        scores = scored(every, data, {**measured, **more}, {**senses, **their_senses}, tf_idf)
     prompts = dict(data.prompts) if isinstance(data, Retrieval) else {}
     # Other prompts are another way to embed the same items.
     items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
-    found = assemble(recipes, embedded.recipes, columns, seconds, chosen=chosen, data=items)
+    found = assemble(recipes, standing(every, scores, seconds), scores, chosen=chosen, data=items)
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
-    return replace(found, prompts=prompts, settings={**found.settings, **told})
+    lengths = [length for _, texts in inputs for length in recipes.lengths(sorted(texts, key=len, reverse=True))]
+    return replace(found, lengths=lengths, prompts=prompts, settings={**found.settings, **told})
 
 
-def word_lengths(recipes: Recipes, words: OddOneOutEvaluator) -> list[int]:
-    """Tokens of the sentences of word-sense questions."""
-    return [len(ids) for ids in recipes.backbone.token_ids(words.inputs()[0])]
+def texts_of(data: Data | Sequence[str]) -> list[str]:
+    """What is embedded, each once behind its prompt."""
+    return [text for _, texts in inputs_of(data) for text in texts]
 
 
-def finalists(recipes: Sequence[Recipe], column: ScoreColumn, chosen: str = "") -> list[str]:
+def inputs_of(data: Data | Sequence[str]) -> Inputs:
+    """The same by the prompts."""
+    if not isinstance(data, Labelled):
+        geometry = EmbeddingGeometryEvaluator(data)
+        return [(None, list(dict.fromkeys([*geometry.texts, *geometry.positives])))]
+    task = task_of(data)
+    found: dict[str | None, dict[str, None]] = {}
+    for role, texts in task.inputs():
+        found.setdefault(task.prompt(role), {}).update(dict.fromkeys(texts))
+    return [(prompt, list(texts)) for prompt, texts in found.items()]
+
+
+def measure(
+    recipes: Recipes, data: Data | Sequence[str], inputs: Inputs, words: OddOneOutEvaluator | None
+) -> tuple[dict[str, Measured], dict[str, Any]]:
+    """By the results' names, what each recipe gives for each item, (N,), by what it is; and for each word-sense
+    question, (Q,), of the recipes that have word embeddings."""
+    for prompt, texts in inputs:
+        recipes.add(texts, prompt)
+    measured: dict[str, Measured] = {}
+    for key in recipes.keys:
+        if isinstance(data, Labelled):
+            task = task_of(data)
+            measured[key] = task.measure(
+                Vectors(lambda texts, role, key=key: recipes.vectors(key, texts, task.prompt(role)))  # type: ignore[misc]  # noqa: B023
+            )
+        else:
+            geometry = EmbeddingGeometryEvaluator(data)
+            sides = (recipes.vectors(key, texts).numpy() for texts in (geometry.texts, geometry.positives))
+            measured[key] = geometry.shares(*sides)
+    if words is None:
+        return measured, {}
+    found = recipes.words(*words.inputs())
+    questions = len(words.questions)
+    right = {name: words.correct(own.numpy().reshape(questions, 4, -1)) for name, own in found.items()}
+    worded = [recipe for recipe in recipes.all if recipe.words and recipe.name in right]
+    return measured, {recipe.result: right[recipe.name]["euclidean_accuracy"] for recipe in worded}
+
+
+def scored(
+    every: Sequence[Recipe],
+    data: Data | Sequence[str],
+    measured: Mapping[str, Measured],
+    senses: Mapping[str, Any],
+    tf_idf: TfIdf | None,
+) -> list[Scores]:
+    """The columns of the table, the one that decides first."""
+    if isinstance(data, Labelled):
+        task = task_of(data)
+        overlap = None if tf_idf is None else {TF_IDF_RESULT: task.measure(tf_idf)}
+        columns = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
+    else:
+        columns = [
+            (
+                Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
+                bootstrap.mean({key: own[metric] for key, own in measured.items()}),
+            )
+            for name, metric, note in _PROXIES
+        ]
+    if senses:
+        questions = len(next(iter(senses.values())))
+        note = (
+            f"Odd one out: which of four sentences uses a word in another sense, {questions} questions, Euclidean "
+            "distance; the same under every pooling."
+        )
+        column = Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
+        # After what decides, before what only adds to it.
+        columns.insert(1, (column, bootstrap.mean(senses)))
+    controls = {TF_IDF_RESULT, *(recipe.result for recipe in every if recipe.control)}
+    return [estimated(column, items, controls) for column, items in columns]
+
+
+def estimated(column: Measure, items: Resampled, controls: Collection[str]) -> Scores:
+    """A column's scores with their intervals."""
+    beside = [key for key in items.recipes if key in controls]
+    return Scores(column, bootstrap.estimate(items, controls=beside, greater_is_better=column.greater_is_better), items)
+
+
+def finalists(recipes: Sequence[Recipe], scores: Scores, chosen: str = "") -> list[str]:
     """The results, by name, whose scores are to be held against those of random weights.
 
-    What an answer names, the best, and what cannot be told from it; not more than :data:`FINALISTS`.
+    What an answer names, the best, and what cannot be told from it; not more than :data:`.cost.FINALISTS`.
 
     Args:
         recipes: What was compared.
-        column: What decides.
+        scores: Of the column that decides.
         chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
     """
-    scores = {
+    own = {
         recipe.result: estimate
         for recipe in recipes
-        if not recipe.control and (estimate := column.estimates.get(recipe.result)) and not isnan(estimate.value)
+        if not recipe.control and (estimate := scores.estimates.get(recipe.result)) and not isnan(estimate.value)
     }
-    sign = -1 if column.task.greater_is_better else 1
-    best = sorted(scores, key=lambda key: (key != chosen, sign * scores[key].value))
-    return [key for place, key in enumerate(best) if place == 0 or scores[key].tied][:FINALISTS]
+    sign = -1 if scores.column.greater_is_better else 1
+    best = sorted(own, key=lambda key: (key != chosen, sign * own[key].value))
+    return [key for place, key in enumerate(best) if place == 0 or own[key].tied][:FINALISTS]
 
 
-def compare_tasks(
-    recipes: Recipes,
-    tasks: Sequence[str | AbsTask],
-    *,
-    model: str,
-    output: Path | None = None,
-    random: bool = True,
-) -> Comparison:
-    """Score every recipe on tasks of mteb, with mteb's own evaluation, and time it.
+def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping[str, float]) -> Standing:
+    """Every result, by the column that decides.
 
     Args:
-        recipes: On one model.
-        tasks: As for :func:`st_reba.compare.mteb.tasks.resolve_tasks`.
-        model: The model's name in mteb's results.
-        output: As for :func:`st_reba.compare.mteb.run.run_tasks`.
-        random: As for :func:`compare`.
-
-    Returns:
-        The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are
-        among ``skipped``.
-
-    Raises:
-        ValueError: If a task is unknown, or none could be run.
+        every: What was compared, controls on random weights among them.
+        scores: What they scored.
+        seconds: What they cost, a text, by result.
     """
-    skipped: list[tuple[str, str]] = []
-
-    def run(readers: Recipes, tasks: Sequence[str | AbsTask]) -> list[TaskScores]:
-        return run_tasks(
-            tasks,
-            readers.keys,
-            readers.embed,
-            model=model,
-            revision=readers.revisions(),
-            output=output,
-            batch_size=readers.batch_size,
-            on_step=lambda what: readers.on_progress(what, 0),
-            on_skip=lambda task, reason: skipped.append((task, reason)),
+    by_result = {
+        key: {each.column.name: each.estimates[key] for each in scores if key in each.estimates}
+        for key in [TF_IDF_RESULT, *(recipe.result for recipe in every)]
+    }
+    results = [
+        Result(
+            recipe=recipe.name,
+            pooling=recipe.pooling,
+            control=recipe.control,
+            scores=by_result[recipe.result],
+            sentences_per_second=None if (spent := seconds.get(recipe.result)) is None else 1 / spent,
+            cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).result],
+            same_as=recipe.same_as,
+            spec=recipe.key,
+            says=recipe.says,
+            called=recipe.called,
+            controls=controls_of(recipe),
         )
-
-    resolved = resolve_tasks(tasks)
-    found = run(recipes, resolved)
-    if not found:
-        raise ValueError(f"No task could be run. {' '.join(reason for _, reason in skipped)}")
-    columns = mteb_columns(recipes.all, found)
-    # Where all results were known from an earlier run, nothing was embedded.
-    seconds = recipes.costs(recipes.sample or read_pairs(DEMO_PAIRS).texts())
-    everything = recipes.all
-    if random:
-        named = assemble(recipes, everything, columns, seconds).use
-        with recipes.on_random_weights(finalists(recipes.all, columns[0], named)) as untrained:
-            names = {scores.task.name for scores in found}
-            beside = run(untrained, [task for task in resolved if task.metadata.name in names])
-            everything = everything + untrained.all
-        # A task whose data do not load once more has no controls on random weights.
-        controls = {others.task.name: others.scores for others in beside}
-        found = [replace(scores, scores=scores.scores | controls.get(scores.task.name, {})) for scores in found]
-        columns = mteb_columns(everything, found)
-    return assemble(recipes, everything, columns, seconds, skipped)
-
-
-TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
-_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
+        for recipe in every
+    ]
+    if own := by_result[TF_IDF_RESULT]:
+        called = "tf-idf, without any model"
+        results.insert(0, Result(TF_IDF, "mean", True, own, says=TF_IDF_SAYS, called=called))
+    return Standing(results, scores[0].column, scores[0].items)
 
 
 def assemble(
     recipes: Recipes,
-    everything: Sequence[Recipe],
-    columns: Sequence[ScoreColumn],
-    seconds: Mapping[str, float],
+    table: Standing,
+    scores: Sequence[Scores],
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
     data: str = "",
 ) -> Comparison:
-    """Put columns together.
+    """A comparison, and what it says.
 
     Args:
         recipes: What was compared.
-        everything: The same, and the controls on random weights.
-        columns: What they scored.
-        seconds: What they cost, a text, by result.
+        table: Of all results.
+        scores: What they scored.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
         data: Tells the items of the first column from others.
     """
-    results = []
-    for recipe in everything:
-        spent = seconds.get(recipe.result)
-        results.append(
-            Result(
-                recipe=recipe.name,
-                pooling=recipe.pooling,
-                control=recipe.control,
-                scores=_scores(columns, recipe.result),
-                sentences_per_second=None if spent is None else 1 / spent,
-                cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).result],
-                same_as=recipe.same_as,
-                spec=recipe.key,
-                says=recipe.says,
-                called=recipe.called,
-                controls=controls_of(recipe),
-            )
-        )
-    tf_idf = Result(
-        TF_IDF, "mean", True, _scores(columns, TF_IDF_RESULT), says=TF_IDF_SAYS, called="tf-idf, without any model"
-    )
-    if tf_idf.scores:
-        results.insert(0, tf_idf)
-    elif recipes.with_controls:
+    if recipes.with_controls and table.results[0].recipe != TF_IDF:
         skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
-    first = columns[0]
-    found = answer(results, first.task, first.statistic, chosen)
+    said, use = answer(table, chosen)
     return Comparison(
         model="",
         data="",
-        tasks=[column.task for column in columns],
-        results=results,
-        verdict=verdict(results, first.task, first.statistic, chosen),
+        tasks=[each.column for each in scores],
+        results=list(table.results),
+        verdict=verdict(table, chosen),
         skipped=[*recipes.skipped, *skipped],
-        lengths=recipes.lengths,
         settings={
             "batch size": str(recipes.batch_size),
             "device": str(recipes.backbone.model.device),
@@ -291,12 +294,7 @@ def assemble(
         },
         date=time.strftime("%Y-%m-%d"),
         chosen=chosen,
-        answer=found.says,
-        use=found.use,
-        items=Items.of(first.statistic, data),
+        answer=said,
+        use=use,
+        items=SavedItems.of(table.items, data),
     )
-
-
-def _scores(columns: Sequence[ScoreColumn], key: str) -> dict[str, Estimate]:
-    """What one recipe scored, by the names of the tasks that apply to it."""
-    return {column.task.name: column.estimates[key] for column in columns if key in column.estimates}

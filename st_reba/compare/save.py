@@ -8,10 +8,11 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
-from .results import TIED, Comparison, Measure, Result, best_of
-from .runner import Recipes
+from .recipes import Recipes
+from .results import TIED, Comparison, Result, best_of
 
 
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:

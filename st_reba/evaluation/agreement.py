@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 from sentence_transformers.base import BaseModel
-from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from .evaluator import Evaluator
 
 #: Nearest texts of each that are looked at.
 NEIGHBOURS = 10
 
 
-class AgreementEvaluator(BaseEvaluator):
+class AgreementEvaluator(Evaluator):
     """How well a model's cosines of plain texts agree with those of a teacher's vectors.
 
     The metrics are ``spearman_cosines``, the primary one, the rank correlation of the two cosines over all pairs of
@@ -34,8 +35,10 @@ class AgreementEvaluator(BaseEvaluator):
         ValueError: If there are fewer than three texts, or not a vector for each.
     """
 
+    metric = "spearman_cosines"
+
     def __init__(self, texts: Sequence[str], vectors: Tensor, *, name: str = "", batch_size: int = 32) -> None:
-        super().__init__()
+        super().__init__(name=name, batch_size=batch_size)
         if len(texts) != len(vectors) or len(texts) < 3:
             raise ValueError(
                 f"{len(texts)} texts and {len(vectors)} vectors were given: give at least three texts, and a vector "
@@ -43,9 +46,6 @@ class AgreementEvaluator(BaseEvaluator):
             )
         self.texts = list(texts)
         self.cosines = _cosines(vectors)
-        self.name = name
-        self.batch_size = batch_size
-        self.primary_metric = f"{name}_spearman_cosines" if name else "spearman_cosines"
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -54,9 +54,7 @@ class AgreementEvaluator(BaseEvaluator):
         found = cast(Any, model).encode(
             self.texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False
         )
-        metrics = self.prefix_name_to_metrics(agreement(self.cosines, _cosines(found)), self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.noted(model, agreement(self.cosines, _cosines(found)), output_path, epoch, steps)
 
 
 def agreement(first: Tensor, second: Tensor) -> dict[str, float]:

@@ -1,10 +1,9 @@
 """How sure a score is: bootstrap intervals, and which recipes cannot be told from the best.
 
-A little longer than other files, because each statistic stands beside the counting that it is made from.
-
-Every statistic here is a function of *counts*, how often each of N items (sentence pairs, questions, texts) stands in a
-resample. All recipes of a table see the same resamples, so that differences between them are paired: what makes an item
-hard makes it hard for all, and the difference of two recipes is surer than either score.
+Scores are made from :class:`Items`, plain data: what each recipe gave for each of N items (sentence pairs, questions,
+texts). Items are drawn with replacement, and all recipes of a table see the same resamples, so that differences between
+them are paired: what makes an item hard makes it hard for all, and the difference of two recipes is surer than either
+score.
 
 Intervals are percentile intervals. BCa would be second-order accurate, but wants a leave-one-out pass over the items
 for each recipe and difference, and breaks down where accuracies are near 0 or 1, or many replicates equal the value, as
@@ -21,15 +20,16 @@ is too high. "Tied" can be relied on; "not tied" by a little is a hint to confir
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 RESAMPLES = 1000
 
@@ -58,54 +58,98 @@ class Estimate:
     tied: bool = False
 
 
-#: What a score is of values that can be written down: a function of this module.
-Kind = Literal["mean", "spearman", "average_precision"]
+#: What a score is of the values of the items.
+Kind = Literal["mean", "spearman", "pearson", "partial_spearman", "average_precision", "best_accuracy"]
 
 
 @dataclass(frozen=True)
-class MadeFrom:
-    """What a score is made from, as it can be written down and paired with another's.
+class Items:
+    """What each recipe gave for each of N items, and which score that makes: see :func:`mean`, :func:`spearman`,
+    :func:`pearson`, :func:`partial_spearman` and :func:`average_precision`, which check what they are given.
 
     Attributes:
-        kind: Which function of this module makes it.
-        rows: What each recipe gives for each item, (M, N).
-        labels: (N,); None where there are none.
+        kind: The score.
+        values: (N,) by recipe; NaN is no value, and a recipe that has one has no score. For two classes also (N, K), of
+            which the best of K similarities is taken.
+        labels: (N,); empty where the score needs none.
+        given: (N,), what a partial correlation is given; else empty.
     """
 
     kind: Kind
-    rows: Array
-    labels: Array | None = None
+    values: Mapping[str, Any]
+    labels: Sequence[float] | Array = ()
+    given: Sequence[float] | Array = ()
 
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
 
-@dataclass(frozen=True)
-class Statistic:
-    """A score of each recipe as a function of which items are drawn: made by :func:`mean`, :func:`spearman`,
-    :func:`pearson`, :func:`partial_spearman` or :func:`average_precision`.
+    @property
+    def recipes(self) -> list[str]:
+        """M names."""
+        return list(self.values)
 
-    Attributes:
-        recipes: M names.
-        items: N, how many items there are.
-        of_counts: From (N, R) counts, each column of which sums to N, to (M, R) scores; NaN where a resample has none.
-        made_from: All that it is made from; None where that is more than each recipe's items and labels.
-    """
-
-    recipes: list[str]
-    items: int
-    of_counts: Callable[[Array], Array]
-    made_from: MadeFrom | None = None
-
-    def values(self) -> Array:
-        """(M,): the scores on all items."""
-        return self.of_counts(np.ones((self.items, 1)))[:, 0]
+    @cached_property
+    def scores(self) -> Array:
+        """(M,): on all items."""
+        return self.scored(np.arange(len(self))[None])[:, 0]
 
     @cached_property
     def replicates(self) -> Array:
         """(M, R): what :func:`bootstrap` gives by default, drawn once, however many differences are asked for."""
-        return _drawn(self, RESAMPLES, 0)
+        return self.drawn(RESAMPLES, 0)
+
+    def drawn(self, resamples: int, seed: int) -> Array:
+        """(M, R): on R resamples of the items; NaN where a resample has no score, or there is only one item."""
+        if len(self) < 2:
+            return np.full((len(self.values), resamples), np.nan)
+        return np.concatenate([self.scored(drawn) for drawn in _draws(len(self), resamples, seed)], axis=1)
+
+    def scored(self, drawn: Indices) -> Array:
+        """(M, R): on the items of each row of (R, N) indices."""
+        score = _SCORES[self.kind](self, drawn)
+        rows = [np.asarray(values, dtype=np.float64) for values in self.values.values()]
+        return np.stack([np.full(len(drawn), np.nan) if np.isnan(row).any() else score(row) for row in rows])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A score that is the mean of several, each of items of its own: they are resampled one by one.
+
+    Attributes:
+        parts: With the same recipes.
+    """
+
+    parts: Sequence[Items]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def recipes(self) -> list[str]:
+        """M names."""
+        return self.parts[0].recipes
+
+    @cached_property
+    def scores(self) -> Array:
+        """(M,): the mean of the parts' own."""
+        return np.mean([part.scores for part in self.parts], axis=0)
+
+    @cached_property
+    def replicates(self) -> Array:
+        """(M, R): as for :class:`Items`."""
+        return self.drawn(RESAMPLES, 0)
+
+    def drawn(self, resamples: int, seed: int) -> Array:
+        """(M, R): as for :class:`Items`."""
+        return np.mean([part.drawn(resamples, seed + place) for place, part in enumerate(self.parts)], axis=0)
+
+
+#: What can be resampled.
+Resampled: TypeAlias = Items | Splits
 
 
 def estimate(
-    statistic: Statistic,
+    items: Resampled,
     *,
     controls: Collection[str] = (),
     greater_is_better: bool = True,
@@ -119,7 +163,7 @@ def estimate(
     resamples have no score (all labels alike, in a correlation), an interval is NaN, with one warning.
 
     Args:
-        statistic: The scores.
+        items: What is scored.
         controls: Those of its recipes that are there to be beaten: never the best, never tied.
         greater_is_better: Which way is up.
         resamples: How many.
@@ -131,30 +175,31 @@ def estimate(
     Raises:
         ValueError: If a control is none of the recipes, or ``resamples`` is less than 1.
     """
-    if unknown := sorted(set(controls) - set(statistic.recipes)):
-        raise ValueError(f"controls={unknown} are none of the recipes {statistic.recipes}.")
-    values = statistic.values()
-    replicates = bootstrap(statistic, resamples=resamples, seed=seed)
+    if unknown := sorted(set(controls) - set(items.recipes)):
+        raise ValueError(f"controls={unknown} are none of the recipes {items.recipes}.")
+    values, replicates = items.scores, bootstrap(items, resamples=resamples, seed=seed)
     lows, highs = interval(replicates)
-    if without := [name for name, low, value in zip(statistic.recipes, lows, values, strict=True)
+    if without := [name for name, low, value in zip(items.recipes, lows, values, strict=True)
                    if np.isnan(low) and not np.isnan(value)]:  # fmt: skip
         warnings.warn(
-            f"There is no interval for {', '.join(without)}: too few resamples of the {statistic.items} items have a "
+            f"There is no interval for {', '.join(without)}: too few resamples of the {len(items)} items have a "
             "score. More items are needed, or more that differ.",
             stacklevel=2,
         )
-    tied = _tied(statistic, values, replicates, controls, greater_is_better)
-    return {
-        name: Estimate(float(value), float(low), float(high), bool(is_tied))
-        for name, value, low, high, is_tied in zip(statistic.recipes, values, lows, highs, tied, strict=True)
-    }
+    tied = np.array([name not in controls for name in items.recipes]) & ~np.isnan(values)
+    if tied.any():
+        best = np.where(tied, values if greater_is_better else -values, -np.inf).argmax()
+        low, high = interval(replicates - replicates[best])
+        tied &= ~((low > 0) | (high < 0))
+    found = zip(values.tolist(), lows.tolist(), highs.tolist(), tied.tolist(), strict=True)
+    return {name: Estimate(*own) for name, own in zip(items.recipes, found, strict=True)}
 
 
-def bootstrap(statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> Array:
+def bootstrap(items: Resampled, *, resamples: int = RESAMPLES, seed: int = 0) -> Array:
     """The score of each recipe on each of many resamples of the items, the same for all recipes.
 
     Args:
-        statistic: The scores.
+        items: What is scored.
         resamples: R, how many.
         seed: Of the generator.
 
@@ -166,13 +211,7 @@ def bootstrap(statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples}: give the number of resamples, 1 or more; {RESAMPLES} is usual.")
-    return statistic.replicates if (resamples, seed) == (RESAMPLES, 0) else _drawn(statistic, resamples, seed)
-
-
-def _drawn(statistic: Statistic, resamples: int, seed: int) -> Array:
-    if statistic.items < 2:
-        return np.full((len(statistic.recipes), resamples), np.nan)
-    return np.concatenate([statistic.of_counts(counts) for counts in _counts(statistic.items, resamples, seed)], axis=1)
+    return items.replicates if (resamples, seed) == (RESAMPLES, 0) else items.drawn(resamples, seed)
 
 
 def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:
@@ -188,17 +227,16 @@ def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
 
-def difference(statistic: Statistic, first: str, second: str) -> tuple[float, float]:
+def difference(items: Resampled, first: str, second: str) -> tuple[float, float]:
     """The 95% interval of how much more one recipe scores than another on the same resamples.
 
     Args:
-        statistic: The scores.
+        items: What is scored.
         first: Name of the recipe that is to have more.
         second: Of the other.
     """
-    replicates = bootstrap(statistic)
-    first_row, second_row = (statistic.recipes.index(name) for name in (first, second))
-    low, high = interval(replicates[first_row] - replicates[second_row])
+    first_row, second_row = (items.recipes.index(name) for name in (first, second))
+    low, high = interval(items.replicates[first_row] - items.replicates[second_row])
     return float(low), float(high)
 
 
@@ -230,7 +268,10 @@ def items_to_tell(difference: Estimate, items: int) -> int | None:
     return round(items * (_POWER * half / abs(difference.value)) ** 2)
 
 
-def mean(scores: Mapping[str, ArrayLike]) -> Statistic:
+# What is scored
+
+
+def mean(scores: Mapping[str, ArrayLike]) -> Items:
     """The mean of per-item scores: accuracy, nDCG, a distance.
 
     Args:
@@ -239,11 +280,10 @@ def mean(scores: Mapping[str, ArrayLike]) -> Statistic:
     Raises:
         ValueError: If there are none, or they are not equally many.
     """
-    recipes, rows = _stacked(scores)
-    return Statistic(recipes, rows.shape[1], lambda counts: rows @ counts / rows.shape[1], MadeFrom("mean", rows))
+    return Items("mean", _alike(scores))
 
 
-def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statistic:
+def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
     """The Pearson correlation of each recipe's predictions with labels.
 
     Args:
@@ -253,49 +293,18 @@ def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statisti
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    recipes, rows, target = _with_labels(predictions, labels)
-    rows = rows - rows.mean(axis=1, keepdims=True)
-    target = target - target.mean()
-
-    def of_counts(counts: Array) -> Array:
-        first, second = rows @ counts, target @ counts
-        covariance = (rows * target) @ counts - first * second / target.size
-        return _correlation(covariance, _spread(rows**2 @ counts, first), _spread(target**2 @ counts, second))
-
-    def _spread(squares: Array, sums: Array) -> Array:
-        """Sums of squares about the mean; nothing but rounding counts as 0."""
-        spread = squares - sums**2 / target.size
-        return np.where(spread > 1e-12 * squares, spread, 0.0)
-
-    return Statistic(recipes, target.size, of_counts)
+    return Items("pearson", *_with_labels(predictions, labels))
 
 
-def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statistic:
+def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
     """The Spearman correlation of each recipe's predictions with labels; equals share the mean of their ranks.
 
-    Args:
-        predictions: For each recipe (N,), such as cosine similarities. One that holds NaN has no score.
-        labels: (N,).
-
-    Raises:
-        ValueError: If there are none, or they are not equally many, or a label is not finite.
+    Args and errors as for :func:`pearson`.
     """
-    recipes, rows, target = _with_labels(predictions, labels)
-    orders = [_Order(row) for row in rows]
-    unranked = np.isnan(rows).any(axis=1, keepdims=True)
-    label_order = _Order(target)
-
-    def of_counts(counts: Array) -> Array:
-        groups = label_order.sums(counts)
-        ranked = counts * label_order.spread(np.cumsum(groups, axis=0) - (groups + target.size) / 2)
-        spread = _rank_spread(groups)
-        scores = np.stack([_rank_correlation(order, counts, ranked, spread) for order in orders])
-        return np.where(unranked, np.nan, scores)
-
-    return Statistic(recipes, target.size, of_counts, MadeFrom("spearman", rows, target))
+    return Items("spearman", *_with_labels(predictions, labels))
 
 
-def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Statistic:
+def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Items:
     r"""The Spearman correlation of each recipe's predictions with labels that is left once another's are given.
 
     .. math:: \rho_{xy \cdot z} = \frac{\rho_{xy} - \rho_{xz} \rho_{yz}}{\sqrt{(1 - \rho_{xz}^2)(1 - \rho_{yz}^2)}}
@@ -310,21 +319,10 @@ def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, gi
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    with_labels = spearman(predictions, labels)
-    with_given = spearman(predictions, given)
-    between = spearman({"given": given}, labels)
-
-    def of_counts(counts: Array) -> Array:
-        first, second, third = (each.of_counts(counts) for each in (with_labels, with_given, between))
-        left = (1 - second**2) * (1 - third**2)
-        # Nothing but rounding counts as none left.
-        left = np.where(left > 1e-12, left, 0.0)
-        return _correlation(first - second * third, left, np.ones_like(left))
-
-    return Statistic(with_labels.recipes, with_labels.items, of_counts)
+    return Items("partial_spearman", *_with_labels(predictions, labels), _with_labels(predictions, given)[1])
 
 
-def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Statistic:
+def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
     r"""The average precision of each recipe's predictions, for labels of two classes.
 
     .. math:: \mathrm{AP} = \sum_t (R_t - R_{t-1}) P_t
@@ -339,117 +337,135 @@ def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    recipes, rows, target = _with_labels(predictions, labels)
-    orders = [_Order(row) for row in rows]
-    unranked = np.isnan(rows).any(axis=1, keepdims=True)
-
-    def of_counts(counts: Array) -> Array:
-        scores = np.stack([_average_precision(order, counts, target) for order in orders])
-        return np.where(unranked, np.nan, scores)
-
-    return Statistic(recipes, target.size, of_counts, MadeFrom("average_precision", rows, target))
+    return Items("average_precision", *_with_labels(predictions, labels))
 
 
-class _Order:
-    """N values in ascending order, in groups of equals."""
-
-    def __init__(self, values: Array) -> None:
-        self.order = np.argsort(values, kind="stable")
-        ordered = values[self.order]
-        self.starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-        self.sizes = np.diff(np.r_[self.starts, len(values)])
-
-    def sums(self, items: Array) -> Array:
-        """From (N, R) to the sum of each group, (G, R)."""
-        ordered = items[self.order]
-        return ordered if len(self.starts) == len(items) else np.add.reduceat(ordered, self.starts, axis=0)
-
-    def spread(self, groups: Array) -> Array:
-        """From (G, R) to each item's group's number, (N, R)."""
-        items = np.empty((len(self.order), groups.shape[1]))
-        items[self.order] = np.repeat(groups, self.sizes, axis=0)
-        return items
+def _with_labels(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> tuple[dict[str, Array], Array]:
+    values = _alike(predictions)
+    items = len(next(iter(values.values())))
+    target = np.asarray(labels, dtype=np.float64)
+    if target.shape != (items,):
+        raise ValueError(f"{items} predictions and {target.size} labels were given: give one label an item.")
+    if not np.isfinite(target).all():
+        raise ValueError("Some labels are not finite: give a number for each item.")
+    return values, target
 
 
-def _average_precision(order: _Order, counts: Array, labels: Array) -> Array:
-    """(R,): of ordered values; NaN where no item is to be found."""
-    every = order.sums(counts)
-    found = order.sums(counts * labels[:, None])
-    # From each value upwards.
-    above, found_above = (np.cumsum(each[::-1], axis=0)[::-1] for each in (every, found))
-    precision = np.divide(found_above, above, out=np.zeros_like(above), where=above > 0)
-    total = found_above[0]
-    return np.divide((found * precision).sum(axis=0), total, out=np.full_like(total, np.nan), where=total > 0)
+def _alike(scores: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    """Each recipe's, (N,)."""
+    values = {recipe: np.asarray(own, dtype=np.float64).ravel() for recipe, own in scores.items()}
+    lengths = {recipe: len(own) for recipe, own in values.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"Every recipe needs the same items, at least one, but these were given: {lengths}.")
+    return values
 
 
-def _rank_correlation(order: _Order, counts: Array, ranked: Array, spread: Array) -> Array:
-    """(R,): the Spearman correlation of ordered values with others.
-
-    Args:
-        order: Of the values.
-        counts: (N, R).
-        ranked: (N, R), the others' centered ranks times the counts.
-        spread: (R,), the others' sum of squared centered ranks.
-    """
-    groups = order.sums(counts)
-    others = order.sums(ranked)
-    # A group's rank is its last one's less half its size; the others' ranks are centered, so these need not be.
-    covariance = np.einsum("gr,gr->r", np.cumsum(groups, axis=0), others) - np.einsum("gr,gr->r", groups, others) / 2
-    return _correlation(covariance, _rank_spread(groups), spread)
+# Scores of resamples
 
 
-def _rank_spread(groups: Array) -> Array:
-    """(R,): the sum of squares of all items' ranks about their mean."""
-    return (groups.sum(axis=0) ** 3 - np.einsum("gr,gr,gr->r", groups, groups, groups)) / 12
-
-
-def _correlation(covariance: Array, first: Array, second: Array) -> Array:
-    """NaN where either spread is 0."""
-    spread = np.sqrt(first * second)
-    return np.divide(covariance, spread, out=np.full_like(covariance, np.nan), where=spread > 0)
-
-
-def _counts(items: int, resamples: int, seed: int) -> Iterator[Array]:
-    """How often each item is drawn, (N, R), for some of the resamples at a time."""
+def _draws(items: int, resamples: int, seed: int) -> Iterator[Indices]:
+    """(R, N) indices, for some of the resamples at a time."""
     generator = np.random.default_rng(seed)
     size = max(1, _BLOCK // items)
     for start in range(0, resamples, size):
-        width = min(size, resamples - start)
-        drawn = generator.integers(items, size=(width, items)) * width + np.arange(width)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=items * width).reshape(items, width).astype(np.float64)
+        yield generator.integers(items, size=(min(size, resamples - start), items))
 
 
-def _tied(
-    statistic: Statistic, values: Array, replicates: Array, controls: Collection[str], greater_is_better: bool
-) -> NDArray[np.bool_]:
-    """(M,): the recipes that cannot be told from the best."""
-    candidates = np.array([name not in controls for name in statistic.recipes]) & ~np.isnan(values)
-    if not candidates.any():
-        return candidates
-    ranking = np.where(candidates, values if greater_is_better else -values, -np.inf)
-    low, high = interval(replicates - replicates[ranking.argmax()])
-    apart = (low > 0) | (high < 0)
-    return candidates & ~apart
+#: From (N,) values of a recipe to (R,) scores of resamples.
+_Score: TypeAlias = Callable[[Array], Array]
 
 
-def _with_labels(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> tuple[list[str], Array, Array]:
-    recipes, rows = _stacked(predictions)
-    target = np.asarray(labels, dtype=np.float64)
-    if target.shape != rows.shape[1:]:
-        raise ValueError(f"{rows.shape[1]} predictions and {target.size} labels were given: give one label an item.")
-    if not np.isfinite(target).all():
-        raise ValueError("Some labels are not finite: give a number for each item.")
-    return recipes, rows, target
+def _mean(items: Items, drawn: Indices) -> _Score:
+    return lambda values: values[drawn].mean(axis=1)
 
 
-def _stacked(scores: Mapping[str, ArrayLike]) -> tuple[list[str], Array]:
-    """Names, and (M, N)."""
-    rows = [np.asarray(own, dtype=np.float64).ravel() for own in scores.values()]
-    _same_length(dict(zip(scores, map(len, rows), strict=True)))
-    return list(scores), np.stack(rows)
+def _pearson(items: Items, drawn: Indices) -> _Score:
+    labels = np.asarray(items.labels)[drawn]
+    return lambda values: _correlation(values[drawn], labels)
 
 
-def _same_length(lengths: Mapping[str, int]) -> int:
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(f"Every recipe needs the same items, at least one, but these were given: {dict(lengths)}.")
-    return next(iter(lengths.values()))
+def _spearman(items: Items, drawn: Indices) -> _Score:
+    labels = _ranks(items.labels, drawn)
+    return lambda values: _correlation(_ranks(values, drawn), labels)
+
+
+def _partial_spearman(items: Items, drawn: Indices) -> _Score:
+    labels, given = _ranks(items.labels, drawn), _ranks(items.given, drawn)
+    between = _correlation(labels, given)
+
+    def score(values: Array) -> Array:
+        ranks = _ranks(values, drawn)
+        with_given = _correlation(ranks, given)
+        left = (1 - with_given**2) * (1 - between**2)
+        # What rounding leaves is nothing.
+        left = np.where(left > 1e-12, left, np.nan)
+        return (_correlation(ranks, labels) - with_given * between) / np.sqrt(left)
+
+    return score
+
+
+def _average_precision(items: Items, drawn: Indices) -> _Score:
+    labels = np.asarray(items.labels)[drawn]
+
+    def score(values: Array) -> Array:
+        found, seen = _from_the_highest(values, labels, drawn)
+        total = np.where(found[:, -1] > 0, found[:, -1], np.nan)
+        return (np.diff(found, axis=1, prepend=0) * found / np.maximum(seen, 1)).sum(axis=1) / total
+
+    return _best_similarity(score)
+
+
+def _best_accuracy(items: Items, drawn: Indices) -> _Score:
+    """The share of pairs on the right side of the best threshold between two values, as mteb has it."""
+    labels = np.asarray(items.labels)[drawn]
+
+    def score(values: Array) -> Array:
+        found, seen = _from_the_highest(values, labels, drawn)
+        right = found + (seen[:, -1:] - found[:, -1:]) - (seen - found)
+        return np.where((seen > 0) & (seen < seen[:, -1:]), right, 0).max(axis=1) / seen[:, -1]
+
+    return _best_similarity(score)
+
+
+def _best_similarity(score: _Score) -> _Score:
+    return lambda values: np.max([score(column) for column in values.reshape(len(values), -1).T], axis=0)
+
+
+_SCORES: dict[Kind, Callable[[Items, Indices], _Score]] = {
+    "mean": _mean,
+    "pearson": _pearson,
+    "spearman": _spearman,
+    "partial_spearman": _partial_spearman,
+    "average_precision": _average_precision,
+    "best_accuracy": _best_accuracy,
+}
+
+
+def _counts(values: ArrayLike, drawn: Indices, weights: Array | None = None) -> tuple[Array, Indices]:
+    """How often each of G different values is drawn, (R, G), in ascending order; and which one each draw is, (R, N)."""
+    different, places = np.unique(np.asarray(values), return_inverse=True)
+    chosen = places[drawn]
+    slots = chosen + len(different) * np.arange(len(drawn))[:, None]
+    counts = np.bincount(slots.ravel(), None if weights is None else weights.ravel(), len(different) * len(drawn))
+    return counts.reshape(len(drawn), -1).astype(np.float64), chosen
+
+
+def _ranks(values: ArrayLike, drawn: Indices) -> Array:
+    """(R, N): the ranks of what is drawn; equals share the mean of theirs."""
+    counts, chosen = _counts(values, drawn)
+    return np.take_along_axis(np.cumsum(counts, axis=1) - (counts - 1) / 2, chosen, axis=1)
+
+
+def _from_the_highest(values: Array, labels: Array, drawn: Indices) -> tuple[Array, Array]:
+    """Of what is drawn, how many are to be found, and how many there are, down to each different value: (R, G) each."""
+    found, seen = (_counts(values, drawn, weights)[0][:, ::-1].cumsum(axis=1) for weights in (labels, None))
+    return found, seen
+
+
+def _correlation(first: Array, second: Array) -> Array:
+    """(R,), of (R, N) each; NaN where one of them does not vary, but by rounding."""
+    one, other = (side - side.mean(axis=1, keepdims=True) for side in (first, second))
+    squares = [np.einsum("rn,rn->r", side, side) for side in (one, first, other, second)]
+    flat = (squares[0] <= 1e-12 * squares[1]) | (squares[2] <= 1e-12 * squares[3])
+    spread = np.sqrt(np.where(flat, np.nan, squares[0] * squares[2]))
+    return np.einsum("rn,rn->r", one, other) / spread

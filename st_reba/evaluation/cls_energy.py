@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from sentence_transformers.base import BaseModel
-from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..lm.backbone import without_autocast
 from ..modules.twin_tower import check_family, encoder_layers
-from .metrics_file import append_metrics
-
-logger = logging.getLogger(__name__)
+from .evaluator import Evaluator
 
 
-class CLSEnergyEvaluator(BaseEvaluator):
+class CLSEnergyEvaluator(Evaluator):
     r"""The CLS energy weight of an encoder, or of two towers, on plain texts.
 
     .. math:: E_{CLS} = \frac{\lVert h_{cls} \rVert_2}{\lVert H \rVert_F}
@@ -42,15 +38,14 @@ class CLSEnergyEvaluator(BaseEvaluator):
         ValueError: If there are no texts.
     """
 
+    metric = "cls_energy"
+    file = "cls_energy"
+
     def __init__(self, texts: Sequence[str], *, name: str = "", batch_size: int = 32, write_csv: bool = True) -> None:
-        super().__init__()
+        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
         self.texts = [text for text in texts if text.strip()]
         if not self.texts:
             raise ValueError(f"CLSEnergyEvaluator needs texts, and the {len(texts)} given are empty.")
-        self.name = name
-        self.batch_size = batch_size
-        self.write_csv = write_csv
-        self.primary_metric = f"{name}_cls_energy" if name else "cls_energy"
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -67,12 +62,7 @@ class CLSEnergyEvaluator(BaseEvaluator):
             ValueError: If the model is not of BERT's build.
         """
         metrics = {"cls_energy": float(self.shares(model).mean())}
-        logger.info("CLS energy weight of %d texts: %s", len(self.texts), metrics)
-        if output_path is not None and self.write_csv:
-            append_metrics(output_path, "cls_energy", self.name, epoch, steps, metrics)
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.noted(model, metrics, output_path, epoch, steps)
 
     def shares(self, model: BaseModel) -> Tensor:
         """(N,): the energy weight in each text; their mean is the metric, and they can be resampled."""

@@ -24,18 +24,6 @@ MUTED = "#59636e"
 GRID = "#e4e4e4"
 SURFACE = "#ffffff"
 
-#: The same on a dark page.
-DARK = {
-    BLUE: "#6aa9ee",
-    ORANGE: "#f2914c",
-    GREY: "#8b949e",
-    PALE: "#4a72a0",
-    INK: "#e6e9ed",
-    MUTED: "#a0aab5",
-    GRID: "#2c3238",
-    SURFACE: "#1c2025",
-}
-
 _FALLBACKS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
     "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",

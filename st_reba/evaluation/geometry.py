@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Sequence
@@ -12,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import BaseModel
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from ..data.tables import LEAST_TEXTS
-from .metrics_file import append_metrics
-
-logger = logging.getLogger(__name__)
+from .evaluator import Evaluator
 
 Array = NDArray[np.float64]
 
@@ -30,7 +26,7 @@ _UNITS_A_CUT = 10
 _ROWS = 1024
 
 
-class EmbeddingGeometryEvaluator(BaseEvaluator):
+class EmbeddingGeometryEvaluator(Evaluator):
     r"""Alignment, uniformity and anisotropy of the embeddings of plain texts. All three are better when lower.
 
     .. math::
@@ -62,6 +58,9 @@ class EmbeddingGeometryEvaluator(BaseEvaluator):
         ValueError: If fewer than three texts remain, or t is not greater than 0.
     """
 
+    metric = "contrastive_loss"
+    file = "embedding_geometry"
+
     def __init__(
         self,
         texts: Sequence[str],
@@ -72,7 +71,7 @@ class EmbeddingGeometryEvaluator(BaseEvaluator):
         show_progress_bar: bool = False,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
         #: The N texts that are embedded, and the positive of each.
         self.texts = [text for text in dict.fromkeys(texts) if len(text.strip()) > 1]
         if len(self.texts) < LEAST_TEXTS:
@@ -84,12 +83,8 @@ class EmbeddingGeometryEvaluator(BaseEvaluator):
             raise ValueError(f"t={t!r}: give a number greater than 0; 2 is usual.")
         self.positives = [perturb(text) for text in self.texts]
         self.t = t
-        self.name = name
-        self.batch_size = batch_size
         self.show_progress_bar = show_progress_bar
-        self.write_csv = write_csv
         self.greater_is_better = False
-        self.primary_metric = f"{name}_contrastive_loss" if name else "contrastive_loss"
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -106,12 +101,7 @@ class EmbeddingGeometryEvaluator(BaseEvaluator):
             [*self.texts, *self.positives], batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
         )
         metrics = self.score(embeddings[: len(self.texts)], embeddings[len(self.texts) :])
-        logger.info("Geometry of %d embeddings, %d pairs: %s", len(self.texts), self.pairs, metrics)
-        if output_path is not None and self.write_csv:
-            append_metrics(output_path, "embedding_geometry", self.name, epoch, steps, metrics)
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.noted(model, metrics, output_path, epoch, steps)
 
     @property
     def pairs(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 from sentence_transformers.base import BaseModel
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from ..reading.words import encode_words
-from .metrics_file import append_metrics
-
-logger = logging.getLogger(__name__)
+from .evaluator import Evaluator
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
@@ -56,7 +52,7 @@ class Question:
                 raise MissingWordError(f"The word {self.word!r} does not occur in {sentence!r}.")
 
 
-class OddOneOutEvaluator(BaseEvaluator):
+class OddOneOutEvaluator(Evaluator):
     """Accuracy in finding the sentence that uses a word in another sense than three others do.
 
     The answer is the sentence whose word embedding has the largest summed distance to the other three, Euclidean or
@@ -78,6 +74,9 @@ class OddOneOutEvaluator(BaseEvaluator):
         ValueError: If there is no question.
     """
 
+    metric = "euclidean_accuracy"
+    file = "odd_one_out"
+
     def __init__(
         self,
         questions: Sequence[Question],
@@ -88,16 +87,12 @@ class OddOneOutEvaluator(BaseEvaluator):
         show_progress_bar: bool = False,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
         if not questions:
             raise ValueError("OddOneOutEvaluator needs at least one question.")
         self.questions = list(questions)
         self.center = center
-        self.name = name
-        self.batch_size = batch_size
         self.show_progress_bar = show_progress_bar
-        self.write_csv = write_csv
-        self.primary_metric = f"{name}_euclidean_accuracy" if name else "euclidean_accuracy"
         #: What :meth:`from_csv` left out, a sentence for each question that says which and why.
         self.skipped: list[str] = []
 
@@ -167,12 +162,7 @@ class OddOneOutEvaluator(BaseEvaluator):
             model, sentences, words, batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
         )
         metrics = self.score(vectors.reshape(len(self.questions), 4, -1))
-        logger.info("Odd one out on %d questions: %s", len(self.questions), metrics)
-        if output_path is not None and self.write_csv:
-            append_metrics(output_path, "odd_one_out", self.name, epoch, steps, metrics)
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.noted(model, metrics, output_path, epoch, steps)
 
     def inputs(self) -> tuple[list[str], list[str]]:
         """The 4 Q sentences, question by question, and the word of each."""

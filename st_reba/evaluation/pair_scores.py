@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers.base import BaseModel
-from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import pairwise_cos_sim
 
 from .bootstrap import pearson, spearman
-from .metrics_file import append_metrics
+from .evaluator import Evaluator
 
 
-class PairScoreEvaluator(BaseEvaluator):
+class PairScoreEvaluator(Evaluator):
     """Correlation of labels with the similarity that a model's last module gives to pairs of texts, and with cosines.
 
     For models that end in :class:`st_reba.modules.LayerwiseAutoencoder`: ``encode`` and then ``score_pairs``. The
@@ -32,6 +31,9 @@ class PairScoreEvaluator(BaseEvaluator):
         ValueError: If the three are not equally long, or the labels leave nothing to correlate with.
     """
 
+    metric = "pearson_score"
+    file = "pair_scores"
+
     def __init__(
         self,
         first: Sequence[str],
@@ -42,7 +44,7 @@ class PairScoreEvaluator(BaseEvaluator):
         batch_size: int = 32,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
         if not len(first) == len(second) == len(labels):
             raise ValueError(
                 f"{len(first)} and {len(second)} texts and {len(labels)} labels were given: a pair has one of each."
@@ -52,10 +54,6 @@ class PairScoreEvaluator(BaseEvaluator):
         self.first = list(first)
         self.second = list(second)
         self.labels = np.asarray(labels, dtype=np.float64)
-        self.name = name
-        self.batch_size = batch_size
-        self.write_csv = write_csv
-        self.primary_metric = f"{name}_pearson_score" if name else "pearson_score"
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -66,16 +64,14 @@ class PairScoreEvaluator(BaseEvaluator):
             ValueError: If the model's last module scores no pairs.
         """
         similarities = self.similarities(model)
+        by_score, by_cosine = similarities.values()
         metrics = {
-            f"{correlation.__name__}_{kind}": float(value)
-            for correlation in (pearson, spearman)
-            for kind, value in zip(similarities, correlation(similarities, self.labels).values(), strict=True)
+            "pearson_score": float(pearson({"": by_score}, self.labels).scores[0]),
+            "pearson_cosine": float(pearson({"": by_cosine}, self.labels).scores[0]),
+            "spearman_score": float(spearman({"": by_score}, self.labels).scores[0]),
+            "spearman_cosine": float(spearman({"": by_cosine}, self.labels).scores[0]),
         }
-        if self.write_csv and output_path is not None:
-            append_metrics(output_path, "pair_scores", self.name, epoch, steps, metrics)
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.noted(model, metrics, output_path, epoch, steps)
 
     def similarities(self, model: Any) -> dict[str, np.ndarray]:
         """For each pair, ``score``, the model's, and ``cosine``, that of the embeddings."""

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..data.tables import Retrieval
 from . import bootstrap
 from .bootstrap import Estimate
-from .tasks import Ranker, RetrievalTask
+from .tasks import Array, Ranker, RetrievalTask
 
 #: What a ranking counts for by its documents' ranks: the constant of the authors of reciprocal rank fusion.
 FUSION_CONSTANT = 60
@@ -87,6 +88,55 @@ class ByModel:
 
     def _embedded(self, encode: Any, texts: Sequence[str]) -> Any:
         return encode(list(texts), batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
+
+
+@dataclass(frozen=True)
+class LateInteraction:
+    """Similarity by MaxSim, with which any task of :mod:`.tasks` measures a model that gives each token a vector.
+
+    ``task_of(read_data("cranfield")).measure(LateInteraction(model))`` gives nDCG@10 and recall@100 of each query.
+    Queries and documents are encoded by ``encode_query`` and ``encode_document``, behind the model's own prompts; other
+    than by :class:`ByModel`, no more than a chunk of documents has its vectors in memory.
+
+    Attributes:
+        model: Whose vectors; its own similarity decides between MaxSim and its mean over the tokens of a query.
+        batch_size: Texts at a time.
+        chunk_size: Documents whose vectors are in memory at a time.
+    """
+
+    model: Any
+    batch_size: int = 32
+    chunk_size: int = 1024
+
+    def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
+        """Of each text with the one in its place among the others, (B,): the mean MaxSim of both directions.
+
+        It lies between -1 and 1 and is the same whichever text comes first, as a cosine is: neither is a query here.
+        """
+        sides = [self._encoded(texts, "encode") for texts in (first, second)]
+        to, fro = (
+            self.model.similarity_pairwise(queries, documents, length_normalize=True)
+            for queries, documents in (sides, sides[::-1])
+        )
+        return np.asarray(((to + fro) / 2).cpu().numpy(), dtype=np.float64)
+
+    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
+        """For each query the documents that score highest, at most so many: their indices and scores, falling."""
+        asked = self._encoded(queries, "encode_query")
+        best, where = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long)
+        for start in range(0, len(documents), self.chunk_size):
+            chunk = self._encoded(documents[start : start + self.chunk_size], "encode_document")
+            scores = self.model.similarity(asked, chunk).cpu()
+            indices = torch.arange(start, start + len(chunk)).expand_as(scores)
+            scores, indices = torch.cat([best, scores], dim=1), torch.cat([where, indices], dim=1)
+            best, order = scores.topk(min(count, scores.shape[1]), dim=1)
+            where = indices.gather(1, order)
+        return [list(zip(*own, strict=True)) for own in zip(where.tolist(), best.tolist(), strict=True)]
+
+    def _encoded(self, texts: Sequence[str], how: str) -> list[Tensor]:
+        """(tokens, D) of each text."""
+        found: list[Tensor] = getattr(self.model, how)(list(texts), batch_size=self.batch_size, show_progress_bar=False)
+        return found
 
 
 @dataclass(frozen=True)

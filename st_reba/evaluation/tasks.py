@@ -1,33 +1,30 @@
 """What recipes are scored on by labels: pairs, pairs in two classes, triplets, retrieval. One way to use them all.
 
-A task names the texts to embed, measures each item by how alike texts are, and says which statistic of the items is the
-score. sentence-transformers' own evaluator of the task stands beside that: :meth:`Task.evaluator` gives the numbers
-that are shown, the items give their intervals, and both are the same score.
+A task names the texts to embed, measures each item by how alike texts are, and makes columns of a table from that: what
+is scored, and the items that give the score and its interval. A task is also an evaluator of sentence-transformers: it
+gives the scores of ST's own evaluators of the same task, under the same names.
 """
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import Field
+from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
-from sentence_transformers.sentence_transformer.evaluation import (
-    BinaryClassificationEvaluator,
-    EmbeddingSimilarityEvaluator,
-    InformationRetrievalEvaluator,
-    TripletEvaluator,
-)
-from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
+from sentence_transformers.util import pairwise_cos_sim, semantic_search
 from torch import Tensor
 
 from ..data.tables import Labelled, Pairs, Retrieval, Triplets
 from . import bootstrap
-from .bootstrap import Statistic
+from .bootstrap import Estimate, Items
 
 Array = NDArray[np.float64]
 #: What was measured on each item, (N,), by what it is.
@@ -73,63 +70,100 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """One score of a task: a column of a table.
+class Measure:
+    """One thing that recipes are scored on: a column of the table.
 
     Attributes:
-        name: Of the column.
-        metric: Such as ``"Spearman"``.
-        of_st: What the task's evaluator calls it; empty if it does not give it.
-        statistic: From what was measured, by recipe, to the score as a function of the items.
-        note: What was measured, in a sentence.
-        chance: What guessing gives; None if that is not a number worth showing.
-        beyond: Whether it is what is left once tf-idf is given, and so has no number for tf-idf itself.
+        name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
+        metric: Such as ``"Spearman x 100"``: what a value is, after scaling.
+        scale: What a value is multiplied by where it is shown; more than 0.
+        greater_is_better: Which way is up.
+        chance: What guessing gives, unscaled; None if that is not a number worth showing.
+        proxy: Whether it was measured without labels, and so only hints at quality.
+        note: One sentence that says what was measured.
+        unit: What it is an average over, in the plural, such as ``"labelled pairs"``.
     """
 
     name: str
     metric: str
-    of_st: str
-    statistic: Callable[[Mapping[str, Measured]], Statistic]
-    note: str
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    greater_is_better: bool = True
     chance: float | None = None
-    beyond: bool = False
+    proxy: bool = False
+    note: str = ""
+    unit: str = "items"
+
+    def show(self, value: float, decimals: int | None = None) -> str:
+        """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
+        if math.isnan(value):
+            return "n/a"
+        if decimals is None:
+            decimals = max(0, 3 - round(math.log10(self.scale)))
+        # Adding 0 turns -0.0 into 0.0.
+        shown = round(value * self.scale, decimals) + 0.0
+        return f"{shown:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+    def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
+        """The 95% interval in brackets; empty where there is none."""
+        if math.isnan(estimate.low) or math.isnan(estimate.high):
+            return ""
+        return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
+
+    def show_with_interval(self, estimate: Estimate) -> str:
+        """Both."""
+        return f"{self.show(estimate.value)} {self.show_interval(estimate)}".rstrip()
 
 
-class Task(ABC):
+class Task(BaseEvaluator):
     """Labelled data, and how recipes are scored on them. :func:`task_of` makes the right kind.
 
-    Attributes:
+    Args:
         data: What was read.
+        batch_size: Texts at a time, where the task is called as an evaluator.
+
+    Attributes:
         unit: What the score is an average over, in the plural.
         prompts: What stands before a text of each role.
     """
 
     unit: ClassVar[str]
-    data: Labelled
+    primary_metric: str
 
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        return {}
+    def __init__(self, data: Any, batch_size: int = 32) -> None:
+        super().__init__()
+        self.data = data
+        self.batch_size = batch_size
+        self.primary_metric = type(self).primary_metric
+        self.prompts: Mapping[str, str] = getattr(data, "prompts", {})
 
     @abstractmethod
     def inputs(self) -> list[tuple[Role, list[str]]]:
         """The texts to embed, each once in its role."""
 
     @abstractmethod
-    def measure(self, similarity: Similarity) -> Measured:
-        """What each item gives, (N,)."""
+    def measure(self, similarity: Any) -> Measured:
+        """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
     @abstractmethod
-    def metrics(self, overlap: Measured | None = None) -> list[Metric]:
-        """The scores, the one that decides first.
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
+        """What makes each score, by its name in sentence-transformers, the one that decides first."""
+
+    @abstractmethod
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        """The scores as columns of a table, the one that decides first.
 
         Args:
-            overlap: What tf-idf gives, for the metrics that are given it.
+            measured: By recipe.
+            overlap: What tf-idf gives, by the name of its result; None: there is neither that nor what is beyond it.
+            counted_on: How many texts tf-idf was counted on.
         """
 
+    @property
     @abstractmethod
-    def evaluator(self, batch_size: int = 32) -> BaseEvaluator:
-        """sentence-transformers' own, whose primary metric is the score that decides."""
+    def column(self) -> Measure:
+        """The score that decides."""
 
     @property
     def scorable(self) -> bool:
@@ -142,17 +176,28 @@ class Task(ABC):
 
     def score(self, similarity: Similarity) -> float:
         """The score that decides, from all items."""
-        return float(self.metrics()[0].statistic({"": self.measure(similarity)}).values()[0])
+        return float(self.items({"": self.measure(similarity)})[self.primary_metric].scores[0])
+
+    def __call__(
+        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """The scores of a model, whose own prompts stand before queries and documents."""
+        reader: Any = model
+        by_role = {"": reader.encode, "query": reader.encode_query, "document": reader.encode_document}
+        rows: dict[tuple[Role, str], Tensor] = {}
+        for role, texts in self.inputs():
+            vectors = by_role[role](texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
+            rows.update(zip([(role, text) for text in texts], vectors.cpu(), strict=True))
+        measured = self.measure(Vectors(lambda texts, role: torch.stack([rows[role, text] for text in texts])))
+        return {name: float(items.scores[0]) for name, items in self.items({"": measured}).items()}
 
 
 class PairTask(Task):
     """Graded pairs: the rank correlation of cosines with labels."""
 
     unit = "labelled pairs"
+    primary_metric = "spearman_cosine"
     data: Pairs
-
-    def __init__(self, data: Pairs) -> None:
-        self.data = data
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
         return [("", self.data.texts())]
@@ -160,97 +205,90 @@ class PairTask(Task):
     def measure(self, similarity: Similarity) -> Measured:
         return {"cosine": similarity.cosines(self.data.first, self.data.second)}
 
-    def metrics(self, overlap: Measured | None = None) -> list[Metric]:
-        note = f"Correlation of cosine similarities with the labels of {len(self.data)} pairs of texts."
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
+        cosines = _each(measured, "cosine")
+        return {
+            "spearman_cosine": bootstrap.spearman(cosines, self.data.scores),
+            "pearson_cosine": bootstrap.pearson(cosines, self.data.scores),
+        }
+
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        found = self.items({**(overlap or {}), **measured})
         return [
-            Metric("STS", "Spearman", "spearman_cosine", self._correlation(bootstrap.spearman), note),
-            *self._beyond(overlap),
-            Metric("STS, Pearson", "Pearson", "pearson_cosine", self._correlation(bootstrap.pearson), note),
+            (self.column, found["spearman_cosine"]),
+            *self._beyond(measured, overlap, counted_on),
+            (replace(self.column, name="STS, Pearson", metric="Pearson x 100"), found["pearson_cosine"]),
         ]
 
-    def evaluator(self, batch_size: int = 32) -> BaseEvaluator:
-        return EmbeddingSimilarityEvaluator(
-            self.data.first,
-            self.data.second,
-            self.data.scores,
-            batch_size=batch_size,
-            main_similarity="cosine",
-            write_csv=False,
-        )
+    @property
+    def column(self) -> Measure:
+        note = f"Correlation of cosine similarities with the labels of {len(self.data)} pairs of texts."
+        return Measure("STS", "Spearman x 100", note=note, unit=self.unit)
 
     @property
     def scorable(self) -> bool:
         return len(set(self.data.scores)) > 1
 
-    def _correlation(self, correlation: Callable[..., Statistic]) -> Callable[[Mapping[str, Measured]], Statistic]:
-        return lambda measured: correlation(_each(measured, "cosine"), self.data.scores)
-
-    def _beyond(self, overlap: Measured | None) -> list[Metric]:
+    def _beyond(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None, counted_on: int
+    ) -> list[tuple[Measure, Items]]:
+        """What is left once tf-idf is given, which has no number for tf-idf itself."""
         if overlap is None:
             return []
         note = (
             "What is left of it once the ranks by tf-idf are taken out: partial rank correlation with the labels, "
-            "given the cosine of the tf-idf of the texts' tokens"
+            f"given the cosine of the tf-idf of the texts' tokens, counted on {counted_on} texts."
         )
-
-        def statistic(measured: Mapping[str, Measured]) -> Statistic:
-            return bootstrap.partial_spearman(_each(measured, "cosine"), self.data.scores, overlap["cosine"])
-
-        return [Metric("Beyond overlap", "partial Spearman", "", statistic, note, beyond=True)]
+        [given] = _each(overlap, "cosine").values()
+        items = bootstrap.partial_spearman(_each(measured, "cosine"), self.data.scores, given)
+        return [(Measure("Beyond overlap", "partial Spearman x 100", note=note, unit=self.unit), items)]
 
 
 class ClassTask(PairTask):
     """Pairs in two classes: average precision, where the pairs are ordered by their cosines."""
+
+    primary_metric = "cosine_ap"
 
     @property
     def _alike(self) -> list[int]:
         alike = max(self.data.scores)
         return [int(score == alike) for score in self.data.scores]
 
-    def metrics(self, overlap: Measured | None = None) -> list[Metric]:
-        labels = self._alike
-        note = (
-            f"Average precision of the {sum(labels)} pairs that are alike among {len(labels)}, in the order of their "
-            "cosine similarities."
-        )
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
+        return {"cosine_ap": bootstrap.average_precision(_each(measured, "cosine"), self._alike)}
+
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        every = {**(overlap or {}), **measured}
+        ranked = "Rank correlation of cosine similarities with the two classes."
         return [
-            Metric(
-                "Two classes",
-                "average precision",
-                "cosine_ap",
-                lambda measured: bootstrap.average_precision(_each(measured, "cosine"), labels),
-                note,
-                chance=sum(labels) / len(labels),
-            ),
-            *self._beyond(overlap),
-            Metric(
-                "Two classes, Spearman",
-                "Spearman",
-                "",
-                self._correlation(bootstrap.spearman),
-                "Rank correlation of cosine similarities with the two classes.",
+            (self.column, self.items(every)["cosine_ap"]),
+            *self._beyond(measured, overlap, counted_on),
+            (
+                Measure("Two classes, Spearman", "Spearman x 100", note=ranked, unit=self.unit),
+                bootstrap.spearman(_each(every, "cosine"), self.data.scores),
             ),
         ]
 
-    def evaluator(self, batch_size: int = 32) -> BaseEvaluator:
-        return BinaryClassificationEvaluator(
-            self.data.first,
-            self.data.second,
-            self._alike,
-            batch_size=batch_size,
-            similarity_fn_names=["cosine"],
-            write_csv=False,
+    @property
+    def column(self) -> Measure:
+        alike, pairs = sum(self._alike), len(self.data)
+        note = (
+            f"Average precision of the {alike} pairs that are alike among {pairs}, in the order of their cosine "
+            "similarities."
         )
+        return Measure("Two classes", "average precision x 100", chance=alike / pairs, note=note, unit=self.unit)
 
 
 class TripletTask(Task):
     """Triplets: how often an anchor is nearer to its positive than to its negative."""
 
     unit = "triplets"
+    primary_metric = "cosine_accuracy"
     data: Triplets
-
-    def __init__(self, data: Triplets) -> None:
-        self.data = data
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
         return [("", self.data.texts())]
@@ -260,34 +298,26 @@ class TripletTask(Task):
         negative = similarity.cosines(self.data.anchors, self.data.negatives)
         return {"correct": (positive > negative).astype(np.float64)}
 
-    def metrics(self, overlap: Measured | None = None) -> list[Metric]:
-        note = f"How many of {len(self.data)} anchors are nearer to their positive than to their negative, by cosine."
-        mean = _mean_of("correct")
-        return [Metric("Triplets", "accuracy", "cosine_accuracy", mean, note, chance=0.5)]
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
+        return {"cosine_accuracy": bootstrap.mean(_each(measured, "correct"))}
 
-    def evaluator(self, batch_size: int = 32) -> BaseEvaluator:
-        return TripletEvaluator(
-            self.data.anchors,
-            self.data.positives,
-            self.data.negatives,
-            main_similarity_function="cosine",
-            batch_size=batch_size,
-            write_csv=False,
-        )
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        return [(self.column, self.items({**(overlap or {}), **measured})["cosine_accuracy"])]
+
+    @property
+    def column(self) -> Measure:
+        note = f"How many of {len(self.data)} anchors are nearer to their positive than to their negative, by cosine."
+        return Measure("Triplets", "accuracy x 100", chance=0.5, note=note, unit=self.unit)
 
 
 class RetrievalTask(Task):
     """Retrieval: which documents stand first for a query, in the order of their cosines with it."""
 
     unit = "queries"
+    primary_metric = f"cosine_ndcg@{_RANKED}"
     data: Retrieval
-
-    def __init__(self, data: Retrieval) -> None:
-        self.data = data
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        return self.data.prompts
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
         return [
@@ -298,76 +328,57 @@ class RetrievalTask(Task):
     def measure(self, similarity: Ranker) -> Measured:
         names = list(self.data.documents)
         found = similarity.nearest(list(self.data.queries.values()), list(self.data.documents.values()), _FOUND)
-        evaluator = self.evaluator()
-        scores = [
-            _alone(evaluator, query, [{"corpus_id": names[index], "score": score} for index, score in hits])
-            for query, hits in zip(self.data.queries, found, strict=True)
-        ]
+        gains = 1 / np.log2(np.arange(_RANKED) + 2)
+        ndcg, recall = [], []
+        for query, hits in zip(self.data.queries, found, strict=True):
+            relevant = set(self.data.relevant[query])
+            hit = np.array([names[index] in relevant for index, _ in hits], dtype=np.float64)
+            ndcg.append(hit[:_RANKED] @ gains[: len(hit)] / gains[: len(relevant)].sum())
+            recall.append(hit.sum() / len(relevant))
+        return {"ndcg": np.array(ndcg), "recall": np.array(recall)}
+
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
         return {
-            "ndcg": np.array([score["ndcg@k"][_RANKED] for score in scores], dtype=np.float64),
-            "recall": np.array([score["recall@k"][_FOUND] for score in scores], dtype=np.float64),
+            f"cosine_ndcg@{_RANKED}": bootstrap.mean(_each(measured, "ndcg")),
+            f"cosine_recall@{_FOUND}": bootstrap.mean(_each(measured, "recall")),
         }
 
-    def metrics(self, overlap: Measured | None = None) -> list[Metric]:
-        size = f"{len(self.data)} queries, each among {len(self.data.documents)} documents"
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        ndcg, recall = self.items({**(overlap or {}), **measured}).values()
+        note = f"How much of what is relevant is among the first {_FOUND}: the mean of {self._size}."
         return [
-            Metric(
-                "Retrieval",
-                f"nDCG@{_RANKED}",
-                f"cosine_ndcg@{_RANKED}",
-                _mean_of("ndcg"),
-                f"Normalised discounted cumulative gain of the first {_RANKED} by cosine, a document being relevant or "
-                f"not: the mean of {size}.",
-            ),
-            Metric(
-                f"Recall@{_FOUND}",
-                f"recall@{_FOUND}",
-                f"cosine_recall@{_FOUND}",
-                _mean_of("recall"),
-                f"How much of what is relevant is among the first {_FOUND}: the mean of {size}.",
-            ),
+            (self.column, ndcg),
+            (Measure(f"Recall@{_FOUND}", f"recall@{_FOUND} x 100", note=note, unit=self.unit), recall),
         ]
 
-    def evaluator(self, batch_size: int = 32) -> InformationRetrievalEvaluator:
-        queries: dict[str, Any] = dict(self.data.queries)
-        documents: dict[str, Any] = dict(self.data.documents)
-        return InformationRetrievalEvaluator(
-            queries,
-            documents,
-            {query: set(documents) for query, documents in self.data.relevant.items()},
-            accuracy_at_k=[_RANKED],
-            mrr_at_k=[_RANKED],
-            map_at_k=[_RANKED],
-            ndcg_at_k=[_RANKED],
-            precision_recall_at_k=[_FOUND],
-            batch_size=batch_size,
-            score_functions={"cosine": cos_sim},
-            main_score_function="cosine",
-            write_csv=False,
+    @property
+    def column(self) -> Measure:
+        note = (
+            f"Normalised discounted cumulative gain of the first {_RANKED} by cosine, a document being relevant or "
+            f"not: the mean of {self._size}."
         )
+        return Measure("Retrieval", f"nDCG@{_RANKED} x 100", note=note, unit=self.unit)
+
+    @property
+    def _size(self) -> str:
+        return f"{len(self.data)} queries, each among {len(self.data.documents)} documents"
 
 
-def task_of(data: Labelled) -> Task:
-    """The task that labelled data are."""
+def task_of(data: Labelled, batch_size: int = 32) -> Task:
+    """The task that labelled data are.
+
+    Args:
+        data: What was read.
+        batch_size: As for :class:`Task`.
+    """
     if isinstance(data, Retrieval):
-        return RetrievalTask(data)
+        return RetrievalTask(data, batch_size)
     if isinstance(data, Triplets):
-        return TripletTask(data)
-    return ClassTask(data) if data.two_classes else PairTask(data)
-
-
-def _alone(evaluator: InformationRetrievalEvaluator, query: str, hits: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metrics of one query by itself: sentence-transformers gives their means."""
-    one = copy.copy(evaluator)
-    one.queries_ids = [query]
-    one.queries = [query]
-    found: dict[str, Any] = one.compute_metrics([hits])
-    return found
+        return TripletTask(data, batch_size)
+    return (ClassTask if data.two_classes else PairTask)(data, batch_size)
 
 
 def _each(measured: Mapping[str, Measured], what: str) -> dict[str, Array]:
     return {recipe: own[what] for recipe, own in measured.items()}
-
-
-def _mean_of(what: str) -> Callable[[Mapping[str, Measured]], Statistic]:
-    return lambda measured: bootstrap.mean(_each(measured, what))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..files import atomic_file
 from ..reading.layers import LayerReader
 from .drawing import BLUE, GREY, ORANGE, layer_axes
-from .store import Embed, EmbeddingStore, stand_in
+from .embedded import Embed, Embedded, TensorCache, stand_in
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class TurningPointEvaluator(BaseEvaluator):
     Layer l's embedding is that of the model without the layers above l (:class:`~st_reba.reading.layers.LayerReader`);
     the turning point is the layer with the best score, the lowest of equals. Each text passes through the model once:
     its embeddings after all L + 1 layers are kept until the evaluation ends, (L + 1) x D numbers a text, in temporary
-    files (see :class:`st_reba.evaluation.store.EmbeddingStore`).
+    files (see :class:`st_reba.evaluation.embedded.Embedded`).
 
     The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
     ``turning_point``, the index of the best. The primary metric is the last layer's: what the model gives as it is.
@@ -69,9 +69,9 @@ class TurningPointEvaluator(BaseEvaluator):
                 gives no number for any layer.
         """
         reader = LayerReader(model)
-        with EmbeddingStore(_by_layer(reader), on_texts=self.on_step) as store:
-            models = [stand_in(store, str(layer), like=model) for layer in range(reader.count)]
-            scores = [self._score(self.evaluator(layer, None, epoch, steps)) for layer in models]
+        embedded = Embedded(_by_layer(reader, self.on_step))
+        models = [stand_in(embedded, str(layer), like=model) for layer in range(reader.count)]
+        scores = [self._score(self.evaluator(layer, None, epoch, steps)) for layer in models]
         if all(map(math.isnan, scores)):
             raise ValueError(
                 f"{type(self.evaluator).__name__} gives no number (NaN) after any layer. Look at its labels: there may "
@@ -152,8 +152,15 @@ class TurningPointEvaluator(BaseEvaluator):
         figure.savefig(path)
 
 
-def _by_layer(reader: LayerReader) -> Embed:
+def _by_layer(reader: LayerReader, on_texts: Callable[[int], None]) -> Embed:
+    cache = TensorCache()
+
     def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
-        return {str(layer): embeddings for layer, embeddings in enumerate(reader.embeddings(texts, prompt))}
+        def layers() -> dict[str, Tensor]:
+            return {str(layer): vectors for layer, vectors in enumerate(reader.embeddings(texts, prompt))}
+
+        found = cache.get([list(texts), prompt], layers)
+        on_texts(len(texts))
+        return found
 
     return embed

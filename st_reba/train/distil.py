@@ -397,7 +397,7 @@ def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
     """
     statistic = bootstrap.spearman(dict(cosines), labels)
     names = statistic.recipes
-    values = dict(zip(names, statistic.values(), strict=True))
+    values = dict(zip(names, statistic.scores, strict=True))
     drawn = dict(zip(names, statistic.replicates, strict=True))
     values["share"] = values["student"] / values["teacher"]
     drawn["share"] = drawn["student"] / drawn["teacher"]

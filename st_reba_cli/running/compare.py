@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from st_reba.compare import Recipes, compare, compare_tasks, forecast, texts_of
 from st_reba.compare.mteb import language_of_tasks, resolve_tasks
 from st_reba.compare.results import Comparison
-from st_reba.compare.run import compare, compare_tasks, texts_of, work
-from st_reba.compare.workload import Forecast, memory, speed
 from st_reba.data.demo import demo_questions
 from st_reba.data.tables import Data, Labelled
 from st_reba.evaluation import OddOneOutEvaluator
-from st_reba.modules import CausalModule, CausalTransformer
-from st_reba.recipes import Recipe, asked_for
+from st_reba.modules import CausalTransformer
+from st_reba.recipes import asked_for
 from st_reba.text.templates import language_of
 
 from ..common import Dtype, Language
@@ -96,15 +94,16 @@ def run(
     backbone = load_fastest(
         CausalTransformer, model, max_seq_length, dtype, device, fit_on if tasks else texts_of(texts)
     )
+    store = None if tasks or dry_run else kept(out)
+    compared = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=store)
     total = None
     if not tasks:
-        forecast = _forecast(backbone, asked, texts_of(texts), questions, batch_size, random)
-        (console if dry_run else notes).print(str(forecast), soft_wrap=True)
-        total = forecast.tokens
+        expected = forecast(compared, texts_of(texts), questions, random)
+        (console if dry_run else notes).print(str(expected), soft_wrap=True)
+        total = expected.tokens
     if dry_run:
         return
-    store = None if tasks else kept(out)
-    with running(backbone, asked, batch_size, total, controls=controls, kept=store) as compared:
+    with running(compared, total):
         if tasks:
             found = compare_tasks(compared, tasks, model=shown_model(model), output=mteb_results, random=random)
         else:
@@ -115,24 +114,6 @@ def run(
     write(found, compared, out, with_page, best)
     if old is not None:
         show_changes(found, old)
-
-
-def _forecast(
-    backbone: CausalModule,
-    asked: Sequence[Recipe],
-    texts: Sequence[str],
-    questions: OddOneOutEvaluator | None,
-    batch_size: int,
-    random: bool,
-) -> Forecast:
-    """What a comparison will take, after a moment of measuring."""
-    words = [] if questions is None else questions.inputs()[0]
-    tokens = work(backbone, asked, texts, words, batch_size=batch_size, random=random)
-    lengths = [len(ids) for ids in backbone.token_ids(texts)]
-    copies = max((recipe.copies or 1 for recipe in asked), default=1)
-    weights, peak = memory(backbone, max(lengths), batch_size, copies, random)
-    measured = speed(backbone, list(zip(lengths, texts, strict=True)), batch_size)
-    return Forecast(len(asked), len(texts), tokens, measured, weights, peak)
 
 
 def _questions(words: Path | None, demo: Language | None) -> OddOneOutEvaluator | None:

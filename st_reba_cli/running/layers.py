@@ -49,7 +49,7 @@ def run(
     labelled = read(given)
     if not isinstance(labelled, Labelled):
         raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
-    scored = task_of(labelled)
+    scored = task_of(labelled, batch_size)
     template = "{text}" if template is None else template
     repeats = Template.parse(template).copies > 1
     mode = "lasttoken" if pooling is PoolingMode.last else pooling.value
@@ -61,9 +61,7 @@ def run(
         model_read = SentenceTransformer(modules=parts, device=str(module.model.device), prompts=dict(scored.prompts))
         with Shown() as progress:
             task = progress.add_task("Reading every layer", total=2 * len(texts), unit="texts")
-            turning_point = TurningPointEvaluator(
-                scored.evaluator(batch_size), on_step=lambda count: progress.advance(task, count)
-            )
+            turning_point = TurningPointEvaluator(scored, on_step=lambda count: progress.advance(task, count))
             with warnings.catch_warnings():
                 # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
                 warnings.simplefilter("ignore", ConstantInputWarning)
@@ -76,14 +74,14 @@ def run(
         turning_point.draw(scratch / "layers.png", percent=True)
         dependency.write_csv(scratch / "dependency.csv")
         dependency.draw(scratch / "dependency.png")
-    metric = scored.metrics()[0]
+    metric = scored.column.metric.removesuffix(" x 100")
     title = f"{shown_model(model)}, {pooling.value} pooling, {described(given, labelled)}"
     # Not the table's own title, which would be broken where the table ends.
     console.print(Text(title, style="italic"), soft_wrap=True)
-    console.print(_layers_table(turning_point, dependency, metric.metric))
+    console.print(_layers_table(turning_point, dependency, metric))
     console.print(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
-        f"{metric.metric}, x 100 (in layers.csv it is not multiplied): {metric.note} Dependency: mean Spearman "
+        f"{metric}, x 100 (in layers.csv it is not multiplied): {scored.column.note} Dependency: mean Spearman "
         "correlation of a text's last token with its others.",
         soft_wrap=True,
     )

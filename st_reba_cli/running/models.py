@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
-from st_reba.compare.precision import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
+from st_reba.compare.cost import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
 from st_reba.data.demo import demo_sentences
 from st_reba.encode import Encoder
 from st_reba.files import is_full

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from st_reba.compare.run import compare, texts_of, work
+from st_reba.compare import Recipes, compare, texts_of
+from st_reba.compare.cost import total_tokens
 from st_reba.compare.search import Found, candidates, searched, with_selection
 from st_reba.compare.search import search as run_search
 from st_reba.data.tables import Labelled
@@ -46,9 +47,8 @@ def run(
     rows = _rows(prompt_language, labelled)
     backbone = load_fastest(CausalTransformer, model, max_seq_length, dtype, device, texts_of(labelled))
     chosen = _searched(backbone, labelled, rows, seed, batch_size)
-    asked = chosen.recipes()
-    total = work(backbone, asked, texts_of(chosen.held_out), batch_size=batch_size, random=random)
-    with running(backbone, asked, batch_size, total, kept=kept(out)) as recipes:
+    recipes = Recipes(backbone, chosen.recipes(), batch_size=batch_size, kept=kept(out))
+    with running(recipes, total_tokens(recipes, texts_of(chosen.held_out), random=random)):
         found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
     on = f"{described(given, chosen.held_out)}, held out"
     found = typed(with_selection(chosen, found), model, on, max_seq_length=max_seq_length, fitted_on_data=True)

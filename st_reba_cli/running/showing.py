@@ -15,17 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
-from st_reba.compare.kept import Kept
 from st_reba.compare.report import write_report, write_results
-from st_reba.compare.results import TIED, Comparison, Measure, best_of, listed, measured, rank
-from st_reba.compare.run import Recipes
+from st_reba.compare.results import TIED, Comparison, best_of, listed, measured, rank
 from st_reba.compare.save import save_best
 from st_reba.evaluation.bootstrap import Estimate
-from st_reba.modules import CausalModule
+from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
-from st_reba.recipes import Recipe, find
+from st_reba.recipes import find
 
 from ..common import STAND_IN, marked
 from ..printing import Shown, console, notes
@@ -171,41 +170,27 @@ def _partial(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def kept(out: Path | None) -> Kept | None:
+def kept(out: Path | None) -> TensorCache | None:
     """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
     if out is None:
         return None
     directory = _partial(out)
     if directory.is_dir() and any(directory.glob("*.safetensors")):
         notes.print(f"Going on from {directory}, which a stopped run has left.", soft_wrap=True)
-    return Kept(directory)
+    return TensorCache(directory)
 
 
 @contextmanager
-def running(
-    backbone: CausalModule,
-    asked: Sequence[Recipe],
-    batch_size: int,
-    total: float | None,
-    *,
-    controls: bool = True,
-    kept: Kept | None = None,
-) -> Iterator[Recipes]:
-    """The recipes, with a progress bar of ``total`` tokens while they run."""
+def running(recipes: Recipes, total: float | None) -> Iterator[None]:
+    """A progress bar of ``total`` tokens while recipes run."""
     with Shown() as progress:
         bar = progress.add_task("Comparing", total=total, unit="tokens")
+        recipes.on_progress = lambda what, tokens: progress.update(bar, advance=tokens, description=what)
         try:
-            yield Recipes(
-                backbone,
-                asked,
-                batch_size=batch_size,
-                controls=controls,
-                kept=kept,
-                on_progress=lambda what, tokens: progress.update(bar, advance=tokens, description=what),
-            )
+            yield
         except KeyboardInterrupt:
-            if kept is not None:
-                notes.print(f"Stopped: the same command goes on from {kept.directory}.", soft_wrap=True)
+            if recipes.kept is not None:
+                notes.print(f"Stopped: the same command goes on from {recipes.kept.directory}.", soft_wrap=True)
             raise
 
 

@@ -62,8 +62,7 @@ def test_the_printed_command_builds_what_was_scored(
     on = () if fitted_on is None else ("--fit-texts", texts(fitted_on))
     best, built, out = (tmp_path / name for name in ("best", "built", "out"))
     # These models are too small for any recipe to be advised.
-    monkeypatch.setattr("st_reba.compare.answer._Held.against_controls", lambda *args: None)
-    monkeypatch.setattr("st_reba.compare.answer._Held.against_nothing", lambda *args: None)
+    monkeypatch.setattr("st_reba.compare.answer._refused", lambda *args: "")
     run(
         "compare", "--model", shallow_path, "--device", "cpu", "--dtype", "float32", "--no-controls",
         "--recipes", recipe, *options, *on, "--save-best", best, "--out", out,
@@ -96,7 +95,7 @@ def test_compare_asks_in_the_language_of_the_texts(options, asked, told, tmp_pat
         stop.recipes = [recipe.key for recipe in recipes]
         raise ValueError("enough")
 
-    monkeypatch.setattr(compare, "work", stop)
+    monkeypatch.setattr(compare, "Recipes", stop)
     output = run("compare", "--model", DEMO_MODEL, "--recipes", "early-late", "prompteol", *options, expect=1)
     assert stop.recipes == asked
     assert (TOLD in output) == bool(told)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from st_reba.compare.against import side_by_side
-from st_reba.compare.results import Comparison, Items, Measure, Result
+from st_reba.compare.results import Comparison, Result, SavedItems
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.tasks import Measure
 
 TASK = Measure("STS", "accuracy x 100", unit="labelled pairs")
 
@@ -25,7 +26,8 @@ def comparison(
     }
     found = bootstrap.estimate(bootstrap.mean(values))
     results = [Result(name, "mean", False, {"STS": found[f"{name}, mean"]}) for name in right]
-    return Comparison("model", "pairs", [TASK], results, items=Items.of(bootstrap.mean(values), data), use="A, mean")
+    items = SavedItems.of(bootstrap.mean(values), data)
+    return Comparison("model", "pairs", [TASK], results, items=items, use="A, mean")
 
 
 HARD = np.random.default_rng(9).random(400)
@@ -73,8 +75,8 @@ def test_correlations_are_paired_too():
     near = np.array(labels) + 0.3 * np.random.default_rng(2).standard_normal(300)
 
     def of(values):
-        items = Items.of(bootstrap.spearman({"A, mean": values}, labels), "d")
-        found = bootstrap.estimate(items.statistic())
+        items = SavedItems.of(bootstrap.spearman({"A, mean": values}, labels), "d")
+        found = bootstrap.estimate(items.items())
         return Comparison("m", "d", [TASK], [Result("A", "mean", False, {"STS": found["A, mean"]})], items=items)
 
     (change,) = side_by_side(of(near), of(near + 0.001)).changes

@@ -3,19 +3,26 @@ from __future__ import annotations
 import re
 import shlex
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from st_reba.compare.answer import answer, build_command
-from st_reba.compare.results import Measure, Result
+from st_reba.compare.answer import Standing, answer, build_command
+from st_reba.compare.results import Result
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.tasks import Measure
 
 TASK = Measure("STS", "Spearman x 100", unit="labelled pairs")
 BAG, RANDOM = "Bag of input embeddings, mean", "Random weights, PromptEOL, last"
 CALLED = {BAG: "the bag of input embeddings", RANDOM: "PromptEOL, last on random weights"}
 MEAN, LAST, PROMPT, ECHO = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean"
+
+
+class Answer(NamedTuple):
+    says: str
+    use: str
 
 
 def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None, drawn=None):
@@ -39,7 +46,7 @@ def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None, dr
         for name in right
         for recipe, pooling in [name.rsplit(", ", 1)]
     ]
-    return answer(results, task, statistic if resampled else None, chosen)
+    return Answer(*answer(Standing(results, task, statistic if resampled else None), chosen))
 
 
 def says(*arguments, **settings) -> str:
@@ -117,7 +124,7 @@ def close(scores, chosen=""):
         Result(*name.rsplit(", ", 1), name in CALLED, {"STS": Estimate(score, nan, nan)}, called=CALLED.get(name, ""))
         for name, score in scores.items()
     ]
-    return answer(results, TASK, None, chosen)
+    return Answer(*answer(Standing(results, TASK, None), chosen))
 
 
 @pytest.mark.parametrize("control", CALLED)
@@ -228,7 +235,7 @@ def test_proxies_are_no_answer():
 
 def test_no_number_is_no_answer():
     results = [Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})]
-    assert answer(results, TASK, None).says == "There is no answer: no recipe has a number on STS."
+    assert answer(Standing(results, TASK, None))[0] == "There is no answer: no recipe has a number on STS."
 
 
 @pytest.mark.parametrize(
@@ -242,7 +249,7 @@ def test_no_number_is_no_answer():
 def test_why_there_is_no_number(values, labels, why):
     statistic = bootstrap.spearman({"Classical, mean": values}, labels)
     results = [Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})]
-    said = answer(results, TASK, statistic).says
+    said = answer(Standing(results, TASK, statistic))[0]
     assert said.startswith(f"There is no answer: no recipe has a number on STS. {why}")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from st_reba.compare.precision import fastest_on_cpu
+from st_reba.compare.cost import fastest_on_cpu
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from st_reba.compare.against import side_by_side
-from st_reba.compare.results import Comparison, Items, Measure, Result, best_of, listed, measured, pareto_front, rank
+from st_reba.compare.results import Comparison, Result, SavedItems, best_of, listed, measured, pareto_front, rank
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.tasks import Measure
 from st_reba_cli.running.showing import show
 
 from .report import samples
@@ -32,7 +33,7 @@ def comparison():
         results=[first, *others],
         skipped=[("RT-2, last", "no cache")],
         answer="是",
-        items=Items("spearman", "digest", {"Echo-2, mean": [0.125, 0.1, 1e-8]}, [1.0, 2.0, 0.5]),
+        items=SavedItems("spearman", "digest", {"Echo-2, mean": [0.125, 0.1, 1e-8]}, [1.0, 2.0, 0.5]),
     )
 
 
@@ -188,10 +189,10 @@ def test_an_older_file_without_the_newer_fields_is_read(comparison, tmp_path):
 @given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=9))
 def test_what_each_item_gave_is_kept_as_precisely_as_it_was(values):
     """Cosines are float32: the fewest digits that say the same."""
-    items = Items.of(bootstrap.mean({"a": values}), "d")
+    items = SavedItems.of(bootstrap.mean({"a": values}), "d")
     assert items.values["a"] == [float(str(np.float32(value))) for value in values]
     assert np.array_equal(np.float32(items.values["a"]), np.float32(values))
-    assert items.statistic().values() == pytest.approx(np.mean(values), abs=1e-7)
+    assert items.items().scores == pytest.approx(np.mean(values), abs=1e-7)
 
 
 @pytest.mark.parametrize(

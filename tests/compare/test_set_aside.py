@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.compare.set_aside import set_aside
+from st_reba.compare.recipes import set_aside
 
 
 class Own(nn.Parameter):

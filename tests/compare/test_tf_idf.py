@@ -68,3 +68,11 @@ def test_the_nearest_are_those_of_the_highest_cosine(backbone):
 def test_the_language_model_is_not_run(backbone, monkeypatch):
     monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
     TfIdf(backbone, TEXTS).cosines(TEXTS, TEXTS[::-1])
+
+
+def test_texts_of_the_same_tokens_are_equals(backbone):
+    """Whatever rounding makes of them: a rank correlation would else order them by chance."""
+    pairs = read_pairs(DEMO_PAIRS)
+    tf_idf = TfIdf(backbone, pairs.texts())
+    assert set(tf_idf.cosines(pairs.first, pairs.first)) == {1.0}
+    assert tf_idf.nearest(pairs.first[:1], pairs.first[:1] * 3, 3) == [[(0, 1.0), (1, 1.0), (2, 1.0)]]

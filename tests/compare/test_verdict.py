@@ -5,9 +5,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from st_reba.compare.results import Measure, Result
-from st_reba.compare.verdict import verdict
+from st_reba.compare.answer import Standing, verdict
+from st_reba.compare.results import Result
 from st_reba.evaluation import bootstrap
+from st_reba.evaluation.tasks import Measure
 from st_reba.recipes import Control
 
 TASK = Measure("STS", "accuracy x 100")
@@ -55,7 +56,7 @@ def says(
         )
         for name in right
     ]
-    return " ".join(verdict(results, task, statistic if resampled else None, chosen))
+    return " ".join(verdict(Standing(results, task, statistic if resampled else None), chosen))
 
 
 def test_a_clear_winner():
@@ -186,4 +187,4 @@ def test_what_tf_idf_is_ahead_of():
 @pytest.mark.parametrize("value", [nan])
 def test_no_number_at_all(value):
     results = [Result("A", "mean", False, {"STS": bootstrap.Estimate(value, value, value)})]
-    assert verdict(results, TASK, None) == ["No recipe has a number on STS."]
+    assert verdict(Standing(results, TASK, None)) == ["No recipe has a number on STS."]

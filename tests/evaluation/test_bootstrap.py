@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import warnings
@@ -10,9 +9,12 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
 
 from st_reba.evaluation.bootstrap import (
     Estimate,
+    Items,
+    Splits,
     bootstrap,
     difference,
     estimate,
@@ -51,9 +53,9 @@ def test_every_replicate_is_what_scipy_gives_for_the_resample(kind, ties):
     predictions, labels = correlated(60, 3)
     if ties:
         predictions = {name: np.round(values) for name, values in predictions.items()}
-    statistic = ours(predictions, labels)
-    assert statistic.values() == pytest.approx([theirs(own, labels)[0] for own in predictions.values()], abs=1e-12)
-    replicates = bootstrap(statistic, resamples=50, seed=4)
+    items = ours(predictions, labels)
+    assert items.scores == pytest.approx([theirs(own, labels)[0] for own in predictions.values()], abs=1e-12)
+    replicates = bootstrap(items, resamples=50, seed=4)
     for column, counts in enumerate(drawn(60, 50, seed=4)):
         assert counts.sum() == 60
         chosen = np.repeat(np.arange(60), counts)
@@ -69,10 +71,10 @@ def test_every_replicate_of_a_partial_correlation_is_what_residuals_give(ties):
     if ties:
         predictions = {name: np.round(values) for name, values in predictions.items()}
         given = np.round(given)
-    statistic = partial_spearman(predictions, labels, given)
+    items = partial_spearman(predictions, labels, given)
     expected = [oracles.partial_rank_correlation(own, labels, given) for own in predictions.values()]
-    assert statistic.values() == pytest.approx(expected, abs=1e-9)
-    replicates = bootstrap(statistic, resamples=30, seed=4)
+    assert items.scores == pytest.approx(expected, abs=1e-9)
+    replicates = bootstrap(items, resamples=30, seed=4)
     for column, counts in enumerate(drawn(60, 30, seed=4)):
         chosen = np.repeat(np.arange(60), counts)
         expected = [
@@ -86,10 +88,10 @@ def test_a_partial_correlation_takes_out_what_is_given():
     generator = np.random.default_rng(0)
     given, own = generator.normal(size=(2, 3000))
     follows = given + generator.normal(size=3000)
-    statistic = partial_spearman(
+    items = partial_spearman(
         {"follows": follows, "own": own, "same": np.exp(given), "flat": 0 * own}, own + given, given
     )
-    values = dict(zip(statistic.recipes, statistic.values(), strict=True))
+    values = dict(zip(items.recipes, items.scores, strict=True))
     assert values["follows"] == pytest.approx(0, abs=0.05)
     assert values["own"] > 0.9
     assert math.isnan(values["same"])
@@ -107,7 +109,7 @@ def test_spearman_with_any_ties(pairs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = scipy.stats.spearmanr(predicted, labels).statistic
-    found = spearman({"a": predicted}, labels).values()[0]
+    found = spearman({"a": predicted}, labels).scores[0]
     assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
@@ -128,16 +130,16 @@ def test_the_interval_is_that_of_scipy():
 def test_the_interval_covers_the_truth(kind):
     """300 samples of 100 items: 95% within what a binomial count of 300 allows, and the bootstrap's own error."""
     generator = np.random.default_rng(3)
-    trials, items, rho = 300, 100, 0.6
+    trials, count, rho = 300, 100, 0.6
     truth = 0.3 if kind == "mean" else 6 / math.pi * math.asin(rho / 2)
     covered = 0
     for _ in range(trials):
         if kind == "mean":
-            statistic = mean({"a": generator.random(items) < truth})
+            items = mean({"a": generator.random(count) < truth})
         else:
-            first, second = generator.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=items).T
-            statistic = spearman({"a": first}, second)
-        found = estimate(statistic, resamples=200, seed=5)["a"]
+            first, second = generator.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=count).T
+            items = spearman({"a": first}, second)
+        found = estimate(items, resamples=200, seed=5)["a"]
         covered += found.low <= truth <= found.high
     assert 0.91 <= covered / trials <= 0.98
 
@@ -152,11 +154,11 @@ def test_differences_are_paired():
 
 def test_the_interval_of_a_difference_is_of_the_same_resamples():
     hard = np.random.default_rng(0).normal(scale=5, size=80)
-    statistic = mean({"better": hard + 0.1, "worse": hard, "other": hard[::-1]})
-    assert difference(statistic, "better", "worse") == pytest.approx((0.1, 0.1))
-    low, high = difference(statistic, "better", "other")
+    items = mean({"better": hard + 0.1, "worse": hard, "other": hard[::-1]})
+    assert difference(items, "better", "worse") == pytest.approx((0.1, 0.1))
+    low, high = difference(items, "better", "other")
     assert low < 0.1 < high
-    assert difference(statistic, "other", "better") == pytest.approx((-high, -low))
+    assert difference(items, "other", "better") == pytest.approx((-high, -low))
 
 
 def test_the_best_and_the_tied():
@@ -173,12 +175,12 @@ def test_the_best_and_the_tied():
 
 def test_the_same_seed_gives_the_same_and_blocks_do_not_matter(monkeypatch):
     predictions, labels = correlated(50, 3)
-    statistic = spearman(predictions, labels)
-    first = bootstrap(statistic, resamples=70, seed=1)
+    items = spearman(predictions, labels)
+    first = bootstrap(items, resamples=70, seed=1)
     monkeypatch.setattr("st_reba.evaluation.bootstrap._BLOCK", 50 * 9)
-    assert np.array_equal(bootstrap(statistic, resamples=70, seed=1), first)
-    assert not np.array_equal(bootstrap(statistic, resamples=70, seed=2), first)
-    assert estimate(statistic, seed=1) == estimate(statistic, seed=1)
+    assert np.array_equal(bootstrap(items, resamples=70, seed=1), first)
+    assert not np.array_equal(bootstrap(items, resamples=70, seed=2), first)
+    assert estimate(items, seed=1) == estimate(items, seed=1)
 
 
 def test_what_has_no_score():
@@ -186,8 +188,8 @@ def test_what_has_no_score():
     broken = labels.copy()
     broken[3] = np.nan
     for kind in (spearman, pearson):
-        statistic = kind({"constant": np.full(30, 0.1), "broken": broken, "fine": labels}, labels)
-        found = estimate(statistic, resamples=100)
+        items = kind({"constant": np.full(30, 0.1), "broken": broken, "fine": labels}, labels)
+        found = estimate(items, resamples=100)
         for name in ("constant", "broken"):
             assert all(map(math.isnan, (found[name].value, found[name].low, found[name].high)))
             assert not found[name].tied
@@ -197,13 +199,13 @@ def test_what_has_no_score():
 def test_resamples_without_a_score_are_dropped():
     """One label that differs: a resample lacks it with probability 1/e."""
     labels = np.r_[1.0, np.zeros(19)]
-    statistic = pearson({"a": np.arange(20.0), "b": np.arange(20.0) ** 2}, labels)
-    share = np.isnan(bootstrap(statistic)).mean()
+    items = pearson({"a": np.arange(20.0), "b": np.arange(20.0) ** 2}, labels)
+    share = np.isnan(bootstrap(items)).mean()
     assert share == pytest.approx((1 - 1 / 20) ** 20, abs=0.05)
     with pytest.warns(
         UserWarning, match="There is no interval for a, b: too few resamples of the 20 items have a score"
     ):
-        found = estimate(statistic)
+        found = estimate(items)
     assert all(math.isnan(own.low) and math.isnan(own.high) and own.tied for own in found.values())
 
     few = np.r_[np.ones(3), np.zeros(17)]
@@ -268,14 +270,47 @@ def test_how_many_items_would_tell_a_difference():
     assert items_to_tell(Estimate(0.1, math.nan, math.nan), 100) is None
 
 
-def test_replicates_are_drawn_once():
-    drawn = []
+def test_replicates_are_drawn_once(monkeypatch):
     scores = np.arange(20.0)
-    statistic = mean({"a": scores, "b": scores[::-1]})
-    counted = dataclasses.replace(statistic, of_counts=lambda counts: drawn.append(1) or statistic.of_counts(counts))
-    first = difference(counted, "a", "b")
-    many = len(drawn)
-    assert difference(counted, "a", "b") == first
-    estimate(counted)
-    # The values themselves are no resample.
-    assert len(drawn) == many + 1
+    items = mean({"a": scores, "b": scores[::-1]})
+    first = difference(items, "a", "b")
+    monkeypatch.setattr(Items, "drawn", None)
+    assert difference(items, "a", "b") == first
+    assert estimate(items)["a"].value == scores.mean()
+
+
+def test_a_half_can_be_scored():
+    predictions, labels = correlated(60, 2)
+    half = np.arange(0, 60, 2)
+    expected = [scipy.stats.spearmanr(own[half], labels[half])[0] for own in predictions.values()]
+    assert spearman(predictions, labels).scored(half[None])[:, 0] == pytest.approx(expected)
+
+
+def test_splits_are_resampled_one_by_one():
+    """A score that is the mean of those of two languages, whatever their sizes."""
+    draw = np.random.default_rng(0)
+    parts = [mean({"a": draw.normal(size=size)}) for size in (40, 400)]
+    both = Splits(parts)
+    assert both.scores == pytest.approx(np.mean([part.scores for part in parts], axis=0))
+    assert len(both) == 440
+    spread = np.sqrt(sum(part.replicates.var() for part in parts)) / 2
+    assert both.replicates.std() == pytest.approx(spread, rel=0.1)
+    assert Splits(parts[:1]).replicates == pytest.approx(parts[0].replicates)
+
+
+@pytest.mark.parametrize("kind", ["best_accuracy", "average_precision"])
+def test_the_best_of_several_similarities(kind):
+    draw = np.random.default_rng(0)
+    labels = draw.integers(2, size=30).astype(float)
+    values = np.round(draw.normal(size=(30, 2)), 1)
+    rows = draw.integers(30, size=(20, 30))
+    found = Items(kind, {"a": values}, labels).scored(rows)[0]
+    for score, row in zip(found, rows, strict=True):
+        alone = [naive(kind, labels[row], column[row]) for column in values.T]
+        assert score == pytest.approx(max(alone))
+
+
+def naive(kind, labels, values):
+    if kind == "average_precision":
+        return average_precision_score(labels, values)
+    return max(np.mean((values >= threshold) == labels) for threshold in sorted(set(values))[1:])

@@ -9,7 +9,7 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from st_reba import ReBAModule
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, read_data
-from st_reba.evaluation.late_interaction import LateInteraction
+from st_reba.evaluation.rankings import LateInteraction
 from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
 

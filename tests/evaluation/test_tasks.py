@@ -19,8 +19,8 @@ from sklearn.metrics import average_precision_score
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, Triplets, read_data
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.store import EmbeddingStore, stand_in
-from st_reba.evaluation.tasks import Vectors, task_of
+from st_reba.evaluation.embedded import Embedded, stand_in
+from st_reba.evaluation.tasks import Measure, Vectors, task_of
 
 from ..conftest import examples
 
@@ -37,34 +37,37 @@ def similarity(task):
     return Vectors(lambda texts, role: random_vectors(texts, task.prompt(role)))
 
 
-def by_st(task, evaluator):
-    with EmbeddingStore(lambda texts, prompt: {"x": random_vectors(texts, prompt)}) as store:
-        return evaluator(stand_in(store, "x", prompts=task.prompts))
-
-
 def check(data, evaluator, metrics):
-    """What is measured on the items is the score of ST's evaluator, and so is the task's own evaluator's."""
+    """What is measured on the items is the score of ST's evaluator, and so are the task's own as an evaluator."""
     task = task_of(data)
-    measured = {"x": task.measure(similarity(task))}
-    found, own = by_st(task, evaluator), by_st(task, task.evaluator())
-    assert [metric.of_st for metric in task.metrics() if metric.of_st] == metrics
-    for metric in task.metrics():
-        if metric.of_st:
-            value = metric.statistic(measured).values()[0]
-            assert value == pytest.approx(found[metric.of_st], abs=1e-6)
-            assert own[metric.of_st] == pytest.approx(found[metric.of_st], abs=1e-9)
+    model = stand_in(Embedded(lambda texts, prompt: {"x": random_vectors(texts, prompt)}), "x")
+    model.prompts = dict(task.prompts)
+    found, own = evaluator(model), task(model)
+    assert list(own) == metrics
+    assert task.primary_metric == metrics[0]
+    for metric in metrics:
+        assert own[metric] == pytest.approx(found[metric], abs=1e-6)
+    measured = task.measure(similarity(task))
     assert task.score(similarity(task)) == pytest.approx(found[metrics[0]], abs=1e-6)
-    assert task.evaluator().primary_metric in (None, metrics[0])
+    (column, items), *_ = task.columns({"a": measured, "b": measured})
+    assert column == task.column
+    assert items.scores == pytest.approx([found[metrics[0]]] * 2, abs=1e-6)
     return task
+
+
+def columns(task, overlap=None):
+    return [column.name for column, _ in task.columns({"x": task.measure(similarity(task))}, overlap)]
 
 
 def test_graded_pairs():
     data = Pairs(WORDS[:20], WORDS[20:40], [float(number % 6) for number in range(20)])
     evaluator = EmbeddingSimilarityEvaluator(data.first, data.second, data.scores, main_similarity="cosine")
     task = check(data, evaluator, ["spearman_cosine", "pearson_cosine"])
-    assert [metric.name for metric in task.metrics()] == ["STS", "STS, Pearson"]
-    names = [metric.name for metric in task.metrics(task.measure(similarity(task)))]
-    assert names == ["STS", "Beyond overlap", "STS, Pearson"]
+    assert columns(task) == ["STS", "STS, Pearson"]
+    overlap = {"tf-idf": task.measure(similarity(task))}
+    assert columns(task, overlap) == ["STS", "Beyond overlap", "STS, Pearson"]
+    recipes = [items.recipes for _, items in task.columns({"x": overlap["tf-idf"]}, overlap)]
+    assert recipes == [["tf-idf", "x"], ["x"], ["tf-idf", "x"]], "nothing is beyond itself"
 
 
 @pytest.mark.parametrize("labels", [(0.0, 1.0), (1.0, 5.0)])
@@ -73,14 +76,14 @@ def test_two_classes(labels):
     classes = [number % 3 == 0 for number in range(30)]
     evaluator = BinaryClassificationEvaluator(data.first, data.second, classes, similarity_fn_names=["cosine"])
     task = check(data, evaluator, ["cosine_ap"])
-    assert task.metrics()[0].chance == pytest.approx(1 / 3)
+    assert task.column.chance == pytest.approx(1 / 3)
     assert not task_of(data.part([1, 2])).scorable, "still classes, of which one is left"
 
 
 def test_triplets():
     data = Triplets(WORDS[:20], WORDS[20:40], WORDS[40:])
     task = check(data, TripletEvaluator(data.anchors, data.positives, data.negatives), ["cosine_accuracy"])
-    assert len(task.metrics({})) == 1, "nothing is beyond overlap"
+    assert columns(task, {"tf-idf": task.measure(similarity(task))}) == ["Triplets"], "nothing is beyond overlap"
 
 
 @pytest.mark.parametrize("prompts", [{}, {"query": "find: "}, {"query": "q: ", "document": "d: "}])
@@ -119,13 +122,18 @@ def test_retrieval(prompts):
 def test_average_precision_is_that_of_scikit_learn(items):
     """Also of resamples, in which an item stands several times or not at all, and where predictions are equal."""
     predictions, labels, counts = (np.array(each, dtype=float) for each in zip(*items, strict=True))
-    statistic = bootstrap.average_precision({"a": predictions, "nan": predictions * np.nan}, labels)
-    found = statistic.of_counts(counts[:, None])
-    drawn = np.repeat(np.arange(len(items)), counts.astype(int))
+    items = bootstrap.average_precision({"a": predictions, "nan": predictions * np.nan}, labels)
+    drawn = np.repeat(np.arange(len(predictions)), counts.astype(int))
+    found = items.scored(drawn[None])
     assert found[0, 0] == pytest.approx(average_precision_score(labels[drawn], predictions[drawn]))
     assert np.isnan(found[1, 0])
 
 
 def test_average_precision_of_a_resample_without_anything_to_find():
-    statistic = bootstrap.average_precision({"a": [1.0, 2.0]}, [0, 1])
-    assert np.isnan(statistic.of_counts(np.array([[2.0], [0.0]]))).all()
+    items = bootstrap.average_precision({"a": [1.0, 2.0]}, [0, 1])
+    assert np.isnan(items.scored(np.array([[0, 0]]))).all()
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.3125, "31.2"), (-0.05, "−5.0"), (-1e-17, "0.0"), (math.nan, "n/a")])
+def test_a_value_as_people_read_it(value, shown):
+    assert Measure("STS", "Spearman x 100").show(value) == shown

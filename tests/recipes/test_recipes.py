@@ -7,9 +7,8 @@ from sentence_transformers.util import cos_sim
 from transformers import AutoModelForCausalLM
 
 from st_reba import TEMPLATES, CausalTransformer, EarlyLateModule, EchoModule, EmbeddingFilter, ReBAModule
+from st_reba.compare import Recipes
 from st_reba.compare.answer import WITHOUT
-from st_reba.compare.reader import RecipeReader
-from st_reba.compare.runner import Recipes
 from st_reba.data.demo import demo_sentences
 from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, without_repeats
@@ -97,10 +96,10 @@ def roomy(roomy_path):
 
 
 def test_all_that_are_worth_trying_run(roomy):
-    reader = RecipeReader(roomy, worth_trying(demo_sentences()[:40]))
-    assert not reader.skipped
+    made = Recipes(roomy, worth_trying(demo_sentences()[:40]), controls=False)
+    assert not made.skipped
     texts = TEXTS[:3]
-    for recipe, vectors in zip(reader.recipes, reader.embed(texts).values(), strict=True):
+    for recipe, vectors in zip(made.all, made.embed(texts).values(), strict=True):
         assert relative_error(recipe.model(roomy).encode(texts), vectors) < 1e-5
 
 
@@ -172,11 +171,11 @@ def test_filters_are_rows_of_their_own(tmp_path):
     torch.manual_seed(0)
     with_a_head = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
     backbone = CausalTransformer(backbones.save(with_a_head, tmp_path))
-    reader = RecipeReader(backbone, recipes)
-    found = reader.embed(TEXTS)
-    assert not reader.skipped
+    made = Recipes(backbone, recipes, controls=False)
+    found = made.embed(TEXTS)
+    assert not made.skipped
     for recipe in recipes:
-        assert relative_error(found[recipe.result], reader.model(recipe).encode(TEXTS)) < 1e-4
+        assert relative_error(found[recipe.result], made.model(recipe.result).encode(TEXTS)) < 1e-4
         # Fitted anew, on the same: a direction has no sign.
         alone = recipe.model(backbone).encode(TEXTS, convert_to_tensor=True).cpu()
         assert torch.allclose(cos_sim(found[recipe.result], found[recipe.result]), cos_sim(alone, alone), atol=1e-3)

@@ -13,7 +13,7 @@ from torch import nn
 
 import st_reba
 from st_reba import CausalTransformer, Row
-from st_reba.compare.run import Recipes
+from st_reba.compare import Recipes
 from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup
 
 from ..backbones import TEXTS

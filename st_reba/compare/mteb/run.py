@@ -8,17 +8,30 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...evaluation.store import Embed, EmbeddingStore, adopted_settings, stand_in
+from torch import Tensor
+
+from ...data.demo import DEMO_PAIRS
+from ...data.tables import read_pairs
+from ...evaluation import bootstrap
+from ...evaluation.bootstrap import Estimate, Splits
+from ...evaluation.embedded import Embed, Embedded, TensorCache, adopted_settings, stand_in
+from ...evaluation.tasks import Measure
 from ...files import is_full
 from ...lm.fingerprint import fingerprint_of
-from ..results import Measure
+from ...recipes import Recipe
+from ..answer import answer
+from ..cost import seconds_of
+from ..recipes import Recipes
+from ..results import Comparison
+from ..run import Scores, assemble, estimated, finalists, standing
 from .samples import (
     Sample,
     complete_samples,
@@ -26,6 +39,7 @@ from .samples import (
     query_sample,
     read_samples,
     samples_from_predictions,
+    score_items,
     write_samples,
 )
 from .tasks import PAPER_METRICS, resolve_tasks
@@ -70,6 +84,17 @@ class TaskScores:
     paper_metric: str | None
     scores: dict[str, TaskScore]
 
+    @property
+    def items(self) -> Splits | None:
+        """What makes the main score; None where some variant has nothing to resample."""
+        samples = {variant: score.samples for variant, score in self.scores.items()}
+        return score_items(samples) if all(samples.values()) else None
+
+
+# Texts that are embedded in one go; and those of them, at most, that stand for all where recipes are timed.
+_TOGETHER = 1024
+_SAMPLE = 64
+
 
 def run_tasks(
     tasks: Sequence[str | AbsTask],
@@ -99,7 +124,7 @@ def run_tasks(
         embed: Embeds texts in all of them.
         model: The language model's name.
         revision: Tells apart all that a vector depends on besides the text, for all variants or for each by its name:
-            what :meth:`st_reba.compare.runner.Recipes.revisions` gives. Kept results of another revision are not taken.
+            what :meth:`st_reba.compare.Recipes.revisions` gives. Kept results of another revision are not taken.
         like: A ``SentenceTransformer`` whose prompts, similarity and truncation every variant takes over, if any. They
             are added to the revision.
         output: Where results are kept, or None to keep none. ``results/<model>/<revision>/<task>.json`` is in mteb's
@@ -123,11 +148,11 @@ def run_tasks(
     names = _model_names(model, variants)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output
-        store = stack.enter_context(EmbeddingStore(embed, on_texts=on_texts))
+        store = Embedded(embed, _TOGETHER)
         stack.enter_context(_without_bars())
         revisions = {variant: revision if isinstance(revision, str) else revision[variant] for variant in variants}
         models = {variant: _encoder(store, variant, names[variant], revisions[variant], like) for variant in variants}
-        run = _Run(store, models, folder, batch_size, on_step)
+        run = _Run(store, models, folder, batch_size, on_step, on_texts)
         scores = []
         for task in resolved:
             try:
@@ -150,9 +175,7 @@ def _model_names(model: str, variants: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _encoder(
-    store: EmbeddingStore, variant: str, name: str, revision: str, like: Any
-) -> SentenceTransformerEncoderWrapper:
+def _encoder(store: Embedded, variant: str, name: str, revision: str, like: Any) -> SentenceTransformerEncoderWrapper:
     """A variant as mteb sees any SentenceTransformer."""
     import mteb
 
@@ -203,15 +226,19 @@ class _Run:
 
     def __init__(
         self,
-        store: EmbeddingStore,
+        store: Embedded,
         models: dict[str, SentenceTransformerEncoderWrapper],
         folder: Path,
         batch_size: int,
         on_step: Callable[[str], None],
+        on_texts: Callable[[int], None],
     ) -> None:
         import mteb
 
         self.store = store
+        self.embed, store.embed = store.embed, self._embed
+        self.vectors = TensorCache()
+        self.on_texts = on_texts
         self.models = models
         self.folder = folder
         self.cache = mteb.ResultCache(folder)
@@ -265,9 +292,15 @@ class _Run:
             ) from error
         finally:
             self.store.forget()
+            self.vectors = TensorCache()
             if loads:
                 task.unload_data()
         return results
+
+    def _embed(self, texts: Sequence[str], prompt: str | None) -> Mapping[str, Tensor]:
+        found = self.vectors.get([list(texts), prompt], lambda: self.embed(texts, prompt))
+        self.on_texts(len(texts))
+        return found
 
     def _done(self, task: AbsTask) -> bool:
         """Whether mteb will find every variant's result."""
@@ -359,7 +392,7 @@ def _watched(task: AbsTask) -> tuple[AbsTask, list[Sample]]:
                 samples.append(sample)
             return task.task_specific_scores(scores, relevant, results, hf_split, hf_subset)
 
-        vars(watched)["task_specific_scores"] = noting
+        watched.task_specific_scores = noting  # type: ignore[attr-defined]
     return watched, samples
 
 
@@ -368,3 +401,127 @@ def _mean(result: TaskResult, metric: str | None) -> float | None:
     if metric is None or any(metric not in entry for entries in result.scores.values() for entry in entries):
         return None
     return float(result.get_score(getter=lambda entry: entry[metric]))
+
+
+def mteb_estimates(
+    scores: TaskScores, *, controls: Collection[str] = (), resamples: int = 1000, seed: int = 0
+) -> dict[str, Estimate]:
+    """Each variant's main score on a task with its 95% interval, and whether it is tied with the best.
+
+    What is resampled depends on what mteb tells: the pairs of STS and of pair classification, the test texts of
+    classification (with the training draws as they are), the queries of retrieval and reranking; else, the clusterings
+    or training draws, of which mteb makes a few: such an interval says how sure their mean is, and nothing of other
+    texts. The value itself is mteb's. Where a variant has nothing to resample, no variant has an interval, and none but
+    the best is tied.
+
+    Args:
+        scores: What every variant reached.
+        controls: Variants that are there to be beaten.
+        resamples: How many.
+        seed: Of the generator.
+    """
+    values = {variant: score.value for variant, score in scores.scores.items()}
+    if (items := scores.items) is None:
+        best = max((variant for variant in values if variant not in controls), key=values.__getitem__, default=None)
+        return {variant: Estimate(value, nan, nan, variant == best) for variant, value in values.items()}
+    found = bootstrap.estimate(items, controls=controls, resamples=resamples, seed=seed)
+    return {variant: replace(found[variant], value=value) for variant, value in values.items()}
+
+
+def mteb_columns(every: Sequence[Recipe], found: Sequence[TaskScores]) -> list[Scores]:
+    """mteb's main scores, after their mean where there are several; and the ReBA paper's metric where it is another.
+
+    The mean's interval resamples the tasks: it says how the mean would vary with other tasks of the same kind.
+    """
+    controls = {recipe.result for recipe in every if recipe.control}
+    columns = [
+        Scores(scores.task, mteb_estimates(scores, controls=controls & scores.scores.keys()), scores.items)
+        for scores in found
+    ]
+    if len(columns) > 1:
+        # A control whose data did not load for one of the tasks has no mean.
+        values = {
+            recipe.result: [column.estimates[recipe.result].value for column in columns]
+            for recipe in every
+            if all(recipe.result in column.estimates for column in columns)
+        }
+        note = f"The mean of the main scores of {len(columns)} tasks; the interval resamples the tasks."
+        mean = Measure("Mean of tasks", "main score x 100", note=note, unit="tasks")
+        columns.insert(0, estimated(mean, bootstrap.mean(values), controls))
+    for scores in found:
+        paper = {key: score.paper for key, score in scores.scores.items() if score.paper is not None}
+        if scores.paper_metric != scores.metric and paper:
+            name = f"{scores.task.name}, {scores.paper_metric}"
+            note = "The metric of the ReBA paper for this type of task."
+            column = Measure(name, f"{scores.paper_metric} x 100", note=note)
+            columns.append(Scores(column, {key: Estimate(value, nan, nan) for key, value in paper.items()}))
+    return columns
+
+
+def compare_tasks(
+    recipes: Recipes,
+    tasks: Sequence[str | AbsTask],
+    *,
+    model: str,
+    output: Path | None = None,
+    random: bool = True,
+) -> Comparison:
+    """Score every recipe on tasks of mteb, with mteb's own evaluation, and time it.
+
+    Args:
+        recipes: On one model.
+        tasks: As for :func:`st_reba.compare.mteb.tasks.resolve_tasks`.
+        model: The model's name in mteb's results.
+        output: As for :func:`run_tasks`.
+        random: As for :func:`st_reba.compare.compare`.
+
+    Returns:
+        The comparison; where there are several tasks their mean comes first. Tasks whose data cannot be loaded are
+        among ``skipped``.
+
+    Raises:
+        ValueError: If a task is unknown, or none could be run.
+    """
+    skipped: list[tuple[str, str]] = []
+    lengths: list[int] = []
+    sample: list[str] = []
+
+    def run(own: Recipes, tasks: Sequence[AbsTask]) -> list[TaskScores]:
+        def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
+            if own is recipes:
+                lengths.extend(own.lengths(texts))
+                # Evenly, as the longest come first.
+                sample.extend(texts[:: -(-len(texts) // _SAMPLE)])
+            return own.embed(texts, prompt)
+
+        return run_tasks(
+            tasks,
+            own.keys,
+            embed,
+            model=model,
+            revision=own.revisions(),
+            output=output,
+            batch_size=own.batch_size,
+            on_step=lambda what: own.on_progress(what, 0),
+            on_skip=lambda task, reason: skipped.append((task, reason)),
+        )
+
+    resolved = resolve_tasks(tasks)
+    found = run(recipes, resolved)
+    if not found:
+        raise ValueError(f"No task could be run. {' '.join(reason for _, reason in skipped)}")
+    every = recipes.all
+    scores = mteb_columns(every, found)
+    # Where all results were known from an earlier run, nothing was embedded.
+    seconds = seconds_of(recipes, sample or read_pairs(DEMO_PAIRS).texts())
+    if random:
+        named = answer(standing(every, scores, seconds))[1]
+        with recipes.on_random_weights(finalists(every, scores[0], named)) as untrained:
+            names = {own.task.name for own in found}
+            beside = run(untrained, [task for task in resolved if task.metadata.name in names])
+            every = every + untrained.all
+        # A task whose data do not load once more has no controls on random weights.
+        controls = {others.task.name: others.scores for others in beside}
+        found = [replace(own, scores=own.scores | controls.get(own.task.name, {})) for own in found]
+        scores = mteb_columns(every, found)
+    return replace(assemble(recipes, standing(every, scores, seconds), scores, skipped), lengths=lengths)

@@ -1,21 +1,20 @@
-"""What an mteb score is made of, item by item, so that it can be resampled."""
+"""What an mteb score is made of, item by item, and how sure that makes it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ...evaluation.bootstrap import Items, Kind, Splits
 from ...files import atomic_file
 
 if TYPE_CHECKING:
     from mteb import AbsTask, TaskResult
-
-Statistic = Literal["mean", "spearman", "pearson", "best_accuracy", "average_precision"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,32 @@ class Sample:
     split: str
     subset: str
     unit: Literal["pair", "text", "query", "experiment", "clustering"]
-    statistic: Statistic
+    statistic: Kind
     values: np.ndarray
     labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+def score_items(samples: Mapping[str, Sequence[Sample]]) -> Splits:
+    """The main score: the mean of the scores of all splits, each resampled by itself.
+
+    Args:
+        samples: By variant; each has the same splits, with the same items.
+    """
+    parts = []
+    for alike in zip(*samples.values(), strict=True):
+        values = {
+            variant: np.asarray(own.values, dtype=np.float64) for variant, own in zip(samples, alike, strict=True)
+        }
+        labels = alike[0].labels
+        if labels is None:
+            parts.append(Items("mean", values))
+        else:
+            classes = alike[0].statistic in ("average_precision", "best_accuracy")
+            parts.append(Items(alike[0].statistic, values, (labels == 1 if classes else labels).astype(np.float64)))
+    return Splits(parts)
 
 
 def write_samples(samples: list[Sample], path: Path) -> None:
@@ -127,13 +146,13 @@ def has_predictions(task: AbsTask) -> bool:
     return isinstance(task, abstasks.AbsTaskClassification) and metric == "accuracy" and not task.is_cross_validation
 
 
-_CORRELATIONS: dict[str, tuple[str, Statistic]] = {
+_CORRELATIONS: dict[str, tuple[str, Kind]] = {
     "spearman": ("similarity_scores", "spearman"),
     "pearson": ("similarity_scores", "pearson"),
     "cosine_spearman": ("cosine_scores", "spearman"),
     "cosine_pearson": ("cosine_scores", "pearson"),
 }
-_PAIR_STATISTICS: dict[str, Statistic] = {"accuracy": "best_accuracy", "ap": "average_precision"}
+_PAIR_STATISTICS: dict[str, Kind] = {"accuracy": "best_accuracy", "ap": "average_precision"}
 #: Score by prefix of the metric, with the sign that makes more mean closer.
 _PAIR_SCORES: dict[str, list[tuple[str, int]]] = {
     "similarity": [("similarity_scores", 1)],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ...evaluation.drawing import BLUE, GREY, GRID, INK, MUTED, ORANGE, PALE, SURFACE, printable
+from ...evaluation.tasks import Measure
 from ...optional import require
 from ...recipes.recipe import TF_IDF
-from ..results import Comparison, Measure, Result, best_of, has_number, pareto_front, rank
+from ..results import Comparison, Result, best_of, has_number, pareto_front, rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
 
 _MARKERS = "os^DvP"
 _ROW_HEIGHT = 17
-_NARROW = 500
 # Beside the plane of costs and scores there is room for so many names.
 _NAMED = 10
 
 
-def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
+def cost_figure(comparison: Comparison) -> Figure:
     """Cost against the first task's score, with intervals and the Pareto front; controls are levels to be beaten.
 
     Args:
         comparison: A recipe of it at least must have both a cost and a score.
-        width: Of the figure; below 500 it is laid out for a narrow screen.
     """
     task, choice = comparison.tasks[0], comparison.choice()
     timed = [
@@ -39,9 +37,9 @@ def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
     ]
     front = pareto_front(timed, task)
     poolings = list(dict.fromkeys(result.pooling for result in timed))
-    figure, axes = _axes(width, width * (0.62 if width > _NARROW else 1.15))
+    figure, axes = _axes(660, 410)
     axes.grid(color=GRID, linewidth=0.8)
-    _cost_axis(axes, timed, ticks=10 if width > _NARROW else 5)
+    _cost_axis(axes, timed)
     axes.set_ylabel(_quantity(task, named=True))
 
     levels = _levels(comparison, task)
@@ -53,12 +51,12 @@ def cost_figure(comparison: Comparison, width: float = 660) -> Figure:
     for result in timed:
         marker = _MARKERS[poolings.index(result.pooling) % len(_MARKERS)]
         _dot(axes, result, task, _colour(result, choice, task), marker, large=result is choice)
-    _key(figure, _cost_key(comparison, timed, poolings, front), columns=5 if width > _NARROW else 2)
+    _key(figure, _cost_key(comparison, timed, poolings, front), columns=5)
 
     # The most telling first: not all may be named.
     ahead = {result.name for result in front}
     timed.sort(key=lambda result: (result is not choice, result.name not in ahead, rank(result, task)))
-    _names_beside(axes, timed[: _NAMED - len(levels)], levels, choice, task, width=30 if width > _NARROW else 20)
+    _names_beside(axes, timed[: _NAMED - len(levels)], levels, choice, task)
     return figure
 
 
@@ -73,16 +71,15 @@ def _levels(comparison: Comparison, task: Measure) -> list[Result]:
     return list(strongest.values())
 
 
-def scores_figure(comparison: Comparison, task: Measure, rows: Sequence[Result], width: float = 440) -> Figure:
+def scores_figure(comparison: Comparison, task: Measure, rows: Sequence[Result]) -> Figure:
     """One task's scores as bars with intervals, beside chance and the best control.
 
     Args:
         comparison: What was found.
         task: One of its tasks.
         rows: Its results from top to bottom; one without a score keeps its place, so that figures can be compared.
-        width: Of the figure.
     """
-    figure, axes = _axes(width, _ROW_HEIGHT * len(rows) + 110)
+    figure, axes = _axes(440, _ROW_HEIGHT * len(rows) + 110)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_title(printable(task.name), loc="left", fontweight="bold")
     axes.set_xlabel(_quantity(task))
@@ -108,41 +105,6 @@ def scores_figure(comparison: Comparison, task: Measure, rows: Sequence[Result],
     return figure
 
 
-def lengths_figure(lengths: Sequence[int], width: float = 440) -> Figure:
-    """How many tokens the texts have.
-
-    Args:
-        lengths: Tokens of each text; at least one.
-        width: Of the figure.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = _axes(width, width * 0.62)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    first, last = min(lengths), max(lengths)
-    step = math.ceil((last - first + 1) / 40)
-    edges = [edge - 0.5 for edge in range(first, last + step + 1, step)]
-    axes.hist(lengths, bins=edges, color=BLUE, edgecolor=SURFACE, linewidth=0.8)
-    middle = median(lengths)
-    axes.axvline(middle, color=ORANGE, linewidth=1.5)
-    axes.margins(y=0.12)
-    ends_left = middle > (first + last) / 2
-    axes.annotate(
-        f"median {middle:g}",
-        (middle, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(-5 if ends_left else 5, -3),
-        textcoords="offset points",
-        horizontalalignment="right" if ends_left else "left",
-        verticalalignment="top",
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.set_xlabel("tokens of a text")
-    axes.set_ylabel("texts")
-    return figure
-
-
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     require("matplotlib.figure", "report", "Drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -158,7 +120,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _names_beside(
-    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Measure, width: int
+    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Measure
 ) -> None:
     """Names in a column to the right, in the order of their heights, each with a line to its point or level."""
     points: list[tuple[Result, tuple[float, float], Any]] = [
@@ -168,7 +130,7 @@ def _names_beside(
     points.sort(key=lambda point: point[1][1])
     for place, (result, point, coordinates) in enumerate(points):
         axes.annotate(
-            fill(printable(result.in_words) if result.control else _name(result), width),
+            fill(printable(result.in_words) if result.control else _name(result), 30),
             xy=point,
             xycoords=coordinates,
             xytext=(1.04, (place + 0.5) / len(points)),
@@ -184,7 +146,7 @@ def _names_beside(
         )  # fmt: skip
 
 
-def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
+def _cost_axis(axes: Axes, timed: Sequence[Result]) -> None:
     """From the cheapest to the dearest with room for labels, on a logarithmic scale if recipes lie far apart."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -194,12 +156,12 @@ def _cost_axis(axes: Axes, timed: Sequence[Result], ticks: int) -> None:
         margin = (high / low) ** 0.12
         axes.set_xscale("log")
         axes.set_xlim(low / margin, high * margin)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=2 * ticks))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=20))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         margin = 0.15 * (high - low) or 0.5
         axes.set_xlim(max(0, low - margin) or -0.04 * high, high + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}×"))
     axes.set_xlabel("time as a multiple of the classical embedding's")
 

@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...evaluation.drawing import DARK, drawable, drawing_style, freeze
+from ...evaluation.drawing import drawable, drawing_style, freeze
+from ...evaluation.tasks import Measure
 from ...files import atomic_directory
 from ...optional import require
-from ..results import TIED, Comparison, Measure, Result, best_of, has_number, measured, rank
-from .charts import cost_figure, lengths_figure, scores_figure
+from ..results import TIED, Comparison, Result, best_of, has_number, measured, rank
+from .charts import cost_figure, scores_figure
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,21 +61,12 @@ class ResultRow:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure as addresses that hold all of it, for a light and for a dark page."""
-
-    light: str
-    dark: str
-
-
-@dataclass(frozen=True)
 class Drawing:
-    """One figure: its file's stem, what it shows in words, and the figure, for narrow screens too if that differs."""
+    """One figure: its file's stem, what it shows in words, and an address that holds all of it."""
 
     name: str
     alt: str
-    wide: Picture
-    narrow: Picture | None = None
+    address: str
 
 
 def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
@@ -105,7 +97,6 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
         with drawing_style():
             drawings = {
                 "cost": list(_cost_drawing(comparison, scratch)),
-                "lengths": list(_lengths_drawing(comparison, scratch)),
                 "scores": list(_scores_drawings(comparison, scratch)),
             }
         page = _render(comparison, drawings)
@@ -259,7 +250,7 @@ def _cost_drawing(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
         f"Scatter plot of cost against {task.name} for every recipe, with the controls as lines. "
         f"{choice.name} reaches {task.show(choice.scores[task.name].value)}{at}. The table holds all the numbers."
     )
-    yield _draw(cost_figure(comparison), "cost", alt, directory, cost_figure(comparison, 380))
+    yield _draw(cost_figure(comparison), "cost", alt, directory)
 
 
 def _scores_drawings(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
@@ -278,34 +269,16 @@ def _scores_drawings(comparison: Comparison, directory: Path) -> Iterator[Drawin
         yield _draw(scores_figure(comparison, task, ordered), name, alt, directory)
 
 
-def _lengths_drawing(comparison: Comparison, directory: Path) -> Iterator[Drawing]:
-    lengths = comparison.lengths
-    if lengths:
-        alt = f"Histogram of the lengths of {len(lengths)} texts, from {min(lengths)} to {max(lengths)} tokens."
-        yield _draw(lengths_figure(lengths), "lengths", alt, directory)
-
-
-def _draw(figure: Figure, name: str, alt: str, directory: Path, narrow: Figure | None = None) -> Drawing:
+def _draw(figure: Figure, name: str, alt: str, directory: Path) -> Drawing:
     """The picture first: what the PNG's fonts lack, the browser's may have."""
     from matplotlib.text import Text
 
     freeze(figure)
-    wide = _picture(figure)
+    buffer = io.StringIO()
+    nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     for text in figure.findobj(Text):
         if isinstance(text, Text) and (shown := drawable(text.get_text())) != text.get_text():
             text.set_text(shown)
     figure.savefig(directory / f"{name}.png")
-    return Drawing(name, alt, wide, None if narrow is None else _picture(narrow))
-
-
-def _picture(figure: Figure) -> Picture:
-    buffer = io.StringIO()
-    nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    light = buffer.getvalue()
-    dark = re.sub("|".join(DARK), lambda found: DARK[found[0]], light)
-    return Picture(_address(light), _address(dark))
-
-
-def _address(svg: str) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    return Drawing(name, alt, f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from st_reba.compare.results import Comparison, Measure, Result
+from st_reba.compare.results import Comparison, Result
 from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.tasks import Measure
 from st_reba.recipes import Control
 
 _DEMO = """

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer
-from st_reba.compare import reader
-from st_reba.compare.kept import Kept
-from st_reba.compare.run import Recipes, compare
+from st_reba.compare import Recipes, TensorCache, compare
+from st_reba.compare.recipes import ModulePass, SweepPass
 from st_reba.data.tables import Pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.recipes import asked_for
@@ -32,7 +31,7 @@ WORDS = OddOneOutEvaluator(
 
 def found(path, directory, texts=None):
     asked = asked_for(["reba-2", "prompteol", "classical+whitened"], 2, MANY)
-    kept = None if directory is None else Kept(directory)
+    kept = None if directory is None else TensorCache(directory)
     recipes = Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept)
     made = compare(recipes, PAIRS if texts is None else texts, WORDS)
     # What is measured with a clock is never the same.
@@ -66,27 +65,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monke
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr(reader._Method, "embed", never)
-    monkeypatch.setattr(reader.RecipeSweep, "encode", never)
+    monkeypatch.setattr(ModulePass, "encode", never)
+    monkeypatch.setattr(SweepPass, "encode", never)
     assert found(shallow_path, tmp_path) == whole
-
-
-def test_what_depends_on_something_else_is_computed(tmp_path):
-    kept, made = Kept(tmp_path / "deep" / "kept"), []
-
-    def compute():
-        made.append(1)
-        return {"a": torch.full((2, 3), len(made)).t()}
-
-    assert kept.get(["model", ["text"]], compute)["a"].tolist() == [[1, 1]] * 3
-    assert kept.get(["model", ["text"]], compute)["a"].tolist() == [[1, 1]] * 3
-    assert kept.get(["another", ["text"]], compute)["a"].tolist() == [[2, 2]] * 3
-    assert kept.get(["model", ["texts"]], compute)["a"].tolist() == [[3, 3]] * 3
-    (first, *_) = kept.directory.glob("*.safetensors")
-    first.write_bytes(b"\x08\0\0\0")
-    assert len({tuple(map(tuple, kept.get(key, compute)["a"].tolist())) for key in (
-        ["model", ["text"]], ["another", ["text"]], ["model", ["texts"]])}) == 3  # fmt: skip
-    assert len(made) == 4
 
 
 def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tmp_path):
@@ -99,8 +80,8 @@ def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tm
         if change == "length":
             backbone.max_seq_length = 5
         batch_size = 3 if change == "batch" else 4
-        recipes = Recipes(backbone, asked_for(["classical"]), batch_size=batch_size, kept=Kept(tmp_path))
-        recipes.embed(TEXTS)
+        recipes = Recipes(backbone, asked_for(["classical"]), batch_size=batch_size, kept=TensorCache(tmp_path))
+        recipes.add(TEXTS)
         now = set(tmp_path.glob("*.safetensors"))
         # The bag, and the classical embedding.
         assert len(now - files) == 2, change

@@ -11,10 +11,10 @@ from scipy.stats import spearmanr
 from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import CausalTransformer, EchoModule
-from st_reba.compare.run import Recipes, compare
+from st_reba.compare import Recipes, compare
 from st_reba.compare.search import (
     LEAST_PAIRS,
-    Candidate,
+    PLAIN,
     candidates,
     rung_sizes,
     search,
@@ -22,13 +22,13 @@ from st_reba.compare.search import (
     split,
     with_selection,
 )
-from st_reba.compare.search.candidates import PLAIN
 from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
-from st_reba.recipes.rows import FILTERS
+from st_reba.recipes import Recipe
+from st_reba.recipes.rows import FILTERS, PARTS
 
-from ...conftest import examples
+from ..conftest import examples
 
 pytestmark = pytest.mark.usefixtures("timed_once")
 
@@ -111,7 +111,7 @@ def test_rungs(pairs, sizes):
 
 def test_candidates_are_all_combinations_and_all_different():
     every = candidates(32)
-    assert len(every) == len({candidate.recipe(["a"]).result for candidate in every})
+    assert len(every) == len({candidate.result for candidate in every})
     assert {candidate.layer for candidate in every} == {8, 12, 16, 20, 24, 28, 31, None}
     plain, under_a_change = (
         sum(len(row.own_poolings) for row in searched() if bool(row.unchanged) is changed) for changed in (False, True)
@@ -126,7 +126,7 @@ def test_candidates_are_all_combinations_and_all_different():
 
 def test_a_changed_recipe_is_read_at_its_end_and_can_be_built():
     """Under its own name: a bidirectional last layer under last pooling is what it is without."""
-    found = {candidate.recipe([]).result: candidate for candidate in changed() if not candidate.filter}
+    found = {candidate.result: candidate for candidate in changed() if not candidate.filter}
     anywhere = ("re-routed", "prepended", "before-mlp")
     echo = {f"Echo-2, {change}, {pooling}" for change in anywhere for pooling in ("mean", "last")}
     prompted = {f"Pretended CoT, {change}, last" for change in (*anywhere, "steered")}
@@ -139,34 +139,34 @@ def of_each_change():
     found = set()
     for one in changed():
         if not one.filter:
-            change = one.recipe([]).result.split(", ")[1]
-            yield pytest.param(one, id=one.recipe([]).result, marks=[pytest.mark.long] if change in found else [])
+            change = one.result.split(", ")[1]
+            yield pytest.param(one, id=one.result, marks=[pytest.mark.long] if change in found else [])
             found.add(change)
 
 
 @pytest.mark.parametrize("candidate", of_each_change())
 def test_a_changed_recipe_is_scored_as_the_ready_model(candidate, backbone, pairs, plain):
     found = search(backbone, pairs, every=[candidate])
-    ready = correlation(candidate.recipe([]).model(backbone), found.chosen_on)
+    ready = correlation(candidate.model(backbone), found.chosen_on)
     assert found.gain == pytest.approx(ready - plain, abs=1e-3)
 
 
 def test_a_filter_of_a_changed_recipe_is_fitted_on_what_it_chose_on(backbone, pairs, plain):
     """Of two readings, of which one is steered."""
     for row in ("echo-2", "pretended-cot"):
-        *_, candidate = (one for one in changed() if one.row.unchanged == row and one.filter == "whitened")
+        *_, candidate = (one for one in changed() if one.row.unchanged == row and one.part is PARTS["whitened"])
         found = search(backbone, pairs, every=[candidate])
-        ready = correlation(candidate.recipe(found.chosen_on.texts()).model(backbone), found.chosen_on)
+        ready = correlation(fitted(candidate, found.chosen_on).model(backbone), found.chosen_on)
         assert found.gain == pytest.approx(ready - plain, abs=1e-3)
 
 
 def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs, plain):
     """At the last but one layer and below it, without the final norm: what the ready model gives."""
     for candidate in (one for one in candidates(3) if one.row.name == "Knowledge" and not one.filter):
-        module = candidate.recipe([]).model(backbone)[0]
+        module = candidate.model(backbone)[0]
         assert (module.output_layer, module.final_norm) == (candidate.layer or 2, False)
         found = search(backbone, pairs, every=[candidate])
-        ready = correlation(candidate.recipe([]).model(backbone), found.chosen_on)
+        ready = correlation(candidate.model(backbone), found.chosen_on)
         assert found.gain == pytest.approx(ready - plain, abs=1e-3)
 
 
@@ -174,7 +174,11 @@ def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs, plain):
 def plain(backbone, pairs):
     """The score of the recipe without any choice, on the half to choose on."""
     chosen_on, _ = split(pairs)
-    return correlation(PLAIN.recipe([]).model(backbone), chosen_on)
+    return correlation(PLAIN.model(backbone), chosen_on)
+
+
+def fitted(candidate, data):
+    return dataclasses.replace(candidate, fit_texts=tuple(data.texts()))
 
 
 def correlation(model, pairs):
@@ -186,7 +190,7 @@ def test_a_score_is_that_of_the_recipe(backbone, pairs, found, plain):
     """Layers of one pass, poolings, and filters on top: as the ready model gives them."""
     chosen_on = found.chosen_on
     for candidate in found.finalists[:3]:
-        score = correlation(candidate.recipe(chosen_on.texts()).model(backbone), chosen_on)
+        score = correlation(fitted(candidate, chosen_on).model(backbone), chosen_on)
         again = search(backbone, pairs, every=[candidate])
         assert again.gain == pytest.approx(score - plain, abs=1e-3)
 
@@ -223,11 +227,11 @@ def test_what_is_held_out_is_never_read(backbone, pairs, monkeypatch):
 
 def test_what_a_model_cannot_run_is_left_out(backbone_path, pairs):
     model = CausalTransformer(backbone_path("llama"))
-    broken = dataclasses.replace(PLAIN.row, key="broken", module=_Refusing)
-    found = search(model, pairs, every=[PLAIN, Candidate(broken, None, "mean")])
+    broken = dataclasses.replace(PLAIN.row, key="broken", name="Broken", copies=None, module=_Refusing)
+    found = search(model, pairs, every=[PLAIN, Recipe(broken, "mean")])
     assert found.finalists == [PLAIN]
     with pytest.raises(ValueError, match="LlamaModel can run none of the recipes"):
-        search(model, pairs, every=[Candidate(broken, None, "mean")])
+        search(model, pairs, every=[Recipe(broken, "mean")])
 
 
 class _Refusing(EchoModule):
@@ -238,7 +242,7 @@ class _Refusing(EchoModule):
 def test_the_report_says_how_much_was_selection(backbone, pairs, found):
     recipes = Recipes(backbone, found.recipes())
     comparison = with_selection(found, compare(recipes, found.held_out, chosen=found.chosen))
-    chosen = found.finalists[0].recipe([]).result
+    chosen = found.finalists[0].result
     assert comparison.choice().name == comparison.chosen == found.chosen == chosen
     assert f"Chosen before these scores were known: {chosen}" in " ".join(comparison.verdict)
     assert f"chose {chosen}" in comparison.verdict[0]
@@ -264,8 +268,8 @@ def test_nothing_better_is_said(backbone, pairs):
 
 
 def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
-    filtered = next(each for each in few() if each.filter == "whitened")
-    model = filtered.recipe(found.chosen_on.texts()).model(backbone)
+    filtered = next(each for each in few() if each.part is PARTS["whitened"])
+    model = fitted(filtered, found.chosen_on).model(backbone)
     texts = found.held_out.texts()[:5]
     alone = torch.cat([model.encode([text], convert_to_tensor=True) for text in texts])
     assert torch.allclose(model.encode(texts, convert_to_tensor=True), alone, atol=1e-4)
@@ -285,10 +289,10 @@ def test_other_tasks(kind, backbone, pairs):
     found = search(backbone, data, every=every)
     assert set(found.chosen_on.items()) | set(found.held_out.items()) == set(data.items())
     assert not set(found.chosen_on.items()) & set(found.held_out.items())
-    evaluator = task_of(found.chosen_on).evaluator()
+    evaluator = task_of(found.chosen_on)
     scores = []
     for candidate in (found.finalists[0], PLAIN):
-        model = candidate.recipe([]).model(backbone)
+        model = candidate.model(backbone)
         model.prompts = dict(task_of(data).prompts)
         scores.append(evaluator(model)[evaluator.primary_metric])
     assert found.gain == pytest.approx(scores[0] - scores[1], abs=1e-3)

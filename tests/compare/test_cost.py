@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer
-from st_reba.compare import workload
-from st_reba.compare.precision import agreement, cosines, sampled
-from st_reba.compare.workload import Forecast, Workload, memory, speed
+from st_reba.compare import cost
+from st_reba.compare.cost import Forecast, agreement, cosines, memory, sampled, speed
+from st_reba.compare.recipes import tokens
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
 
@@ -28,7 +28,6 @@ def backbone(roomy_path):
 def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
     """Counted where they enter each layer."""
     module = find(name).build(backbone)
-    layers = depth(backbone.model)
     ran = []
 
     def note(layer, args, kwargs):
@@ -36,7 +35,6 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
         if type(layer).__name__ == "LlamaDecoderLayer":
             ran.append(states.shape[0] * states.shape[1])
 
-    made = Workload.of(module, layers)
     with torch.inference_mode():
         # What stands before all texts is run here, once.
         module(module.preprocess([TEXTS[0]]))
@@ -46,23 +44,25 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
         if type(part).__name__ == "LlamaDecoderLayer"
     ]
     try:
-        for text in TEXTS:
-            ran.clear()
-            with torch.inference_mode():
+        with torch.inference_mode():
+            for text in TEXTS:
                 module(module.preprocess([text]))
-            length = len(backbone.token_ids([text])[0])
-            assert made.tokens([length]) == pytest.approx(sum(ran) / layers, abs=2)
     finally:
         for hooked in hooks:
             hooked.remove()
+    assert tokens(module, TEXTS, backbone) == pytest.approx(sum(ran) / depth(backbone.model), rel=0.1)
 
 
 def test_the_input_embeddings_alone_run_nothing(backbone):
-    assert Workload.of(find("bag-of-input-embeddings").build(backbone), 3).tokens([10, 20]) == 0
+    assert tokens(find("bag-of-input-embeddings").build(backbone), TEXTS, backbone) == 0
 
 
-def test_long_texts_count_as_they_are_cut():
-    assert Workload(2, 5, 0.5, limit=10).tokens([4, 100]) == 0.5 * (2 * 4 + 5 + 2 * 10 + 5)
+def test_of_many_texts_some_are_counted(backbone):
+    module = find("echo-2").build(backbone)
+    many = [f"{text} {number}" for number in range(100) for text in TEXTS]
+    assert tokens(module, many, backbone) == pytest.approx(
+        sum(tokens(module, [text], backbone) for text in many), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_speed_is_measured_in_a_moment(backbone, monkeypatch, seconds, sizes):
             embedded.append(len(texts))
             clock[0] += seconds * len(texts)
 
-    monkeypatch.setattr(workload, "find", lambda name: SimpleNamespace(model=lambda backbone: Model()))
-    monkeypatch.setattr(workload, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(cost, "find", lambda name: SimpleNamespace(model=lambda backbone: Model()))
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert speed(backbone, [(3, f"text {number}") for number in range(20)], 8) == pytest.approx(3 / seconds)
     assert embedded == sizes
 

@@ -15,12 +15,9 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.compare import reader, timing
-from st_reba.compare.reader import RecipeReader
-from st_reba.compare.runner import Recipes
-from st_reba.compare.timing import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, timed_batches
+from st_reba.compare import Recipes, RecipeSweep, cost
+from st_reba.compare.cost import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, seconds_of, timed_batches
 from st_reba.data.demo import demo_sentences
-from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
@@ -70,6 +67,7 @@ def few(backbone):
 
 def test_every_recipe_as_it_is_alone(recipes, backbone):
     made, done = recipes
+    made.embed(TEXTS[:1])
     before = len(done)
     found = made.embed(TEXTS, "query: ")
     # One for each way to run the model.
@@ -137,13 +135,14 @@ def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
     texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
     asked = [recipe for recipe in default_recipes(1, texts) if recipe.filter and recipe.method == "Classical"]
     passes = []
-    for owner, name in ((reader.RecipeSweep, "encode"), (SentenceTransformer, "encode")):
+    for owner, name in ((RecipeSweep, "encode"), (SentenceTransformer, "encode")):
         encode = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda self, texts, *args, encode=encode, **kwargs:
             passes.append(len(texts)) or encode(self, texts, *args, **kwargs),
         )  # fmt: skip
     made = Recipes(backbone, asked)
+    assert passes == [], "nothing runs before it is asked for"
     assert not [key for key, _ in made.skipped if "filtered" not in key]
     assert len(made.all) > 10
     assert passes == [len(texts)] * 2
@@ -165,10 +164,10 @@ def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
     rounds = itertools.count()
     work = itertools.count(step=2)
     clocks = {"perf_counter": lambda: float(6 * next(rounds)), "process_time": lambda: float(next(work))}
-    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
     made, done = few
     before = len(done)
-    seconds = made.costs(TEXTS)
+    seconds = seconds_of(made, TEXTS)
     batches = len(timed_batches(TEXTS, made.batch_size))
     assert all(spent == pytest.approx(2 * batches / len(TEXTS)) for spent in seconds.values())
     # One before and one after the round; and two of the processor's for each batch of each.
@@ -181,14 +180,14 @@ def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
 def test_costs_are_of_what_is_trained(few):
     made, done = few
     before = len(done)
-    seconds = made.costs(TEXTS)
+    seconds = seconds_of(made, TEXTS)
     assert [what for what, _ in done[before:]] == ["Timing"] * TIMED_ROUNDS * len(seconds)
     assert set(seconds) == set(made.keys)
 
 
 def test_the_unit_is_timed_though_it_is_not_compared(backbone):
     made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.result == "ReBA-2, last"])
-    seconds = made.costs(TEXTS)
+    seconds = seconds_of(made, TEXTS)
     assert set(seconds) == {"Classical, mean", "Classical, last", "Bag of input embeddings, mean", "ReBA-2, last"}
     assert all(spent > 0 for spent in seconds.values())
 
@@ -197,7 +196,7 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
     """Of each batch the fastest round; on another device the clock is all there is."""
     now = {"clock": 0.0, "processor": 0.0}
     clocks = {"perf_counter": lambda: now["clock"], "process_time": lambda: now["processor"]}
-    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
     waits = itertools.cycle([4.0, 0.5])
 
     class Model:
@@ -206,26 +205,8 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
             now["clock"] += 0.1 * len(batch) + next(waits)
 
     batches = [["a", "b"]]
-    assert timing.costs({"a": Model()}, batches)["a"] == pytest.approx(0.1)
-    assert timing.costs({"a": Model()}, batches, on_cpu=False)["a"] == pytest.approx(0.35)
-
-
-def test_what_was_embedded_is_noted(backbone, token_ids):
-    made = Recipes(backbone, default_recipes()[:1])
-    made.embed(TEXTS[:2])
-    made.embed(TEXTS[2:] * 30)
-    assert made.lengths == [len(token_ids(text)) for text in [*TEXTS[:2], *TEXTS[2:] * 30]]
-    assert made.sample == [*TEXTS[:2], *TEXTS[2:] * 30]
-
-
-def test_the_sample_is_drawn_evenly(backbone):
-    """Evaluators give the longest texts first: what is timed must not be those alone."""
-    made = Recipes(backbone, default_recipes()[:1])
-    made.embed = lambda texts: Recipes._sample(made, texts) or made.lengths.extend([1] * len(texts))
-    for number in range(100):
-        made.embed([str(number)] * 50)
-    assert len(made.sample) == 1024
-    assert np.mean([int(text) for text in made.sample]) == pytest.approx(49.5, abs=4)
+    assert cost.costs({"a": Model()}, batches)["a"] == pytest.approx(0.1)
+    assert cost.costs({"a": Model()}, batches, on_cpu=False)["a"] == pytest.approx(0.35)
 
 
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=200), st.integers(1, 64))
@@ -240,20 +221,11 @@ def test_timed_batches(texts, batch_size):
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_what_is_timed_is_as_long_as_the_data(backbone, monkeypatch):
+def test_what_is_timed_is_as_long_as_the_data():
     """A few long texts among many short ones."""
     texts = [" ".join(["cat"] * (40 if number % 20 == 0 else 1 + number % 15)) for number in range(300)]
-    made = Recipes(backbone, default_recipes(1)[:1])
-    with EmbeddingStore(made.embed, batch_size=32) as store:
-        store.look_up("Classical, mean", texts)
-    timed = []
-    encode = SentenceTransformer.encode
-    monkeypatch.setattr(
-        SentenceTransformer, "encode", lambda self, batch, **kw: timed.append(list(batch)) or encode(self, batch, **kw)
-    )
-    made.costs(made.sample)
-    words = [len(text.split()) for batch in timed for text in batch]
-    assert np.mean(words) == pytest.approx(np.mean([len(text.split()) for text in set(texts)]), rel=0.25)
+    words = [len(text.split()) for batch in timed_batches(texts, 32) for text in batch]
+    assert np.mean(words) == pytest.approx(np.mean([len(text.split()) for text in texts]), rel=0.25)
     assert np.mean(words) < 20
 
 
@@ -275,14 +247,14 @@ def test_a_backbone_without_attention(backbone_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("no attention")
 
-    monkeypatch.setattr("st_reba.compare.reader.RecipeSweep", refuse)
+    monkeypatch.setattr("st_reba.compare.recipes.RecipeSweep", refuse)
     backbone = CausalTransformer(backbone_path())
     recipes = [recipe for recipe in default_recipes() if recipe.name in ("Classical", "Echo-2")]
-    reader = RecipeReader(backbone, recipes)
-    found = reader.embed(TEXTS)
+    made = Recipes(backbone, recipes, controls=False)
+    found = made.embed(TEXTS)
     for recipe in recipes:
         assert np.array_equal(found[recipe.result], recipe.model(backbone).encode(TEXTS, convert_to_tensor=True))
-    assert set(reader.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}
+    assert set(made.words(SENTENCES, WORDS)) == {"Classical", "Echo-2"}
 
 
 def test_setting_up_every_recipe_tries_each_backbone_out_a_few_times(tmp_path):

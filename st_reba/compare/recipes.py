@@ -1,0 +1,488 @@
+"""Recipes on one model: the passes that they come out of, their controls, and what they give for texts.
+
+A pass is one way in which texts run through the model. Recipes that differ only in the pooling, in what stands behind
+it, in the layer that is read or in the number of repetitions come out of one pass; each pass has one ``encode``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor, nn
+
+from ..data.demo import demo_sentences
+from ..evaluation.embedded import Embedded, TensorCache
+from ..files import is_full
+from ..lm.backbone import depth
+from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
+from ..modules import CausalModule, CausalTransformer, InputEmbeddings
+from ..modules.lm_head import head_blocks
+from ..modules.moments import Moments
+from ..reading.layers import LayerReader, reads_one_layer
+from ..reading.words import encode_words, find_words, pool_words
+from ..recipes import Recipe, Row, default_recipes
+from ..recipes.lookup import bags_of_input_embeddings
+from ..recipes.recipe import POOLINGS, random_model
+from ..text.templates import preset
+from .sweep import RecipeSweep
+
+#: Called with what was done, and to how many tokens.
+OnTokens = Callable[[str, float], None]
+#: From texts, their prompt and how many run at a time to what each reading gives, (B, D) float32 on the CPU.
+Vectors = dict[str, Tensor]
+
+# Texts that stand for others where tokens are counted.
+_COUNTED = 64
+# Batches of a file in the cache: what a killed run loses, at most, of each pass.
+_BATCHES = 8
+# Texts that filters are fitted on are embedded so many at a time, in their order: as `embedding_moments` does, so that
+# what is fitted here and what is fitted there are equal to the bit where the embeddings are.
+_FITTED = 1024
+
+
+class RecipePass(Protocol):
+    """One way in which texts run through the model.
+
+    Attributes:
+        recipes: What comes out of it.
+        module: What runs the model, as far as tokens are counted.
+        settings: What tells its vectors from those of any other pass on the same model.
+        words: Names of the recipes that have word embeddings, and their methods.
+    """
+
+    recipes: list[Recipe]
+    module: CausalModule
+    settings: list[Any]
+    words: dict[str, str]
+
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
+
+
+def reading(recipe: Recipe) -> str:
+    """What tells a recipe's vectors from others of the same pass, before its filter."""
+    return f"{recipe.method}|{recipe.pooling}"
+
+
+class ModulePass:
+    """One module, whose tokens are pooled in every way."""
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+        # One that is made for the last token alone may hand on no others.
+        widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
+        self.recipes = recipes
+        self.module = widest.build(backbone)
+        self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
+        parts = widest.pipeline(self.module, tuple(POOLINGS[pooling] for pooling in self.poolings))
+        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+        weights = widest.fit_texts if widest.part is not None and widest.part.weighs_tokens else None
+        self.settings = [type(self.module).__name__, self.module.get_config_dict(), self.poolings, weights]
+        every_row = getattr(self.module, "rows", "all") == "all"
+        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and every_row}
+
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        vectors = self.model.encode(
+            list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+        )
+        by_pooling = zip(self.poolings, vectors.float().cpu().chunk(len(self.poolings), dim=1), strict=True)
+        return {f"{self.recipes[0].method}|{pooling}": own for pooling, own in by_pooling}
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
+        return {method: torch.from_numpy(vectors) for method in self.words.values()}
+
+
+class LayerPass:
+    """One module, read after several layers, whose tokens are pooled in every way."""
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+        row = recipes[0].row
+        self.recipes = recipes
+        # All layers of the whole model, also those above the recipe's own end.
+        self.module = row.build(backbone, layer=-1)
+        self.poolings = list(row.own_poolings)
+        modes = tuple(POOLINGS[pooling] for pooling in self.poolings)
+        parts = [self.module, Pooling(self.module.get_embedding_dimension(), modes)]
+        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+        self.reader = LayerReader(self.model)
+        self.last = self.reader.count + end(row)
+        self.settings = ["layers", type(self.module).__name__, self.module.get_config_dict(), self.poolings]
+        whole = end(row) == -1
+        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and whole}
+
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+        found = torch.cat([self.reader.embeddings(batch, prompt).float() for batch in batches], dim=1)
+        pooled = dict(zip(self.poolings, found.chunk(len(self.poolings), dim=2), strict=True))
+        return {
+            reading(recipe): pooled[recipe.pooling][self.last if recipe.layer is None else recipe.layer]
+            for recipe in self.recipes
+        }
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
+        return {method: torch.from_numpy(vectors) for method in self.words.values()}
+
+
+class SweepPass:
+    """All repetitions: see :class:`RecipeSweep`."""
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+        poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
+        self.recipes = recipes
+        self.sweep = RecipeSweep(backbone, max(recipe.copies or 1 for recipe in recipes), poolings)
+        self.module = self.sweep.module(self.sweep.recipes[-1])
+        self.settings = ["sweep", self.sweep.recipes, self.sweep.poolings]
+        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words}
+
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        found = self.sweep.encode(texts, prompt, batch_size)
+        return {reading(recipe): found[recipe.method, POOLINGS[recipe.pooling]] for recipe in self.recipes}
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        # Each recipe truncates a long sentence in its own way.
+        places = {name: find_words(self.sweep.module(name), sentences, words) for name in self.sweep.recipes}
+        vectors: dict[str, list[Tensor]] = {name: [] for name in self.sweep.recipes}
+        for number, readings in enumerate(self.sweep.token_embeddings(sentences, batch_size=batch_size)):
+            for name, own in vectors.items():
+                own.append(pool_words([readings[name]], [places[name][number]])[0])
+        return {name: torch.stack(own) for name, own in vectors.items()}
+
+
+def gives_every_layer(row: Row) -> bool:
+    """Whether one pass gives what is read after each layer; a change is one of the model that ends there."""
+    return reads_one_layer(row.module) and not row.unchanged
+
+
+def end(row: Row) -> int:
+    """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
+    return int(preset(row.settings.get("template", "{text}")).output_layer or -1)
+
+
+def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
+    """The passes that recipes come out of; and the recipes that this backbone cannot run, and why."""
+    layers: dict[str, set[int | None]] = {}
+    for recipe in recipes:
+        layers.setdefault(recipe.row.key, set()).add(recipe.layer)
+    groups: dict[Any, list[Recipe]] = {}
+    for recipe in recipes:
+        weights = recipe.fit_texts if recipe.part is not None and recipe.part.weighs_tokens else None
+        if weights is None and len(layers[recipe.row.key]) > 1 and gives_every_layer(recipe.row):
+            groups.setdefault((LayerPass, recipe.row.key), []).append(recipe)
+        else:
+            how = SweepPass if recipe.copies is not None else ModulePass
+            key = () if how is SweepPass else (recipe.method, weights)
+            groups.setdefault((how, key), []).append(recipe)
+    passes: list[RecipePass] = []
+    skipped: list[tuple[Recipe, str]] = []
+    while groups:
+        (how, key), group = next(iter(groups.items()))
+        del groups[how, key]
+        try:
+            passes.append(how(backbone, group))
+        except ValueError as error:
+            if how is SweepPass:
+                # A backbone without attention to see: what needs none runs on its own.
+                for recipe in group:
+                    groups.setdefault((ModulePass, (recipe.method, None)), []).append(recipe)
+            else:
+                skipped += [(recipe, str(error)) for recipe in group]
+    return passes, skipped
+
+
+def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
+    """How many tokens texts are as a module lays them out; one that runs through half of the layers is half a token.
+
+    Args:
+        module: On any backbone.
+        texts: Some of them, evenly drawn, are laid out.
+        backbone: The whole model.
+    """
+    if isinstance(module, InputEmbeddings) or not texts:
+        return 0.0
+    sample = list(texts[:: -(-len(texts) // _COUNTED)])
+    layout = module.lay_out(sample)
+    # What stands before all texts is run once.
+    kept = sum(map(len, module.prefixes_of(layout, module.rows_per_text) or ()))
+    share = depth(module.model) / depth(backbone.model)
+    return share * len(texts) * (int(layout.attention_mask.sum()) / len(sample) - kept)
+
+
+class Recipes:
+    """Recipes on one model, and the controls that cost next to nothing: bags of its input embeddings.
+
+    Nothing runs before it is asked for; what stands behind poolings is fitted then, for all recipes on one pass.
+
+    Args:
+        backbone: The loaded model; every recipe shares its weights.
+        recipes: What to compare; :func:`st_reba.recipes.default_recipes` if None.
+        batch_size: Texts at a time.
+        controls: Whether the bags are among them.
+        on_progress: Called when something has been done, with what it was and how many tokens.
+        kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
+
+    Attributes:
+        passes: What the recipes come out of.
+        cache: ``kept``, or a temporary one.
+    """
+
+    def __init__(
+        self,
+        backbone: CausalModule,
+        recipes: Sequence[Recipe] | None = None,
+        *,
+        batch_size: int = 32,
+        controls: bool = True,
+        on_progress: OnTokens = lambda what, tokens: None,
+        kept: TensorCache | None = None,
+    ) -> None:
+        asked = [
+            replace(recipe, fit_texts=tuple(demo_sentences())) if recipe.fitted and not recipe.fit_texts else recipe
+            for recipe in (default_recipes() if recipes is None else recipes)
+        ]
+        self.backbone = backbone
+        self.batch_size = batch_size
+        self.with_controls = controls
+        self.on_progress = on_progress
+        self.kept = kept
+        self.cache = TensorCache() if kept is None else kept
+        self.asked = [*(bags_of_input_embeddings(asked) if controls else []), *asked]
+        self.passes, self._refused = passes_of(backbone, self.asked)
+        self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
+
+    @property
+    def all(self) -> list[Recipe]:
+        """The recipes that this backbone can run, controls among them."""
+        left_out = {key for key, _ in self.skipped}
+        return [recipe for recipe in self.asked if recipe.result not in left_out]
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The others, by the names of their results, and why."""
+        return [(recipe.result, reason) for recipe, reason in [*self._refused, *self._fitted[1]]]
+
+    @property
+    def keys(self) -> list[str]:
+        """Name and pooling of each."""
+        return [recipe.result for recipe in self.all]
+
+    @property
+    def controls(self) -> list[str]:
+        """The results of those that are there to be beaten, by name."""
+        return [recipe.result for recipe in self.all if recipe.control]
+
+    # What they give
+
+    def add(self, texts: Sequence[str], prompt: str | None = None) -> None:
+        """Embed texts, those that have not been yet, with all recipes: :meth:`vectors` looks them up."""
+        self._embedded.add(texts, prompt)
+
+    def vectors(self, key: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """What the recipe of this result gives for B texts behind a prompt, (B, D), float32, on the CPU."""
+        return self._filtered(key, self._embedded.of(key, texts, prompt))
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
+        """What every recipe gives for these texts in one go, by the results' names, each (B, D); nothing is kept."""
+        pooled = self._pooled([list(texts)], prompt, self.all, kept=False)
+        return {key: self._filtered(key, pooled[key]) for key in self.keys}
+
+    def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
+        """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
+        found: Vectors = {}
+        for run in self.passes:
+            if run.words:
+                of = ["words", list(sentences), list(words)]
+                own = self._computed(run, of, partial(run.encode_words, sentences, words, self.batch_size))
+                found |= {name: own[method] for name, method in run.words.items()}
+                self.on_progress("Words", tokens(run.module, sentences, self.backbone))
+        return found
+
+    def model(self, key: str) -> SentenceTransformer:
+        """One of the recipes as a ready model."""
+        recipe = next(recipe for recipe in self.all if recipe.result == key)
+        pooled = recipe.model(self.backbone, filtered=False)
+        if recipe.filter is None:
+            return pooled
+        modules = [*pooled.children(), self._fitted[0][key]]
+        return SentenceTransformer(modules=modules, device=str(self.backbone.model.device))
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text."""
+        return [len(ids) for ids in self.backbone.token_ids(texts)]
+
+    def revisions(self) -> dict[str, str]:
+        """By key, what tells what a recipe makes of a text from what any other would: all that its vectors depend on.
+
+        That is the language model, the module and its settings, the pooling, and, where something stands around that,
+        the texts that it is fitted on, or the head that it is computed from.
+        """
+        found = {}
+        for recipe in self.all:
+            module = recipe.build(self.backbone)
+            settings = [self._fingerprint, type(module).__name__, module.get_config_dict(), recipe.pooling]
+            if (part := recipe.part) is not None:
+                head = () if part.fitted else fingerprint_of_weight("head", head_blocks(self.backbone))
+                settings += [part.name, part.settings(module.shares), recipe.fit_texts if part.fitted else head]
+            found[recipe.result] = fingerprint_of(*settings)
+        return found
+
+    @contextmanager
+    def on_random_weights(self, keys: Collection[str]) -> Iterator[Recipes]:
+        """Some of the recipes, and the bags, on weights that were never trained: controls.
+
+        Memory may have no room for two models: the trained weights lie on the disk meanwhile, and are back at the end.
+
+        Args:
+            keys: Of the recipes.
+        """
+        untrained = CausalTransformer(self.backbone)
+        chosen = [recipe.on_random_weights() for recipe in self.all if recipe.bag or recipe.result in keys]
+        with set_aside(self.backbone.model):
+            untrained.model = random_model(self.backbone.model)
+            yield Recipes(
+                untrained,
+                chosen,
+                batch_size=self.batch_size,
+                controls=False,
+                on_progress=self.on_progress,
+                kept=self.cache,
+            )
+
+    # How
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.backbone.model, self.backbone.tokenizer, self.backbone.max_seq_length)
+
+    def _computed(self, run: RecipePass, of: Sequence[Any], compute: Callable[[], Mapping[str, Tensor]]) -> Vectors:
+        readings = sorted(set(map(reading, run.recipes)))
+        return self.cache.get([self._fingerprint, self.batch_size, run.settings, readings, *of], compute)
+
+    def _in_batches(self, texts: Sequence[str], prompt: str | None) -> Vectors:
+        starts = range(0, len(texts), self.batch_size)
+        return self._pooled([list(texts[start : start + self.batch_size]) for start in starts], prompt, self.all)
+
+    def _pooled(
+        self,
+        batches: list[list[str]],
+        prompt: str | None,
+        recipes: Sequence[Recipe],
+        what: str = "Embedding",
+        kept: bool = True,
+    ) -> Vectors:
+        """What these recipes give before their filters, by the results' names, each (B, D)."""
+        keys = {recipe.result for recipe in recipes}
+        texts = [text for batch in batches for text in batch]
+        found: Vectors = {}
+        for run in self.passes:
+            if own := [recipe for recipe in run.recipes if recipe.result in keys]:
+                compute = partial(self._encoded, run, batches, prompt)
+                vectors = self._computed(run, [batches, prompt], compute) if kept else compute()
+                found |= {recipe.result: vectors[reading(recipe)] for recipe in own}
+                self.on_progress(what, tokens(run.module, texts, self.backbone))
+        return found
+
+    def _encoded(self, run: RecipePass, batches: Sequence[list[str]], prompt: str | None) -> Vectors:
+        parts = [run.encode(batch, prompt, self.batch_size) for batch in batches]
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    @torch.inference_mode()
+    def _filtered(self, key: str, vectors: Tensor) -> Tensor:
+        module = self._fitted[0].get(key)
+        if module is None:
+            return vectors
+        found: Tensor = module({"sentence_embedding": vectors.to(self.backbone.model.device)})["sentence_embedding"]
+        return found.cpu()
+
+    @cached_property
+    def _fitted(self) -> tuple[dict[str, nn.Module], list[tuple[Recipe, str]]]:
+        """What stands behind the poolings, by the results' names; and the recipes for which it cannot be made."""
+        modules: dict[str, nn.Module] = {}
+        skipped: list[tuple[Recipe, str]] = []
+        moments: dict[tuple[Any, ...], Moments | ValueError] = {}
+        runs = {recipe.result: (run, recipe) for run in self.passes for recipe in run.recipes if recipe.filter}
+        for texts in dict.fromkeys(recipe.fitted_on for _, recipe in runs.values()):
+            fitted = [each for each in runs.values() if each[1].fitted_on == texts and each[1].fitted]
+            self._add_moments(moments, texts, fitted)
+        head: nn.Module | None = None
+        for recipe in self.asked:
+            if recipe.result not in runs or recipe.filter is None:
+                continue
+            run = runs[recipe.result][0]
+            try:
+                if not recipe.filter.fitted:
+                    # The same for all, and on a large model not cheap.
+                    head = head or recipe.filter.made(recipe.model(self.backbone, filtered=False), ())
+                    modules[recipe.result] = head
+                    continue
+                own = moments.get((id(run), reading(recipe), recipe.fitted_on))
+                if not isinstance(own, Moments):
+                    raise own or ValueError("No texts were given to fit it on.")
+                modules[recipe.result] = recipe.filter.from_moments(own, recipe.build(self.backbone).shares)
+            except ValueError as error:
+                skipped.append((recipe, str(error)))
+        return modules, skipped
+
+    def _add_moments(
+        self,
+        moments: dict[tuple[Any, ...], Moments | ValueError],
+        texts: tuple[str, ...],
+        fitted: Sequence[tuple[RecipePass, Recipe]],
+    ) -> None:
+        """Mean and covariance of what these recipes give these texts before their filters; or why there are none."""
+        keys = {recipe.result: (id(run), reading(recipe), texts) for run, recipe in fitted}
+        whole = {keys[recipe.result] for _, recipe in fitted if recipe.filter and recipe.filter.needs_covariance}
+        one_each = {key: result for result, key in keys.items()}
+        for start in range(0, len(texts), _FITTED):
+            part = list(texts[start : start + _FITTED])
+            found = self._pooled([part], None, [recipe for _, recipe in fitted], "Fitting")
+            for key, result in one_each.items():
+                vectors = found[result]
+                own = moments.setdefault(key, Moments(vectors.shape[1], covariance=key in whole))
+                try:
+                    if isinstance(own, Moments):
+                        # Texts without tokens, which are embedded as zero vectors, do not count.
+                        own.add(vectors[vectors.any(dim=1)])
+                except ValueError as error:
+                    moments[key] = error
+
+
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Take a model's weights out of memory, and put them back at the end, to the bit.
+
+    Whatever shares its parameters lacks them as well, and is not to be run meanwhile. Parameters of a type of their
+    own, as those of quantised models, stay where they are; and so do all where the disk has no room.
+
+    Args:
+        model: On any devices.
+    """
+    plain = [parameter for parameter in model.parameters() if type(parameter) is nn.Parameter]
+    with tempfile.TemporaryDirectory(prefix="st-reba-") as directory:
+        path = Path(directory) / "weights.pt"
+        try:
+            torch.save([parameter.data for parameter in plain], path)
+        # torch has an error of its own for a full disk.
+        except (OSError, RuntimeError) as error:
+            if not is_full(error):
+                raise
+            plain = []
+        for parameter in plain:
+            parameter.data = parameter.data.new_empty(0)
+        try:
+            yield
+        finally:
+            for parameter, weights in zip(plain, torch.load(path) if plain else [], strict=True):
+                parameter.data = weights

@@ -1,0 +1,153 @@
+"""Texts as several variants of one model embed them: each is embedded once, and looked up from then on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from ..files import NoRoomError, atomic_file, remove_scratch
+from ..lm.fingerprint import fingerprint_of
+
+#: Embeds B texts with a prompt (or None) in every variant at once: ``{variant: (B, D)}``. Variants may differ in D.
+Embed = Callable[[Sequence[str], str | None], Mapping[str, Tensor]]
+
+
+class TensorCache:
+    """Tensors in files, each named by a digest of all that it was computed from: what is there is not computed again.
+
+    A file is there wholly or not at all, so that a run that was killed and goes on gives what it would have given. What
+    is read is mapped from the file: the operating system keeps it in memory as far as there is room.
+
+    Args:
+        directory: Where the files lie; made if it is not there. None: a temporary folder, which is gone with the cache.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="st-reba-")
+        self.directory = Path(self._temporary.name if self._temporary else str(directory))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remove_scratch(self.directory)
+
+    def get(self, computed_from: Any, compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors, computed if they are not there.
+
+        Args:
+            computed_from: All that they depend on, as JSON or ``str`` can write it down.
+            compute: Gives them by name.
+
+        Raises:
+            NoRoomError: If the disk is full.
+        """
+        path = self.directory / f"{fingerprint_of(computed_from)}.safetensors"
+        if path.is_file():
+            try:
+                return load_file(path)
+            except SafetensorError:
+                path.unlink()
+        found = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+        try:
+            with atomic_file(path) as stream:
+                stream.write(save(found))
+        except NoRoomError as error:
+            if self._temporary is None:
+                raise
+            raise NoRoomError(
+                f"{self.directory}: the disk is full. Embeddings lie there while they are scored: make room, or set "
+                "TMPDIR to a directory with more."
+            ) from error
+        return load_file(path)
+
+
+class Embedded:
+    """The embeddings of texts in every variant, from the one time each text was embedded.
+
+    Args:
+        embed: Is asked once for each text behind its prompt. Where corpora are large, what it gives should be mapped
+            from files, as :class:`TensorCache` gives it.
+        chunk: Texts at a time, at most; neighbours in length, the longest first, so that little is padding. None: all
+            that are asked for together.
+    """
+
+    def __init__(self, embed: Embed, chunk: int | None = None) -> None:
+        self.embed = embed
+        self.chunk = chunk
+        self._chunks: list[Mapping[str, Tensor]] = []
+        self._places: dict[tuple[str | None, str], tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, texts: Sequence[str], prompt: str | None = None) -> None:
+        """Embed those of the texts that have not been embedded yet, in all variants."""
+        missing = [text for text in dict.fromkeys(texts) if (prompt, text) not in self._places]
+        missing.sort(key=len, reverse=True)
+        size = self.chunk or len(missing)
+        for start in range(0, len(missing), size or 1):
+            part = missing[start : start + size]
+            self._chunks.append(self.embed(part, prompt))
+            self._places.update({(prompt, text): (len(self._chunks) - 1, row) for row, text in enumerate(part)})
+
+    def of(self, variant: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """The embeddings of B texts in one variant, (B, D), on the CPU; those that were not added are first.
+
+        Raises:
+            KeyError: If ``embed`` does not give this variant.
+        """
+        self.add(texts, prompt)
+        if variant not in self._chunks[0]:
+            raise KeyError(f"There is no variant {variant!r}; there are {sorted(self._chunks[0])}.")
+        places = [self._places[prompt, text] for text in texts]
+        return torch.stack([self._chunks[chunk][variant][row] for chunk, row in places])
+
+    def forget(self) -> None:
+        """Drop every embedding: the texts that come now are others."""
+        self._chunks.clear()
+        self._places.clear()
+
+
+class Lookup(nn.Module):
+    """Stands for a whole pipeline in one variant: a text's embedding is looked up.
+
+    Args:
+        embedded: Knows the embeddings.
+        variant: Which of them to give.
+    """
+
+    modalities = ("text",)
+
+    def __init__(self, embedded: Embedded, variant: str) -> None:
+        super().__init__()
+        self.embedded = embedded
+        self.variant = variant
+
+    def preprocess(self, texts: Sequence[str], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
+        """Hands the texts on. ``task`` is ST's, as elsewhere."""
+        return {"texts": texts, "prompt": prompt or None}
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {"sentence_embedding": self.embedded.of(self.variant, features["texts"], features["prompt"])}
+
+
+def stand_in(embedded: Embedded, variant: str, like: Any = None) -> SentenceTransformer:
+    """A model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up.
+
+    Args:
+        embedded: Knows the embeddings.
+        variant: Which of them to give.
+        like: A ``SentenceTransformer`` whose prompts, similarity and truncation it takes over; ST's defaults if None.
+    """
+    return SentenceTransformer(modules=[Lookup(embedded, variant)], device="cpu", **adopted_settings(like))
+
+
+def adopted_settings(like: Any) -> dict[str, Any]:
+    """What a stand-in takes over from a ``SentenceTransformer``, by name; nothing from None."""
+    names = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+    return {} if like is None else {name: getattr(like, name) for name in names}
