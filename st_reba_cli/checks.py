@@ -15,6 +15,8 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
+from .options import STAND_IN
+
 #: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the rows of the recipes.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
@@ -74,12 +76,14 @@ def check_source(source: str | None) -> None:
 
 
 def check_model(model: str) -> None:
-    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id.
+    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id, nor the stand-in.
 
     Raises:
         ValueError: If it is another file, or a directory without a model, or can only be a path and nothing is there.
     """
     path = Path(model)
+    if model == STAND_IN:
+        return
     if path.is_file():
         if path.suffix.lower() != ".gguf" and _beginning(path, 4) != b"GGUF":
             raise ValueError(f"The model {model} is a file: give the directory that it lies in.")

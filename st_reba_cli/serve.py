@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from . import options
 from .checks import check_model
-from .common import DeviceOption, Dtype, DtypeOption, command
+from .printing import console, notes
 
 MIB = 2**20
 
 
-@command("serve")
-def serve_command(
+def serve(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", help="A SentenceTransformer, for embeddings: a directory or a Hub id."),
@@ -54,8 +58,8 @@ def serve_command(
     rerank_revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the CrossEncoder on the Hub.")
     ] = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """A model behind OpenAI's /v1/embeddings, /rerank, /health and /metrics. SIGTERM finishes what it has."""
     if model is None and rerank is None:
@@ -66,10 +70,67 @@ def serve_command(
     for given in (model, rerank):
         if given is not None:
             check_model(given)
-    if api_key is not None and not all(key.strip() for key in api_key.split(",")):
+    keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
+    if not all(keys):
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+    if not all(key.isascii() and key.isprintable() for key in keys):
         raise ValueError(
             "An API key (--api-key, ST_REBA_API_KEY) has other characters than printable ASCII, and clients send those "
             "in different ways: give a key of letters, digits and marks."
         )
+
+    from sentence_transformers.util import get_device_name
+
+    from st_reba.encoding import Encoder
+    from st_reba.optional import require
+
+    from .load import encoder_fastest, placement, quiet, usable
+
+    context.with_resource(quiet())
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, "serve", "Serving")
+
+    from st_reba.serving.app import Server
+    from st_reba.serving.limits import Limits
+    from st_reba.serving.models import Embedder, check_kind, load_reranker
+    from st_reba.serving.running import bound, url_of
+    from st_reba.serving.running import serve as answer_requests
+
+    with bound(host, port) as own:
+        limits = Limits(
+            body_bytes=max_body * MIB,
+            inputs=max_inputs,
+            batch_tokens=batch_tokens,
+            batch_texts=batch_size,
+            queue_tokens=queue_tokens,
+            truncate=truncate,
+        )
+        embedder = reranker = None
+        if model is not None:
+            with usable(model, device):
+                check_kind(model, revision, "SentenceTransformer")
+                where = device or get_device_name()
+                encoder, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+                embedder = Embedder(name or _last_part(model), loaded or encoder.pinned().load(where), truncate)
+        if rerank is not None:
+            with usable(rerank, device):
+                # The probabilities of a ranking are as good as equal for many texts: it has the model's precision.
+                where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
+                called = rerank_name or _last_part(rerank)
+                reranker = load_reranker(called, rerank, rerank_revision, where, precision, truncate)
+        server, url = Server(embedder, reranker, limits, keys), url_of(own)
+        if not keys and not ipaddress.ip_address(own.getsockname()[0]).is_loopback:
+            said = f" {host} is open to other machines, and there is no --api-key."
+            notes.print(Text.assemble(("Note:", "yellow"), said), soft_wrap=True)
+
+        def tell() -> None:
+            console.print(f"{', '.join(server.models)} at {url}", soft_wrap=True)
+            if embedder is not None:
+                console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
+
+        answer_requests(server, own, started=tell)
+    console.print("Stopped; every request was answered.")
+
+
+def _last_part(model: str) -> str:
+    return Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from . import options
 from .checks import check_model
-from .common import DeviceOption, Dtype, DtypeOption, command
+from .printing import console
 
 
-class FormName(StrEnum):
-    auto = "auto"
-    openai = "openai"
-    tei = "tei"
-
-
-@command("verify")
-def verify_command(
+def verify(
+    context: typer.Context,
     url: Annotated[
         str,
         typer.Argument(metavar="URL", help="A server: its root, or its path (.../v1, .../v1/embeddings, .../embed)."),
@@ -30,8 +24,9 @@ def verify_command(
         str | None, typer.Option(help="What the server calls the model. Default: the first of its /v1/models.")
     ] = None,
     form: Annotated[
-        FormName, typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; by the URL, or whichever is there.")
-    ] = FormName.auto,
+        Literal["auto", "openai", "tei"],
+        typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; by the URL, or whichever is there."),
+    ] = "auto",
     prompt_name: Annotated[
         str | None, typer.Option(help="Which of the model's prompts the server should put before texts.")
     ] = None,
@@ -49,11 +44,41 @@ def verify_command(
         str | None, typer.Option(envvar="ST_REBA_API_KEY", show_envvar=True, help="That the server asks for.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.", min=0.1)] = 60.0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """Any server beside the saved model, with the reason if they differ. Exits with 1 then."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
     check_model(model)
+
+    from rich.table import Table
+    from sentence_transformers.util import get_device_name
+
+    from st_reba.encoding import Encoder
+    from st_reba.serving.verify import Endpoint
+    from st_reba.serving.verify import verify as verified
+
+    from .load import encoder_fastest, quiet, usable
+
+    context.with_resource(quiet())
+    # Before the model is loaded: it takes longer.
+    endpoint = Endpoint(url, served_name, form, api_key, timeout)
+    with usable(model, device):
+        where = device or get_device_name()
+        given, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+        own = loaded or given.pinned().load(where)
+        seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
+    gives = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
+    console.print(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}", soft_wrap=True)
+    for cause in () if seen.equal else seen.causes:
+        console.print(f"- {cause}", soft_wrap=True)
+    table = Table("text", "tokens", "apart", box=None)
+    for row in seen.rows:
+        apart = "refused" if row.distance is None else f"{row.distance:.1e}"
+        table.add_row(row.probe.name, str(row.probe.tokens), apart)
+    console.print(table)
+    console.print(f"Allowed are {seen.tolerance:g}, of two vectors of length 1.")
+    if not seen.equal:
+        raise typer.Exit(1)

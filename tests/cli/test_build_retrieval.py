@@ -6,13 +6,13 @@ import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 
 from ..backbones import DEMO_MODEL
-from .test_commands import run
+from .test_commands import typed
 
 TEXTS = ["A dog chases a cat.", "It rains in the mountains."]
 
 
 def build(out, *options, expect=0):
-    return run("build", "--model", DEMO_MODEL, "--out", out, "--dtype", "float32", *options, expect=expect)
+    return typed("build", "--model", DEMO_MODEL, "--out", out, "--dtype", "float32", *options, expect=expect)
 
 
 def test_sparse(tmp_path):

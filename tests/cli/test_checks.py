@@ -130,7 +130,7 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
         except RepositoryNotFoundError as error:
             raise OSError("long") from error
 
-    monkeypatch.setattr("st_reba_cli.running.compare.CausalTransformer", fail)
+    monkeypatch.setattr("st_reba.modules.CausalTransformer", fail)
     assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
 
 
@@ -219,7 +219,7 @@ class TestDiskFull:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba.recipes.asked_for", few)
         paths = ("--out", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import inspect
 import json
 import re
 from html import unescape
@@ -17,15 +16,14 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__
+from st_reba.compare import run
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_questions, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.recipes import asked_for
-from st_reba_cli import common
-from st_reba_cli.common import Dtype
-from st_reba_cli.running import compare, models, search
+from st_reba_cli import load, options
 
 from ..backbones import TEXTS
 from ..compare.mteb.demo import DemoSTSInOneSplit
@@ -36,23 +34,23 @@ runner = CliRunner()
 
 
 #: Where it does not matter which recipes are compared.
-TWO = ("--recipes", "classical", "echo-2")
+TWO = ("--recipes", "classical,echo-2")
 #: On a few texts, where it does not matter on which.
 FITTED = ("--fit-texts", __file__)
 
 
-def run(*arguments: str, expect: int = 0) -> str:
+def typed(*arguments: str, expect: int = 0) -> str:
     result = runner.invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
     assert result.exit_code == expect, result.output
     return re.sub(r"\s+", " ", result.output)
 
 
 def test_version():
-    assert __version__ in run("--version")
+    assert __version__ in typed("--version")
 
 
 def test_help_names_the_commands():
-    output = run(expect=2)
+    output = typed(expect=2)
     assert "compare" in output
     assert "build" in output
 
@@ -70,14 +68,14 @@ class TestCompare:
             asked = asked_for(names, repetitions, fit_texts)
             return [recipe for recipe in asked if recipe.name in ("Classical", "ReBA-2")]
 
-        monkeypatch.setattr(compare, "asked_for", fewer)
+        monkeypatch.setattr("st_reba.recipes.asked_for", fewer)
 
     def test_with_no_arguments(self, monkeypatch):
         """Where no model is at hand: random weights, which is told, the English demo texts, word sense."""
-        monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.float32)
-        monkeypatch.setattr(common, "find_spec", lambda name: None)
+        monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.float32)
+        monkeypatch.setattr(options, "find_spec", lambda name: None)
         shown = []
-        real = compare.compare
+        real = run.compare
 
         def on_some(recipes, pairs, words, **settings):
             shown.append((recipes, pairs, words))
@@ -86,8 +84,8 @@ class TestCompare:
             )
             return real(recipes, some, OddOneOutEvaluator(words.questions[:2]), **settings)
 
-        monkeypatch.setattr(compare, "compare", on_some)
-        output = run("compare")
+        monkeypatch.setattr(run, "compare", on_some)
+        output = typed("compare")
         ((recipes, pairs, words),) = shown
         assert recipes.backbone.model.config.hidden_size == 128
         assert (len(pairs), len(words.questions)) == (200, 40)
@@ -129,15 +127,15 @@ class TestCompare:
 
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random")
         told = r"4 recipes on 40 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about \d+ sec"
-        assert re.search(told, run("compare", *options))
-        monkeypatch.setattr(compare, "compare", never)
-        output = run("compare", *options, "--dry-run", "--out", tmp_path / "out")
+        assert re.search(told, typed("compare", *options))
+        monkeypatch.setattr(run, "compare", never)
+        output = typed("compare", *options, "--dry-run", "--out", tmp_path / "out")
         assert re.fullmatch(rf".*{told}onds\. Memory: about \d+\.\d GB at the peak, .* weights\. ?", output)
         assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
 
     def test_without_controls(self, backbone_path, tmp_path):
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-controls")
-        output = run("compare", *options, "--recipes", "reba-2", "classical")
+        output = typed("compare", *options, "--recipes", "reba-2,classical")
         assert "Bag" not in output
         assert "Random" not in output
         assert "tf-idf" not in output
@@ -146,12 +144,12 @@ class TestCompare:
         out = tmp_path / "out"
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", *TWO, "--out", out)
         with monkeypatch.context() as broken:
-            broken.setattr(compare, "show", lambda *args: exec("raise ValueError('stopped')"))
-            assert "stopped" in run("compare", *options, expect=1)
+            broken.setattr("st_reba_cli.show.show", lambda *args: exec("raise ValueError('stopped')"))
+            assert "stopped" in typed("compare", *options, expect=1)
         partial = tmp_path / "out.partial"
         assert list(partial.glob("*.safetensors"))
         assert not out.exists()
-        assert f"Going on from {partial}, which a stopped run has left." in run("compare", *options)
+        assert f"Going on from {partial}, which a stopped run has left." in typed("compare", *options)
         assert (out / "comparison.json").exists()
         assert not partial.exists()
 
@@ -159,17 +157,17 @@ class TestCompare:
         data, out = tmp_path / "alike.tsv", tmp_path / "out"
         data.write_text("a\ta\t1\na\ta\t2\na\ta\t3\na\ta\t4\n", encoding="utf-8")
         options = ("--model", backbone_path(), "--data", data, "--device", "cpu", *TWO, "--out", out)
-        output = run("compare", *options)
+        output = typed("compare", *options)
         told = "no recipe has a number on STS. All labelled pairs look the same to every recipe, as where all texts are"
         assert output.count(f"There is no answer: {told} alike: give texts that differ.") == 1
         assert {"report.html", "results.csv", "comparison.json"} <= {path.name for path in out.iterdir()}
         assert told in (out / "report.html").read_text(encoding="utf-8")
         assert not (tmp_path / "out.partial").exists()
         assert not [warning for warning in recwarn if "constant" in str(warning.message)]
-        assert told in run("compare", "--saved", out / "comparison.json")
+        assert told in typed("compare", "--saved", out / "comparison.json")
         # What is the best of none is not saved, and the report is kept all the same.
         again = (*options[:-1], tmp_path / "again", "--save-best", tmp_path / "best")
-        assert "No recipe has a number for 'STS'" in run("compare", *again, expect=1)
+        assert "No recipe has a number for 'STS'" in typed("compare", *again, expect=1)
         assert (tmp_path / "again" / "report.html").exists()
         assert not (tmp_path / "best").exists()
 
@@ -177,11 +175,11 @@ class TestCompare:
         data = self.pairs(tmp_path)
         options = ("--model", backbone_path(), "--data", data, "--device", "cpu", "--no-random", *TWO)
         old, new = (tmp_path / name / "comparison.json" for name in ("old", "new"))
-        run("compare", *options, "--out", old.parent)
-        output = run("compare", *options, "--against", old, "--out", new.parent, "--max-seq-length", 6)
+        typed("compare", *options, "--out", old.parent)
+        output = typed("compare", *options, "--against", old, "--out", new.parent, "--max-seq-length", 6)
         assert "changed beyond the interval" in output
         assert "The intervals are paired: both comparisons are of the same labelled pairs." in output
-        again = run("compare", "--saved", new, "--against", old)
+        again = typed("compare", "--saved", new, "--against", old)
         assert output[output.index("changed beyond") :].startswith(again[again.index("changed beyond") :])
         assert Comparison.load(new).answer in again
 
@@ -192,8 +190,8 @@ class TestCompare:
             shown.append((pairs, len(words.questions)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(compare, "compare", asked)
-        assert "enough" in run("compare", "--language", "zh", expect=1)
+        monkeypatch.setattr(run, "compare", asked)
+        assert "enough" in typed("compare", "--language", "zh", expect=1)
         assert shown == [(read_pairs(demo_pairs("zh")), 20)]
 
     @pytest.mark.parametrize(
@@ -216,25 +214,25 @@ class TestCompare:
             asked.append((names, repetitions, list(fit_texts)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(compare, "asked_for", every)
+        monkeypatch.setattr("st_reba.recipes.asked_for", every)
         on = ("--model", backbone_path(), "--device", "cpu")
-        assert "enough" in run("compare", "--recipes", "all", *on, *options, expect=1)
+        assert "enough" in typed("compare", "--recipes", "all", *on, *options, expect=1)
         assert asked == [(["all"], repetitions, [text for text in fitted_on if text.strip()])]
 
     def test_the_fastest_precision(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
+        monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.bfloat16)
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-controls", *TWO)
-        monkeypatch.setattr(models, "agreement", lambda first, second: 0.995)
-        output = run("compare", *options)
+        monkeypatch.setattr(load, "agreement", lambda first, second: 0.995)
+        output = typed("compare", *options)
         assert "In bfloat16, which this processor is fastest in: the cosines of some texts are in the order" in output
         assert "of those of float32 up to 0.995. --dtype overrides this." in output
         assert "pairs.tsv (bfloat16, cpu)" in output
-        monkeypatch.setattr(models, "agreement", lambda first, second: 0.9)
-        output = run("compare", *options)
+        monkeypatch.setattr(load, "agreement", lambda first, second: 0.9)
+        output = typed("compare", *options)
         assert "In float32, as bfloat16 does not agree: " in output
         assert "up to 0.900, and 0.99 is asked for." in output
         assert "pairs.tsv (float32, cpu)" in output
-        assert models.placement("meta", Dtype.fastest) == ("meta", Dtype.auto)
+        assert load.placement("meta", "fastest") == ("meta", "auto")
 
     def pairs(self, tmp_path):
         data = tmp_path / "pairs.tsv"
@@ -244,7 +242,7 @@ class TestCompare:
 
     def test_on_the_users_own(self, backbone_path, tmp_path):
         data = self.pairs(tmp_path)
-        output = run("compare", "--model", backbone_path(), "--data", data, "--max-seq-length", 9, "--device", "cpu")
+        output = typed("compare", "--model", backbone_path(), "--data", data, "--max-seq-length", 9, "--device", "cpu")
         assert "on 20 pairs of pairs.tsv" in output
         assert "Word" not in output
         # Then there is room for it.
@@ -254,7 +252,7 @@ class TestCompare:
     def test_a_report_and_the_best(self, backbone_path, tmp_path):
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--dtype", "float32")
         report, best = tmp_path / "deep" / "report", tmp_path / "best"
-        output = run("compare", *options, "--out", report, "--save-best", best)
+        output = typed("compare", *options, "--out", report, "--save-best", best)
         assert f"Report: {report / 'report.html'}" in output
         named = re.search(r"Wrote (\S+), (mean|last) to", output)
         rows = {row["recipe"] + row["pooling"]: row for row in csv.DictReader((report / "results.csv").open())}
@@ -274,15 +272,15 @@ class TestCompare:
         assert re.search(rf"\| {named[1]}, {named[2]} \| {shown}≈? \[", card)
         assert f"| Random weights, {named[1]}, {named[2]} |" in card
         assert "| Bag of input embeddings, mean |" in card
-        again = run("compare", *options, "--save-best", best, expect=1)
+        again = typed("compare", *options, "--save-best", best, expect=1)
         assert "best exists and is not an empty directory: choose another --save-best" in again
-        assert "report exists and is not an empty" in run("compare", *options, "--out", report, expect=1)
+        assert "report exists and is not an empty" in typed("compare", *options, "--out", report, expect=1)
 
     def test_a_search_saves_what_it_chose(self, backbone_path, tmp_path, monkeypatch):
         """On the half to choose on; what is ahead on the half that was held out is not taken instead."""
         every = [candidate for candidate in candidates(3) if candidate.row.name == "Classical"]
         every = [candidate for candidate in every if candidate.layer is None and not candidate.filter]
-        monkeypatch.setattr(search, "candidates", lambda layers, rows: every)
+        monkeypatch.setattr("st_reba.compare.search.candidates", lambda layers, rows: every)
         rows = [row.split("\t") for row in demo_pairs("en").read_text(encoding="utf-8").splitlines()[:64]]
         few = "".join(
             f"{n} {first[:16]}\t{n} {second[:16]}\t{score}\n" for n, (first, second, score) in enumerate(rows)
@@ -290,7 +288,7 @@ class TestCompare:
         (tmp_path / "demo_pairs_en.tsv").write_text(few, encoding="utf-8")
         monkeypatch.setattr("st_reba.data.demo._ASSETS", tmp_path)
         made = []
-        real = search.compare
+        real = run.compare
 
         def turned(recipes, pairs, *, chosen, **settings):
             """The scores of the held-out half, with another recipe ahead of the chosen."""
@@ -308,10 +306,10 @@ class TestCompare:
             made.append(chosen)
             return dataclasses.replace(found, results=results)
 
-        monkeypatch.setattr(search, "compare", turned)
+        monkeypatch.setattr(run, "compare", turned)
         best, report = tmp_path / "best", tmp_path / "report"
         options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--out", report)
-        output = run("search", *options)
+        output = typed("search", *options)
         (chosen,) = made
         assert chosen in ("Classical, mean", "Classical, last")
         assert f"and chose {chosen}" in output
@@ -333,7 +331,7 @@ class TestCompare:
             "问题,选项1,选项2,选项3,选项4,答案\n“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n",
             encoding="utf-8",
         )
-        output = run(
+        output = typed(
             "compare", "--model", backbone_path(), "--data", self.pairs(tmp_path), "--words", words, "--no-controls"
         )
         assert "2 questions" in output
@@ -341,11 +339,11 @@ class TestCompare:
     def test_plain_texts(self, backbone_path, tmp_path):
         data = tmp_path / "texts.txt"
         data.write_text("\n".join([*TEXTS, "the last one"]), encoding="utf-8")
-        output = run("compare", "--model", backbone_path(), "--data", data, "--no-controls")
+        output = typed("compare", "--model", backbone_path(), "--data", data, "--no-controls")
         assert "plain texts of texts.txt" in output
         assert "these are proxies" in output
         assert "Best on" not in output
-        refused = run("compare", "--model", backbone_path(), "--data", data, "--save-best", tmp_path / "m", expect=1)
+        refused = typed("compare", "--model", backbone_path(), "--data", data, "--save-best", tmp_path / "m", expect=1)
         assert "--save-best needs labels, and plain texts have none" in refused
 
     def test_retrieval(self, backbone_path, tmp_path):
@@ -359,7 +357,7 @@ class TestCompare:
             (tmp_path / name).write_text(content, encoding="utf-8")
         queries, corpus, qrels = (tmp_path / name for name in files)
         best = tmp_path / "best"
-        output = run(
+        output = typed(
             "compare", "--model", backbone_path(), "--device", "cpu", "--queries", queries, "--corpus", corpus,
             "--qrels", qrels, "--query-prompt", "question: ", "--save-best", best,
         )  # fmt: skip
@@ -381,8 +379,8 @@ class TestCompare:
             shown.append((data, words))
             raise ValueError("enough")
 
-        monkeypatch.setattr(compare, "compare", asked)
-        run("compare", "--model", backbone_path(), "--demo", "retrieval", "--language", "zh", expect=1)
+        monkeypatch.setattr(run, "compare", asked)
+        typed("compare", "--model", backbone_path(), "--demo", "retrieval", "--language", "zh", expect=1)
         ((data, words),) = shown
         assert (len(data), len(data.documents), words) == (60, 300, None)
 
@@ -391,7 +389,7 @@ class TestCompare:
         data = tmp_path / "pairs.csv"
         rows = "".join(f'"a cat, {number}",a dog {number * 7},{number % 5}\n' for number in range(20))
         data.write_text(f"text1,text2,label\n{rows}", encoding="utf-8")
-        output = run("compare", "--model", backbone_path(), "--data", data, "--device", "cpu", "--no-controls")
+        output = typed("compare", "--model", backbone_path(), "--data", data, "--device", "cpu", "--no-controls")
         assert (
             "pairs.csv: 20 pairs with scores from 0 to 4; columns: text1 as sentence1, text2 as sentence2, label as"
             in output
@@ -399,7 +397,7 @@ class TestCompare:
         assert "Best on STS" in output
 
     def test_mteb(self, backbone_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(compare, "resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
+        monkeypatch.setattr("st_reba.compare.mteb.resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
         options = (
             "--model",
             backbone_path(),
@@ -409,7 +407,7 @@ class TestCompare:
             "DemoSTSInOneSplit",
             "--no-controls",
         )
-        output = run("compare", *options)
+        output = typed("compare", *options)
         assert "on 1 tasks of mteb" in output
         assert "DemoSTSInOneSplit" in output
         assert list((tmp_path / "mteb" / "results").rglob("DemoSTSInOneSplit.json"))
@@ -433,12 +431,6 @@ class TestCompare:
             (("--query-prompt", "find: "), "--query-prompt and --document-prompt are for retrieval"),
             (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
             (
-                ("--search", "--recipes", "all"),
-                "--recipes: a search chooses by labelled pairs among combinations of its",
-            ),
-            (("--search", "--no-controls", "--against", "x"), "--no-controls, --against: a search chooses by labelled"),
-            (("--seed", 5), "--seed says how st-reba search halves its data, and compare draws nothing: leave it out."),
-            (
                 ("--fit-texts", "fit.txt", "--recipes", "reba-2", "--no-controls"),
                 "--fit-texts is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels",
             ),
@@ -448,7 +440,7 @@ class TestCompare:
             ),
             (("--data", "no.tsv"), "no.tsv"),
             (("--model", "no/such-model"), "Error: "),
-            (("--recipes", "reba-2", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
+            (("--recipes", "reba-2,rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
             (("--recipes", "reba-2", "--recipes", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
             (("--recipes", "tf-idf"), "'tf-idf' is a control, to be compared with: it is no model to be built."),
         ],
@@ -458,7 +450,7 @@ class TestCompare:
             monkeypatch.chdir(tmp_path)
             Path("fit.txt").write_text("a\nb\nc\n", encoding="utf-8")
             Path("words.csv").write_bytes(demo_questions("en").read_bytes())
-        assert message in run("compare", *options, expect=1)
+        assert message in typed("compare", *options, expect=1)
 
     @pytest.mark.parametrize(
         ("options", "named"),
@@ -476,36 +468,26 @@ class TestCompare:
                 "--batch-size, --max-seq-length, --device:",
             ),
             (("--recipes", "all", "--repetitions", 2), "--recipes, --repetitions: --saved"),
-            (("--no-controls", "--no-random", "--dry-run"), "--no-random, --no-controls, --dry-run: --saved"),
+            (("--no-controls", "--no-random", "--dry-run"), "--no-controls, --no-random, --dry-run: --saved"),
             (("--mteb", "STSB", "--mteb-results", "r"), "--mteb, --mteb-results: --saved"),
             (("--words", "w", "--fit-texts", "t"), "--words, --fit-texts: --saved"),
             (("--prompt-language", "zh"), "--prompt-language: --saved"),
-            (("--search", "--seed", 0), "--search, --seed: --saved"),
         ],
     )
     def test_what_was_saved_is_shown_and_nothing_else_done(self, options, named, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         samples.real().save(tmp_path / "c.json")
-        assert named in run("compare", "--saved", "c.json", *options, expect=1)
+        assert named in typed("compare", "--saved", "c.json", *options, expect=1)
         assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
-        assert samples.real().answer in run("compare", "--saved", "c.json")
+        assert samples.real().answer in typed("compare", "--saved", "c.json")
 
     def test_repetitions_are_for_all_however_it_is_named(self, backbone_path, monkeypatch):
         def stop(names, repetitions, fit_texts):
             raise ValueError(f"{names} {repetitions}")
 
-        monkeypatch.setattr(compare, "asked_for", stop)
+        monkeypatch.setattr("st_reba.recipes.asked_for", stop)
         options = ("--recipes", "all,reba-2", "--repetitions", 2)
-        assert "['all,reba-2'] 2" in run("compare", "--model", backbone_path(), *options, expect=1)
-
-    def test_search_was_an_option_once(self, monkeypatch):
-        asked = {}
-        monkeypatch.setattr(search, "run", lambda **options: asked.update(options))
-        output = run("compare", "--search", "--model", "m", "--seed", 3, "--no-random", "--out", "out")
-        assert "compare --search is deprecated and will go: use st-reba search." in output
-        assert (asked["model"], asked["seed"], asked["random"], asked["out"]) == ("m", 3, False, Path("out"))
-        assert asked.keys() == inspect.signature(cli.search.search_command).parameters.keys()
-        assert "--search" not in run("compare", "--help")
+        assert "['all,reba-2'] 2" in typed("compare", "--model", backbone_path(), *options, expect=1)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -517,21 +499,21 @@ class TestCompare:
     def test_a_search_refuses(self, options, message, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "x.tsv").write_text("a\tb\t1\n")
-        assert message in run("search", *options, expect=1)
+        assert message in typed("search", *options, expect=1)
 
     def test_a_search_needs_labels(self, tmp_path):
         (tmp_path / "plain.txt").write_text("one text\nanother text\na third\n")
-        assert "A search chooses by labels" in run("search", "--data", tmp_path / "plain.txt", expect=1)
+        assert "A search chooses by labels" in typed("search", "--data", tmp_path / "plain.txt", expect=1)
 
     def test_malformed_data(self, tmp_path):
         data = tmp_path / "pairs.tsv"
         data.write_text("a\tb\t1\nc\td\n")
-        assert "pairs.tsv, line 2: 2 columns where 3 are expected" in run("compare", "--data", data, expect=1)
+        assert "pairs.tsv, line 2: 2 columns where 3 are expected" in typed("compare", "--data", data, expect=1)
 
 
 class TestBuild:
     def build(self, backbone_path, out, *options, expect=0):
-        return run("build", "--model", backbone_path(), "--out", out, *options, expect=expect)
+        return typed("build", "--model", backbone_path(), "--out", out, *options, expect=expect)
 
     def test_prompts(self, backbone_path, tmp_path):
         self.build(backbone_path, tmp_path / "m", "--query-prompt", "find: ", "--document-prompt", "text: ")
@@ -644,7 +626,7 @@ class TestBuild:
         assert ("A document's tokens that are nothing but punctuation have no vector." in card) == skips
         assert "SentenceTransformer(" not in card.partition("## Method")[0]
         (tmp_path / "texts.txt").write_text("a")
-        output = run("encode", tmp_path / "m", tmp_path / "texts.txt", "--out", tmp_path / "v.npy", expect=1)
+        output = typed("encode", tmp_path / "m", tmp_path / "texts.txt", "--out", tmp_path / "v.npy", expect=1)
         assert "is a MultiVectorEncoder, and `st-reba encode` writes one vector a text" in output
 
     @pytest.mark.parametrize(
@@ -697,7 +679,7 @@ class TestBuild:
     def test_no_precision_is_offered_that_cannot_be_saved(self, backbone_path, tmp_path):
         refused = self.build(backbone_path, tmp_path / "model", "--dtype", "fastest", expect=2)
         assert "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'" in refused
-        assert "fastest" not in run("build", "--help")
+        assert "fastest" not in typed("build", "--help")
 
     def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
         texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]

@@ -75,7 +75,7 @@ def test_beside_a_config_every_option_is_refused(tmp_path):
     (tmp_path / "distil.yaml").write_text("recipe: echo-2\nmodel: m\ntexts: t.txt\n")
     every = [option.opts[0] for option in get_command(app).commands["distil"].params]
     options = [option for option in every if option not in ("--out", "--config")]
-    given = [f"{option}={'mse' if option == '--loss' else 4}" for option in options]
+    given = [f"{option}=4" for option in options]
     refused = run(*given, "--config", tmp_path / "distil.yaml", "--out", tmp_path / "out", expect=1)
     assert f"{', '.join(options)}: with --config all of it stands in the file." in refused
 
@@ -84,7 +84,7 @@ def test_an_interrupted_run_says_how_to_go_on(roomy_path, texts, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba_cli.running.distil.train_distil", interrupt)
+    monkeypatch.setattr("st_reba.training.train_distil", interrupt)
     given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--output", tmp_path / "out")
     assert "Stopped. The same command goes on" in run(*given, expect=130)
 

@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import CausalTransformer
-from st_reba_cli import printing
-from st_reba_cli.running import encode as running
-from st_reba_cli.running import models
+from st_reba_cli import load
 
 from .. import processes
 from ..backbones import TEXTS
@@ -120,7 +118,7 @@ def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "encode_file", stop)
+    monkeypatch.setattr("st_reba.encoding.encode_file", stop)
     output = run(model_directory, texts, "--out", tmp_path / "a.npy", expect=130)
     assert "Stopped. The same command goes on from" in output
 
@@ -165,11 +163,11 @@ def test_bad_input(model_directory, tmp_path):
 
 
 def test_the_fastest_precision_where_it_is_sound(model_directory, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
+    monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.bfloat16)
     (tmp_path / "texts.txt").write_text("a cat\na dog\nthe bank of the river\n", encoding="utf-8")
     vectors = {}
     for name, alike, options in (("a", 0.999, ()), ("b", 0.9, ()), ("c", 0.999, ("--dtype", "float32"))):
-        monkeypatch.setattr(models, "agreement", lambda first, second, alike=alike: alike)
+        monkeypatch.setattr(load, "agreement", lambda first, second, alike=alike: alike)
         said = run(model_directory, tmp_path / "texts.txt", "--out", tmp_path / f"{name}.npy", *options)
         assert ("In bfloat16, which this processor is fastest in" in said) == (name == "a")
         assert ("In float32, as bfloat16 does not agree" in said) == (name == "b")
@@ -177,20 +175,3 @@ def test_the_fastest_precision_where_it_is_sound(model_directory, tmp_path, monk
     np.testing.assert_array_equal(vectors["b"], vectors["c"])
     assert not np.array_equal(vectors["a"], vectors["c"])
     np.testing.assert_allclose(vectors["a"], vectors["c"], atol=0.1)
-
-
-def test_each_stage_is_counted_in_its_unit():
-    shown = printing.Shown()
-    tell = running._telling(shown)
-    (bar,) = shown.tasks
-    tell("Encoding", 500, 1000)
-    assert (bar.description, bar.completed) == ("Encoding", 500)
-    assert bar.speed is None, "what an interrupted run has left is not speed"
-    for done in (600, 700):
-        tell("Encoding", done, 1000)
-        time.sleep(0.01)
-    assert "700 of 1,000 texts, " in printing._done(bar)
-    assert printing._done(bar).endswith(" texts/s")
-    assert "left" in printing._left(bar)
-    tell(running.HASHING, 500, 1000)
-    assert printing._done(bar) == "500 of 1,000 MB"

@@ -15,7 +15,6 @@ from st_reba import TEMPLATES
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import searched
 from st_reba.data.demo import demo_pairs, demo_sentences
-from st_reba_cli.running import compare, search
 
 from ..backbones import DEMO_MODEL
 
@@ -96,8 +95,8 @@ def test_compare_asks_in_the_language_of_the_texts(options, asked, told, tmp_pat
         stop.recipes = [recipe.key for recipe in recipes]
         raise ValueError("enough")
 
-    monkeypatch.setattr(compare, "work", stop)
-    output = run("compare", "--model", DEMO_MODEL, "--recipes", "early-late", "prompteol", *options, expect=1)
+    monkeypatch.setattr("st_reba.compare.run.work", stop)
+    output = run("compare", "--model", DEMO_MODEL, "--recipes", "early-late,prompteol", *options, expect=1)
     assert stop.recipes == asked
     assert (TOLD in output) == bool(told)
     assert told in output
@@ -108,7 +107,7 @@ def test_a_search_asks_in_the_language_of_the_texts(monkeypatch):
         stop.rows = [row.key for row in rows]
         raise ValueError("enough")
 
-    monkeypatch.setattr(search, "candidates", stop)
+    monkeypatch.setattr("st_reba.compare.search.candidates", stop)
     english = [row.key for row in searched()]
     assert TOLD not in run("search", "--model", DEMO_MODEL, "--device", "cpu", expect=1)
     assert stop.rows == english
@@ -150,7 +149,7 @@ def test_build_asks_in_the_language_of_its_texts(options, template, told, texts,
     ("line", "message"),
     [
         (
-            ("compare", "--recipes", "classical", "echo-2", "--prompt-language", "zh"),
+            ("compare", "--recipes", "classical,echo-2", "--prompt-language", "zh"),
             "--prompt-language zh: classical, echo-2 cannot ask in Chinese; leave it out, or give a recipe that can",
         ),
         (("build", "--out", "out", "--recipe", "metaeol", "--prompt-language", "zh"), "metaeol cannot ask in Chinese"),

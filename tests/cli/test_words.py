@@ -64,7 +64,7 @@ class TestEveryCommand:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba.recipes.asked_for", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
         shown = run("compare", *model, "--data", renamed, "--out", report, "--save-best", best)

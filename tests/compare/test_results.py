@@ -17,7 +17,7 @@ from st_reba.compare.against import side_by_side
 from st_reba.compare.results import Comparison, Items, Measure, Result, best_of, listed, measured, pareto_front, rank
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
-from st_reba_cli.running.showing import show
+from st_reba_cli.show import show
 
 from .report import samples
 
