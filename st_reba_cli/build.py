@@ -20,25 +20,13 @@ if TYPE_CHECKING:
 
 #: By the name of a method, the key of its recipe; each other recipe has its key alone, for ``--recipe``.
 METHODS = {
-    "classical": "classical",
-    "echo": "echo-2",
-    "reba": "reba-2",
-    "echo-layers": "echo-2-layers",
-    "bidirectional": "bidirectional-prompt",
-    "refined-thought": "rt-2",
-    "prompteol": "prompteol",
-    "metaeol": "metaeol",
-    "ck": "ck",
-    "kv-rerouting": "kv-rerouting",
-    "attention-pooling": "attention-pooling",
-    "token-prepending": "token-prepending",
-    "hierarchical-token-prepending": "token-prepending-blocks",
-    "value-aggregation": "value-aggregation",
-    "contrastive-prompting": "contrastive-prompting",
-    "early-late": "early-late",
-    "topic": "topic",
-    "echo-topic": "echo-topic",
-}
+    "classical": "classical", "echo": "echo-2", "reba": "reba-2", "echo-layers": "echo-2-layers",
+    "bidirectional": "bidirectional-prompt", "refined-thought": "rt-2", "prompteol": "prompteol", "metaeol": "metaeol",
+    "ck": "ck", "kv-rerouting": "kv-rerouting", "attention-pooling": "attention-pooling",
+    "token-prepending": "token-prepending", "hierarchical-token-prepending": "token-prepending-blocks",
+    "value-aggregation": "value-aggregation", "contrastive-prompting": "contrastive-prompting",
+    "early-late": "early-late", "topic": "topic", "echo-topic": "echo-topic",
+}  # fmt: skip
 DEFAULT = "reba"
 #: The recipe without ``--recipe`` and ``--method``, with ``--sparse``.
 SPARSE = "promptreps"
@@ -59,11 +47,7 @@ def build(
         ),
     ] = None,
     method: Annotated[
-        str | None,
-        option(
-            help=f"How the language model is read, in place of a recipe's name: {', '.join(METHODS)}. "
-            f"Default: {DEFAULT}."
-        ),
+        str | None, option(help=f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.")
     ] = None,
     pooling: Annotated[
         options.Poolings | None, option(help="How token vectors become one. Default: as the recipe has it.")
@@ -80,8 +64,7 @@ def build(
         int | None, option(help="Tokens of a chunk, for texts too long to be repeated whole (reba).")
     ] = None,
     template: Annotated[
-        str | None,
-        option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol" (prompteol).'),
+        str | None, option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
     ] = None,
     fit_texts: options.FitTexts = None,
     prompt_language: options.PromptLanguage = None,
@@ -89,8 +72,7 @@ def build(
         bool,
         typer.Option(
             "--sparse",
-            help="A SparseEncoder in place of a SentenceTransformer: what weights the head gives the words of a text "
-            "at the end of the recipe's prompt. Recipe by default: promptreps.",
+            help="A SparseEncoder: the head's weights of words at the end of a prompt, by default promptreps'.",
         ),
     ] = False,
     expansion: Annotated[
@@ -102,27 +84,18 @@ def build(
     rerank: Annotated[
         bool,
         typer.Option(
-            "--rerank",
-            help="A CrossEncoder, which ranks documents by a two-way choice of the language model; --template then has "
-            "{query} and {document}.",
+            "--rerank", help="A CrossEncoder, by a two-way choice; --template then has {query} and {document}."
         ),
     ] = False,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     multi_vector: Annotated[
         bool,
-        typer.Option(
-            "--multi-vector",
-            help="Retrieval: a vector for each token, for search by late interaction (MaxSim); a MultiVectorEncoder.",
-        ),
+        typer.Option("--multi-vector", help="A MultiVectorEncoder: a vector for each token, for search by MaxSim."),
     ] = False,
     dimensions: Annotated[
         int | None,
-        option(
-            help="--multi-vector: project vectors to so many values, such as 128, by principal components of the "
-            "tokens of --fit-texts.",
-            min=1,
-        ),
+        option(help="--multi-vector: so many values, by principal components of the tokens of --fit-texts.", min=1),
     ] = None,
     skip_punctuation: Annotated[
         bool | None,
@@ -179,7 +152,7 @@ def build(
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
 
-    from .load import load, present, quiet, usable
+    from .load import Module, load, present, quiet, usable
 
     context.with_resource(quiet())
     model = present(model)
@@ -191,6 +164,10 @@ def build(
     }
     settings = {name: value for name, value in asked.items() if value is not None}
     prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
+
+    def loaded(kind: type[Module], arguments: Mapping[str, Any]) -> Module:
+        return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
+
     if not rerank:
         chosen = find(recipe or (METHODS[method] if method else SPARSE if sparse else METHODS[DEFAULT]))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
@@ -204,39 +181,28 @@ def build(
     with atomic_directory(out) as scratch:
         built: Any
         if rerank:
-            reader = load(RerankModule, model, dtype=dtype, max_seq_length=max_seq_length, **settings)
-            built = cross_encoder(reader, device="cpu")
+            built = cross_encoder(loaded(RerankModule, settings), device="cpu")
         elif sparse:
-            weigher = load(PromptRepsModule, model, dtype=dtype, max_seq_length=max_seq_length, **settings)
-            built = SparseEncoder(modules=[weigher], device="cpu", prompts=prompts_or_own(prompts, settings))
+            own_prompts = prompts_or_own(prompts, settings)
+            built = SparseEncoder(modules=[loaded(PromptRepsModule, settings)], device="cpu", prompts=own_prompts)
         elif multi_vector:
             arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
             built = multi_vector_encoder(
-                load(chosen.row.module, model, dtype=dtype, max_seq_length=max_seq_length, **arguments),
-                dimension=dimensions,
-                fit_texts=chosen.fit_texts,
-                skip_punctuation=skip_punctuation is not False,
-                normalize=normalize,
+                loaded(chosen.row.module, arguments), dimension=dimensions, fit_texts=chosen.fit_texts,
+                skip_punctuation=skip_punctuation is not False, normalize=normalize,
                 prompts=prompts_or_own(prompts, arguments),
-            )
+            )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
             with usable(model):
                 built = st_reba.build(
-                    model,
-                    chosen,
-                    pooling=mode,
-                    normalize=normalize,
-                    prompts=prompts,
-                    max_seq_length=max_seq_length,
-                    device="cpu",
-                    model_kwargs={"dtype": dtype},
-                    **settings,
-                )
+                    model, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
+                    device="cpu", model_kwargs={"dtype": dtype}, **settings,
+                )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
     imported = f"from sentence_transformers import {family}; " if rerank or sparse else ""
-    console.print(f'Wrote {out}. Load it with: import st_reba; {imported}{family}("{out}")', soft_wrap=True)
+    console.say(f'Wrote {out}. Load it with: import st_reba; {imported}{family}("{out}")')
 
 
 def _indices(layers: str | None) -> str | list[int] | None:
@@ -323,7 +289,7 @@ def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, b
     texts = texts_to_fit(fit_texts)
     hint = "" if fit_texts else ", sentences inside the package: give --fit-texts with some hundreds like your own"
     count = len(texts) if chosen.part is None else len(chosen.part.drawn(texts))
-    console.print(f"Fitting {fitted} on {count} texts{hint}.", soft_wrap=True)
+    console.say(f"Fitting {fitted} on {count} texts{hint}.")
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     return replace(chosen, fit_texts=tuple(texts))

@@ -48,7 +48,7 @@ class Commands(TyperGroup):
             except (ValueError, OSError, ImportError) as error:
                 if ctx.params.get("traceback"):
                     raise
-                notes.print(Text.assemble(("Error:", "red"), f" {_sentence(error)}"), soft_wrap=True)
+                notes.say(Text.assemble(("Error:", "red"), f" {_sentence(error)}"))
                 raise typer.Exit(1) from None
 
 
@@ -75,7 +75,7 @@ def _sentence(error: Exception) -> object:
 def _noted(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """A warning without the place in the code that gave it; those that are for programmers are left out."""
     if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning)):
-        notes.print(Text.assemble(("Note:", "yellow"), f" {message}"), soft_wrap=True)
+        notes.say(Text.assemble(("Note:", "yellow"), f" {message}"))
 
 
 app = typer.Typer(

@@ -178,7 +178,7 @@ def compare(
         weights, peak = memory(backbone, max(lengths), batch_size, copies, random)
         measured = speed(backbone, list(zip(lengths, texts, strict=True)), batch_size)
         forecast = Forecast(len(asked), len(texts), total, measured, weights, peak)
-        (console if dry_run else notes).print(str(forecast), soft_wrap=True)
+        (console if dry_run else notes).say(str(forecast))
     if dry_run:
         return
     with running(backbone, asked, batch_size, total, controls=controls, out=None if tasks else out) as run:

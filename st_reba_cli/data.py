@@ -68,13 +68,10 @@ class Source:
         from st_reba.data.demo import demo_pairs, demo_retrieval
         from st_reba.data.tables import Retrieval, read_data, read_retrieval
 
-        def tell(line: str) -> None:
-            notes.print(line, soft_wrap=True)
-
         if self.queries is not None and self.corpus is not None and self.qrels is not None:
-            found: Data = read_retrieval(self.queries, self.corpus, self.qrels, tell=tell)
+            found: Data = read_retrieval(self.queries, self.corpus, self.qrels, tell=notes.say)
         elif self.data is not None:
-            found = read_data(self.data, self.columns, tell)
+            found = read_data(self.data, self.columns, notes.say)
         else:
             found = read_data((demo_retrieval if self.demo == "retrieval" else demo_pairs)(self.language or "en"))
         if prompts := prompts_of(self.query_prompt, self.document_prompt):
@@ -135,9 +132,8 @@ def in_asked_language(
     turned = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
     if names := dict.fromkeys(find(row.unchanged or row.key).row.name for row in turned):
         asks = "asks" if len(names) == 1 else "ask"
-        notes.print(
+        notes.say(
             f"The texts are in {LANGUAGES[texts]}, and so {asks} {', '.join(names)}; --prompt-language en keeps the "
-            "English prompt.",
-            soft_wrap=True,
+            "English prompt."
         )
     return in_language(recipes, asked or texts)

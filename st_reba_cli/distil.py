@@ -28,10 +28,7 @@ def distil(
     ] = None,
     texts: Annotated[
         str | None,
-        option(
-            help="Plain texts, one a line or the column text of a table, some thousands. Some are held out, and what "
-            "the student reaches is told of these."
-        ),
+        option(help="Plain texts, some thousands, one a line or the column text of a table; some are held out."),
     ] = None,
     student: Annotated[
         str | None,
@@ -98,29 +95,24 @@ def distil(
             SentenceTransformer(settings.student, device="cpu")
     elif Path(settings.student).is_dir():
         kind = "the table of token vectors" if settings.student == STATIC else "the recipe of that key"
-        notes.print(
+        notes.say(
             f"{settings.student} is {kind}. The directory {settings.student}, which is here too, is "
-            f"./{settings.student}.",
-            soft_wrap=True,
+            f"./{settings.student}."
         )
     with resumable(out), usable(settings.model):
         train_distil(settings, out)
     report = json.loads((out / REPORT).read_text(encoding="utf-8"))
     for when, begun in (("at_the_start", "Before training"), ("trained", "After it")):
         cosines, neighbours = report[when].values()
-        console.print(
+        console.say(
             f"{begun}, on {report['held_out']} texts that were held out: cosines in the teacher's order up to "
-            f"{cosines:.3f}, and {100 * neighbours:.0f}% of each text's nearest ten the same.",
-            soft_wrap=True,
+            f"{cosines:.3f}, and {100 * neighbours:.0f}% of each text's nearest ten the same."
         )
     if "pairs" in report:
         scores = {name: [100 * value for value in values] for name, values in report["pairs"].items()}
         share, low, high = scores["share"]
-        console.print(
+        console.say(
             f"On the labelled pairs the teacher has {scores['teacher'][0]:.1f} and the student "
-            f"{scores['student'][0]:.1f}: {share:.1f}% of it [{low:.1f}, {high:.1f}].",
-            soft_wrap=True,
+            f"{scores['student'][0]:.1f}: {share:.1f}% of it [{low:.1f}, {high:.1f}]."
         )
-    console.print(
-        f'Wrote {out / "model"}. Load it with: import st_reba; SentenceTransformer("{out / "model"}")', soft_wrap=True
-    )
+    console.say(f'Wrote {out / "model"}. Load it with: import st_reba; SentenceTransformer("{out / "model"}")')

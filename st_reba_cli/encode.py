@@ -38,10 +38,7 @@ def encode(
     column: Annotated[str | None, typer.Option(help='Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A column to keep in a Parquet --out; may be repeated. The cells of .csv and .tsv are text, numbers, "
-            "too; those of .jsonl and .parquet keep their type."
-        ),
+        typer.Option(help="A column to keep in a Parquet --out; may be repeated. Cells of .csv and .tsv are text."),
     ] = None,
     precision: Annotated[
         Literal["float32", "int8", "uint8", "binary", "ubinary"], typer.Option(help="What values are written as.")
@@ -57,18 +54,13 @@ def encode(
     prompt_name: Annotated[str | None, typer.Option(help="One of the model's prompts, by name.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A prompt in full.")] = None,
     chunk_tokens: Annotated[
-        int | None,
-        typer.Option(help="One vector for each chunk of so many tokens, read in its text. To Parquet.", min=1),
+        int | None, typer.Option(help="A vector for each chunk of so many tokens, read in its text; Parquet.", min=1)
     ] = None,
     chunk_overlap: Annotated[int, typer.Option(help="Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
         int | None,
-        typer.Option(
-            help="Texts that are sorted by length and kept as one.",
-            min=1,
-            show_default="from four batches, growing to 2,048",
-        ),
+        option(help="Texts that are sorted by length and kept as one. Default: four batches, growing to 2,048.", min=1),
     ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
@@ -114,16 +106,9 @@ def encode(
         else:
             runner = LocalEngine([name.strip() for name in (device or get_device_name()).split(",")])
         encoder = Encoder(
-            model=model,
-            revision=revision,
-            batch_size=batch_size,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            truncate_dim=truncate_dim,
-            normalize=normalize,
-            chunk_tokens=chunk_tokens,
-            chunk_overlap=chunk_overlap,
-        )
+            model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
+            truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+        )  # fmt: skip
 
         def settle(encoder: Encoder) -> Encoder:
             if engine == "local":
@@ -140,23 +125,13 @@ def encode(
         before = signal.signal(signal.SIGTERM, stop)
         try:
             made = encode_file(
-                encoder,
-                texts,
-                out,
-                column=column,
-                keep=keep or (),
-                precision=precision,
-                calibration_rows=calibration_rows,
-                ranges=ranges,
-                chunk_size=chunk_size,
-                engine=runner,
-                overwrite=overwrite,
-                on_progress=tell,
-                settle=settle,
-            )
+                encoder, texts, out, column=column, keep=keep or (), precision=precision,
+                calibration_rows=calibration_rows, ranges=ranges, chunk_size=chunk_size, engine=runner,
+                overwrite=overwrite, on_progress=tell, settle=settle,
+            )  # fmt: skip
         except KeyboardInterrupt as interrupt:
             shown.stop()
-            console.print(f"Stopped. The same command goes on from {out}.partial.", soft_wrap=True)
+            console.say(f"Stopped. The same command goes on from {out}.partial.")
             number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
             raise typer.Exit(128 + number) from None
         finally:
@@ -167,4 +142,4 @@ def encode(
     else:
         more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
     beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
-    console.print(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}", soft_wrap=True)
+    console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")

@@ -19,35 +19,21 @@ def export(
     model: options.Model,
     static: Annotated[
         Path | None,
-        option(
-            help="Directory to write a static model to: a whitened, idf-weighted table of the vocabulary's vectors, as "
-            "sentence-transformers' StaticEmbedding. It must not exist yet, or be empty."
-        ),
+        option(help="Directory for a static model: a whitened table of the vocabulary's vectors, a StaticEmbedding."),
     ] = None,
     plain: Annotated[
         Path | None,
-        option(
-            help="Directory to write a saved model of st_reba's to, given by --model, as a plain sentence-transformers "
-            "directory that inference engines serve. It must not exist yet, or be empty."
-        ),
+        option(help="Directory for a saved model of st_reba's, as a plain one that inference engines serve."),
     ] = None,
     pieces: Annotated[
         bool, typer.Option(help="--plain: tokenise a template and its text apart, as engines do.")
     ] = False,
     layer: Annotated[
         int | None,
-        option(
-            help="--static: after which layer each entry of the vocabulary is read, alone; 0: the input embeddings. "
-            "Default: a quarter of the layers.",
-            min=0,
-        ),
+        option(help="--static: read after this layer; 0: input embeddings. Default: a quarter of the layers.", min=0),
     ] = None,
     dimensions: Annotated[
-        int | None,
-        option(
-            help="--static: keep so many values of a vector, by principal components. Default: the language model's.",
-            min=1,
-        ),
+        int | None, option(help="--static: so many values of a vector, by principal components. Default: all.", min=1)
     ] = None,
     fit_texts: options.FitTexts = None,
     dtype: options.Dtype = "auto",
@@ -80,7 +66,7 @@ def export(
     if static is not None:
         texts = texts_to_fit(fit_texts)
         hint = "" if fit_texts else ", sentences inside the package: give --fit-texts with some hundreds like your own"
-        console.print(f"Fitting weights and whitening on {len(texts)} texts{hint}.", soft_wrap=True)
+        console.say(f"Fitting weights and whitening on {len(texts)} texts{hint}.")
         with atomic_directory(static, "--static") as scratch, Shown() as shown:
             module = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device)
             bar = shown.add_task("Reading the vocabulary", total=None, unit="tokens")
@@ -102,4 +88,4 @@ def export(
         engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
         said = f"Wrote {plain}, which gives the same vectors. {engines}"
     line = f'SentenceTransformer("{static or plain}")'
-    console.print(f"{said} it with: {line}; it needs sentence-transformers alone.", soft_wrap=True)
+    console.say(f"{said} it with: {line}; it needs sentence-transformers alone.")

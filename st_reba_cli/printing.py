@@ -35,6 +35,10 @@ class EscapingConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
+    def say(self, sentence: str | Text, style: str | None = None) -> None:
+        """Print a sentence as one line, which a terminal breaks where it ends."""
+        self.print(sentence, style=style, soft_wrap=True)
+
     def render_str(self, text: str, **settings: Any) -> Text:
         """Of a string, before its width is taken: a cell of a table has room for the escapes."""
         return super().render_str(printable(text), **settings)

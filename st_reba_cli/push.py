@@ -32,9 +32,9 @@ def push(
 
     url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
     if create_pr:
-        console.print(f"Proposed {directory} to {repo_id}: {url}", soft_wrap=True)
+        console.say(f"Proposed {directory} to {repo_id}: {url}")
         return
     where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
-    console.print(f"Pushed {directory} to {repo_id}{where}: {url}", soft_wrap=True)
+    console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
     line = f'import st_reba; {hub.model_class(directory)}("{repo_id}"{branch})'
-    console.print(f"Load it with: {line}", soft_wrap=True)
+    console.say(f"Load it with: {line}")

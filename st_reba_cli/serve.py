@@ -23,10 +23,7 @@ def serve(
         typer.Argument(metavar="[MODEL]", help="A SentenceTransformer, for embeddings: a directory or a Hub id."),
     ] = None,
     rerank: Annotated[
-        str | None,
-        typer.Option(
-            help="A CrossEncoder, for /rerank: a directory or a Hub id. Without it, MODEL orders texts by similarity."
-        ),
+        str | None, typer.Option(help="A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What requests call MODEL. Default: the last part of it.")] = None,
     rerank_name: Annotated[
@@ -43,10 +40,7 @@ def serve(
             "not the variable.",
         ),
     ] = None,
-    truncate: Annotated[
-        bool,
-        typer.Option("--truncate/--no-truncate", help="Cut texts that are too long for the model, or refuse them."),
-    ] = True,
+    truncate: Annotated[bool, typer.Option(help="Cut texts that are too long for the model, or refuse them.")] = True,
     batch_tokens: Annotated[int, typer.Option(help="Of a batch, padding included, at most.", min=1)] = 8192,
     batch_size: Annotated[int, typer.Option(help="Texts of a batch, at most.", min=1)] = 256,
     queue_tokens: Annotated[
@@ -79,12 +73,9 @@ def serve(
             "in different ways: give a key of letters, digits and marks."
         )
 
-    from sentence_transformers.util import get_device_name
-
-    from st_reba.encoding import Encoder
     from st_reba.optional import require
 
-    from .load import encoder_fastest, placement, quiet, usable
+    from .load import load_saved, placement, quiet, usable
 
     context.with_resource(quiet())
     for package in ("fastapi", "uvicorn", "prometheus_client"):
@@ -98,20 +89,15 @@ def serve(
 
     with bound(host, port) as own:
         limits = Limits(
-            body_bytes=max_body * MIB,
-            inputs=max_inputs,
-            batch_tokens=batch_tokens,
-            batch_texts=batch_size,
-            queue_tokens=queue_tokens,
-            truncate=truncate,
-        )
+            body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
+            queue_tokens=queue_tokens, truncate=truncate,
+        )  # fmt: skip
         embedder = reranker = None
         if model is not None:
             with usable(model, device):
                 check_kind(model, revision, "SentenceTransformer")
-                where = device or get_device_name()
-                encoder, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
-                embedder = Embedder(name or _last_part(model), loaded or encoder.pinned().load(where), truncate)
+                loaded = load_saved(model, revision, dtype=dtype, device=device)
+                embedder = Embedder(name or _last_part(model), loaded, truncate)
         if rerank is not None:
             with usable(rerank, device):
                 # The probabilities of a ranking are as good as equal for many texts: it has the model's precision.
@@ -121,10 +107,10 @@ def serve(
         server, url = Server(embedder, reranker, limits, keys), url_of(own)
         if not keys and not ipaddress.ip_address(own.getsockname()[0]).is_loopback:
             said = f" {host} is open to other machines, and there is no --api-key."
-            notes.print(Text.assemble(("Note:", "yellow"), said), soft_wrap=True)
+            notes.say(Text.assemble(("Note:", "yellow"), said))
 
         def tell() -> None:
-            console.print(f"{', '.join(server.models)} at {url}", soft_wrap=True)
+            console.say(f"{', '.join(server.models)} at {url}")
             if embedder is not None:
                 console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
 

@@ -40,7 +40,7 @@ def has_page(out: Path | None) -> bool:
         require("matplotlib.figure", "report", "Drawing")
         require("jinja2", "report", "A report")
     except ImportError as error:
-        notes.print(f"--out will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
+        notes.say(f"--out will be results.csv and comparison.json, without a page. {error}")
         return False
     return True
 
@@ -87,7 +87,7 @@ def running(
     """The recipes, with a progress bar of ``total`` tokens while they run. What they embed is kept beside ``out``."""
     kept = None if out is None else Kept(_partial(out))
     if kept is not None and kept.directory.is_dir() and any(kept.directory.glob("*.safetensors")):
-        notes.print(f"Going on from {kept.directory}, which a stopped run has left.", soft_wrap=True)
+        notes.say(f"Going on from {kept.directory}, which a stopped run has left.")
     with Shown() as shown:
         bar = shown.add_task("Comparing", total=total, unit="tokens")
         try:
@@ -101,7 +101,7 @@ def running(
             )
         except KeyboardInterrupt:
             if kept is not None:
-                notes.print(f"Stopped: the same command goes on from {kept.directory}.", soft_wrap=True)
+                notes.say(f"Stopped: the same command goes on from {kept.directory}.")
             raise
 
 
@@ -116,7 +116,7 @@ def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool
     try:
         if out is not None:
             written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
-            console.print(f"Report: {written}", soft_wrap=True)
+            console.say(f"Report: {written}")
             shutil.rmtree(_partial(out), ignore_errors=True)
     except OSError as error:
         failed.append(str(error))
@@ -124,7 +124,7 @@ def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool
         if best is not None:
             save_best(found, recipes, best)
             line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
-            console.print(f"Wrote {found.choice().name} to {best}. {line}", soft_wrap=True)
+            console.say(f"Wrote {found.choice().name} to {best}. {line}")
     except OSError as error:
         failed.append(str(error))
     if failed:

@@ -19,8 +19,7 @@ def train(
     config: Annotated[
         Path,
         typer.Option(
-            help="A YAML file with lines such as model: org/name, and the data: triplets: nli.tsv (bellm), pairs: "
-            "pairs.tsv (freeze), texts: texts.txt (jtcse). docs/train.md has every key."
+            help="A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key."
         ),
     ],
     out: Annotated[
@@ -56,7 +55,7 @@ def train(
     if is_main():
         for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:
             line = f'import st_reba; SentenceTransformer("{directory}")'
-            console.print(f"Wrote {directory}. Load it with: {line}", soft_wrap=True)
+            console.say(f"Wrote {directory}. Load it with: {line}")
 
 
 @contextmanager
@@ -69,5 +68,5 @@ def resumable(out: Path) -> Iterator[None]:
     except DivergedError as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
-        console.print(f"Stopped. The same command goes on from the last checkpoint in {out}.", soft_wrap=True)
+        console.say(f"Stopped. The same command goes on from the last checkpoint in {out}.")
         raise typer.Exit(130) from None

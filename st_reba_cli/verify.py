@@ -8,6 +8,7 @@ import typer
 
 from . import options
 from .checks import check_model
+from .options import option
 from .printing import console
 
 
@@ -25,17 +26,14 @@ def verify(
     ] = None,
     form: Annotated[
         Literal["auto", "openai", "tei"],
-        typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; by the URL, or whichever is there."),
+        typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there."),
     ] = "auto",
     prompt_name: Annotated[
         str | None, typer.Option(help="Which of the model's prompts the server should put before texts.")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            help="How far two vectors of length 1 may be apart. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.",
-            min=0,
-        ),
+        option(help="Of two vectors of length 1, at most. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.", min=0),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option(help="The long text is longer than what the model reads, if that is below this.", min=16)
@@ -54,26 +52,22 @@ def verify(
     check_model(model)
 
     from rich.table import Table
-    from sentence_transformers.util import get_device_name
 
-    from st_reba.encoding import Encoder
     from st_reba.serving.verify import Endpoint
     from st_reba.serving.verify import verify as verified
 
-    from .load import encoder_fastest, quiet, usable
+    from .load import load_saved, quiet, usable
 
     context.with_resource(quiet())
     # Before the model is loaded: it takes longer.
     endpoint = Endpoint(url, served_name, form, api_key, timeout)
     with usable(model, device):
-        where = device or get_device_name()
-        given, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
-        own = loaded or given.pinned().load(where)
+        own = load_saved(model, revision, dtype=dtype, device=device)
         seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
     gives = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
-    console.print(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}", soft_wrap=True)
+    console.say(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}")
     for cause in () if seen.equal else seen.causes:
-        console.print(f"- {cause}", soft_wrap=True)
+        console.say(f"- {cause}")
     table = Table("text", "tokens", "apart", box=None)
     for row in seen.rows:
         apart = "refused" if row.distance is None else f"{row.distance:.1e}"
