@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 
 from ..backbones import DEMO_MODEL
@@ -45,20 +44,3 @@ def test_rerank(tmp_path):
     model = CrossEncoder(str(tmp_path / "m"), device="cpu")
     assert model[0].max_seq_length == 32
     assert len(model.rank("what chases a cat", TEXTS)) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--rerank", "--sparse"), "--sparse: --rerank reads a query and a document together; leave it out."),
-        (("--rerank", "--recipe", "reba-2"), "--recipe: --rerank reads a query and a document together"),
-        (("--sparse", "--pooling", "mean"), "--pooling: --sparse reads the end of a prompt"),
-        (("--sparse", "--recipe", "reba-2"), "--sparse with reba-2: the head is asked at the end of a prompt"),
-        (("--sparse", "--recipe", "prompteol@2"), "--sparse with prompteol@2: the head is asked"),
-        (("--expansion", 3), "--expansion: without --sparse no token of the vocabulary is weighed"),
-        (("--rerank", "--template", "{text}"), "one {query}, behind it one {document}"),
-    ],
-)
-def test_what_means_nothing_is_refused(options, message, tmp_path):
-    assert message in build(tmp_path / "m", *options, expect=1)
-    assert not (tmp_path / "m").exists()

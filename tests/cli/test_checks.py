@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 import st_reba_cli as cli
-from st_reba import TEMPLATES, CausalTransformer, files
+from st_reba import TEMPLATES, files
 from st_reba.compare.report import page
 from st_reba.data import sources
 from st_reba.data.sources import ALL
@@ -24,9 +24,6 @@ from st_reba.hub.push import check_saved_model
 from st_reba.recipes import default_recipes, find
 from st_reba.text.templates import Template
 from st_reba_cli import checks
-
-from ..backbones import own
-from ..conftest import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
@@ -75,52 +72,6 @@ COMMANDS = ("compare", "layers", "encode", "build", "train")
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 
 
-@pytest.mark.parametrize("command", COMMANDS[:3])
-@pytest.mark.parametrize(
-    "device", ["gpu", pytest.param("cuda", marks=NO_CUDA), pytest.param("cuda:7", marks=NO_CUDA), "meta", "cuda:x"]
-)
-def test_devices(command, device, commands, backbone_path, tmp_path):
-    said = run(*commands(backbone_path(), device)[command])
-    assert f"--device {device}: PyTorch {torch.__version__} cannot use it here (" in said
-    assert "Give cpu, or one that is there" in said
-    assert not (tmp_path / "out").exists()
-
-
-def test_each_of_several_devices(commands, backbone_path):
-    assert "--device cpu:x: PyTorch" in run(*commands(backbone_path(), "cpu, cpu:x")["encode"])
-
-
-@pytest.fixture
-def odd_models(tmp_path):
-    """Names that are no model, and what is said of each."""
-    empty, bare, packed = tmp_path / "empty", tmp_path / "bare", tmp_path / "packed"
-    for directory in (empty, bare, packed):
-        directory.mkdir()
-    (bare / "notes.txt").write_text("x")
-    (packed / "q4.gguf").write_bytes(b"GGUF")
-    (tmp_path / "model.bin").write_bytes(b"x")
-    return {
-        packed: f"The model {packed} is a directory with a GGUF file: give the file, {packed / 'q4.gguf'}.",
-        empty: f"The model {empty} is an empty directory: give one that a model was saved to.",
-        bare: f"The model {bare} is a directory without a model (none of config.json, modules.json,",
-        tmp_path / "model.bin": f"The model {tmp_path / 'model.bin'} is a file: give the directory",
-        tmp_path / "no": f"The model {tmp_path / 'no'}: there is no such directory. Check the path, or give a Hub id",
-        "./no": "The model ./no: there is no such directory.",
-        "no/such-model": "no/such-model: there is no such directory, and ",
-    }
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_models(command, commands, odd_models, tmp_path):
-    for model, message in odd_models.items():
-        said = run(*commands(model)[command])
-        *read, error = said.strip().splitlines()
-        assert message in error
-        # Before that, what was read of the data where only the Hub could tell.
-        assert len(read) == (model == "no/such-model" and command in ("compare", "layers"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
     response = type("Response", (), {"headers": {}, "request": None, "status_code": 404})()
 
@@ -132,42 +83,6 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
 
     monkeypatch.setattr("st_reba.modules.CausalTransformer", fail)
     assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
-
-
-def test_damaged_weights(commands, backbone_path, tmp_path):
-    model = tmp_path / "model"
-    pipeline(CausalTransformer(backbone_path())).save_pretrained(str(model))
-    (own(model) / "model.safetensors").write_bytes(b"\x08\0\0\0")
-    for command in ("compare", "encode", "build"):
-        said = run(*commands(model)[command])
-        assert f"{own(model) / 'model.safetensors'}: these weights are damaged or cut short (" in said
-
-
-@pytest.mark.parametrize(
-    ("line", "called"),
-    [
-        (("compare",), "--words"),
-        (("train", "freeze", "--out", "x"), "--config"),
-    ],
-)
-def test_files(line, called, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert f"{called} {tmp_path} is a directory: give a file." in run(*line, called, tmp_path)
-    missing = tmp_path / "no.tsv"
-    assert f"{called} {missing}: there is no such file. Check the name." in run(*line, called, missing)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("line", "called"),
-    [(("compare",), "--data"), (("compare",), "--fit-texts"), (("layers",), "--data"), (("search",), "--data")],
-)
-def test_tables(line, called, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert f"{tmp_path} is a directory without a table in it (nothing): give a file" in run(*line, called, tmp_path)
-    missing = tmp_path / "no.tsv"
-    assert f"{missing}: there is no such file. Check the name." in run(*line, called, missing)
-    assert not list(tmp_path.iterdir())
 
 
 class TestBothSayTheSame:

@@ -19,7 +19,7 @@ from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, _
 from st_reba.compare import run
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
-from st_reba.data.demo import demo_pairs, demo_questions, demo_sentences
+from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.recipes import asked_for
@@ -413,46 +413,6 @@ class TestCompare:
         assert list((tmp_path / "mteb" / "results").rglob("DemoSTSInOneSplit.json"))
 
     @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (("--mteb", "STSB", "--data", "x.tsv"), "--mteb brings its own texts: leave --data and --words out"),
-            (("--mteb-results", "out"), "--mteb-results is for --mteb"),
-            (("--dry-run", "--mteb", "STSB"), "--dry-run counts the texts of --data"),
-            (("--against", "pyproject.toml"), "pyproject.toml is no comparison that st_reba"),
-            (("--language", "zh", "--mteb", "STSB"), "--language chooses among the demo texts: leave it out with"),
-            (("--language", "zh", "--data", "x.tsv"), "--language and --demo choose among the demo texts: leave them"),
-            (("--demo", "retrieval", "--data", "x.tsv"), "--language and --demo choose among the demo texts"),
-            (
-                ("--queries", "q.jsonl", "--qrels", "r.tsv"),
-                "Retrieval takes --queries, --corpus and --qrels, all",
-            ),
-            (("--columns", "a,b,c"), "--columns is for --data"),
-            (("--data", __file__, "--columns", "a,b"), "--columns a,b: give sentence1=...,sentence2=...,score=..."),
-            (("--query-prompt", "find: "), "--query-prompt and --document-prompt are for retrieval"),
-            (("--repetitions", 2), "--repetitions is for --recipes all: the few have at most two copies of a text"),
-            (
-                ("--fit-texts", "fit.txt", "--recipes", "reba-2", "--no-controls"),
-                "--fit-texts is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels",
-            ),
-            (
-                ("--words", "words.csv", "--recipes", "early-late", "--no-controls"),
-                "--words asks for the embeddings of words, and none of the recipes has them",
-            ),
-            (("--data", "no.tsv"), "no.tsv"),
-            (("--model", "no/such-model"), "Error: "),
-            (("--recipes", "reba-2,rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
-            (("--recipes", "reba-2", "--recipes", "rebba-2"), "There is no recipe 'rebba-2'. Near it: reba-2"),
-            (("--recipes", "tf-idf"), "'tf-idf' is a control, to be compared with: it is no model to be built."),
-        ],
-    )
-    def test_refusals(self, options, message, tmp_path, monkeypatch):
-        if {"fit.txt", "words.csv"} & {*options}:
-            monkeypatch.chdir(tmp_path)
-            Path("fit.txt").write_text("a\nb\nc\n", encoding="utf-8")
-            Path("words.csv").write_bytes(demo_questions("en").read_bytes())
-        assert message in typed("compare", *options, expect=1)
-
-    @pytest.mark.parametrize(
         ("options", "named"),
         [
             (
@@ -488,27 +448,6 @@ class TestCompare:
         monkeypatch.setattr("st_reba.recipes.asked_for", stop)
         options = ("--recipes", "all,reba-2", "--repetitions", 2)
         assert "['all,reba-2'] 2" in typed("compare", "--model", backbone_path(), *options, expect=1)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (("--language", "zh", "--data", "x.tsv"), "--language and --demo choose among the demo texts"),
-            (("--model", "no/such-model"), "Error: "),
-        ],
-    )
-    def test_a_search_refuses(self, options, message, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "x.tsv").write_text("a\tb\t1\n")
-        assert message in typed("search", *options, expect=1)
-
-    def test_a_search_needs_labels(self, tmp_path):
-        (tmp_path / "plain.txt").write_text("one text\nanother text\na third\n")
-        assert "A search chooses by labels" in typed("search", "--data", tmp_path / "plain.txt", expect=1)
-
-    def test_malformed_data(self, tmp_path):
-        data = tmp_path / "pairs.tsv"
-        data.write_text("a\tb\t1\nc\td\n")
-        assert "pairs.tsv, line 2: 2 columns where 3 are expected" in typed("compare", "--data", data, expect=1)
 
 
 class TestBuild:
@@ -628,58 +567,6 @@ class TestBuild:
         (tmp_path / "texts.txt").write_text("a")
         output = typed("encode", tmp_path / "m", tmp_path / "texts.txt", "--out", tmp_path / "v.npy", expect=1)
         assert "is a MultiVectorEncoder, and `st-reba encode` writes one vector a text" in output
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (("--rerank", "--no-normalize"), "--no-normalize: --rerank reads a query and a document together"),
-            (("--sparse", "--no-normalize"), "--no-normalize: --sparse reads the end of a prompt"),
-            (("--recipe", "reba-2+whiten"), "Near it: reba-2+whitened. "),
-            (("--repetitions", 0), "repetitions=0: give a whole number from 1"),
-            (("--layers", "top"), "--layers 'top': use \"all\" or indices separated by commas"),
-            (("--layers", "9"), "9 is out of range"),
-            (("--template", "{text}"), "--template is for --method classical, echo, "),
-            (("--method", "metaeol", "--template", "{text}"), "MetaEOL has none"),
-            (("--recipe", "CK", "--template", "{text}"), "CK has none"),
-            (("--method", "prompteol", "--layers=-1"), "PromptEOL has none"),
-            (("--method", "kv-rerouting", "--repetitions", 2), "KV re-routing has none"),
-            (("--recipe", "reba-2", "--method", "reba"), "--recipe and --method say the same thing: give one of them"),
-            (("--method", "rabe"), "There is no --method rabe: give one of classical, "),
-            (("--recipe", "rt-3"), "There is no recipe 'rt-3'. Near it: rt-"),
-            (("--recipe", "Random weights, ReBA-2"), "is a control, to be compared with: it is no model to be built"),
-            (("--method", "classical", "--repetitions", 2), "--repetitions is for --method echo"),
-            (
-                ("--method", "early-late", "--pooling", "max"),
-                "--pooling max: Early and late, partwise whitened is pooled by mean; use that",
-            ),
-            (("--method", "early-late", "--fit-texts", "no.txt"), "no.txt: there is no such file"),
-            (("--method", "echo", "--fit-texts", __file__), "--fit-texts is for what is fitted on texts, such as"),
-            (("--method", "echo", "--layers=-1"), "--layers is for --method reba"),
-            (("--method", "echo", "--chunk-length", 8), "Echo-2 has none"),
-            (("--multi-vector", "--pooling", "mean"), "so nothing is pooled: leave --pooling out"),
-            (("--dimensions", 8), "--dimensions is for --multi-vector: give that, too"),
-            (("--keep-punctuation",), "--skip-punctuation is for --multi-vector"),
-            (("--multi-vector", "--recipe", "classical+whitened"), "whitened stands around the pooling, and"),
-            (("--multi-vector", "--recipe", "early-late"), "Give another recipe, such as echo-2"),
-            (
-                ("--multi-vector", "--recipe", "prompteol"),
-                "PromptEOL does not read every token. Give one of cl",
-            ),
-            (("--multi-vector", "--fit-texts", __file__), "--fit-texts is for what is fitted on texts"),
-            (
-                ("--multi-vector", "--recipe", "echo-2", "--dimensions", 33),
-                "to keep, a whole number from 1 to 32",
-            ),
-        ],
-    )
-    def test_refusals_leave_nothing_behind(self, options, message, backbone_path, tmp_path):
-        assert message in self.build(backbone_path, tmp_path / "model", *options, expect=1)
-        assert not list(tmp_path.iterdir())
-
-    def test_no_precision_is_offered_that_cannot_be_saved(self, backbone_path, tmp_path):
-        refused = self.build(backbone_path, tmp_path / "model", "--dtype", "fastest", expect=2)
-        assert "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'" in refused
-        assert "fastest" not in typed("build", "--help")
 
     def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
         texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]

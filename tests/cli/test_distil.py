@@ -64,13 +64,6 @@ def test_a_recipe_is_called_by_its_key_and_a_folder_by_a_path(
     assert (told in shown) == (student == "prompteol")
 
 
-@pytest.mark.parametrize("student", ["./no", "no/such-model"])
-def test_a_student_that_is_not_there_is_refused_before_the_teacher_reads(student, roomy_path, texts, tmp_path):
-    given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--held-out", 12, "--student", student)
-    assert f"{student}: there is no such directory" in run(*given, "--out", tmp_path / "out", expect=1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_beside_a_config_every_option_is_refused(tmp_path):
     (tmp_path / "distil.yaml").write_text("recipe: echo-2\nmodel: m\ntexts: t.txt\n")
     every = [option.opts[0] for option in get_command(app).commands["distil"].params]
@@ -87,17 +80,3 @@ def test_an_interrupted_run_says_how_to_go_on(roomy_path, texts, tmp_path, monke
     monkeypatch.setattr("st_reba.training.train_distil", interrupt)
     given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--output", tmp_path / "out")
     assert "Stopped. The same command goes on" in run(*given, expect=130)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
-        (("--recipe", "a", "--config", "x.yaml"), "--recipe: with --config all of it stands in the file"),
-        (("--config", "no.yaml"), "no.yaml: there is no such file"),
-        (("--recipe", "echo-2", "--model", "./no", "--texts", "x.txt"), "./no: there is no such directory"),
-    ],
-)
-def test_refusals(arguments, message, tmp_path):
-    assert message in run(*arguments, "--out", tmp_path / "out", expect=1)
-    assert not (tmp_path / "out").exists()

@@ -123,35 +123,6 @@ def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     assert "Stopped. The same command goes on from" in output
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--workers", 2), "--workers is for --engine ray"),
-        (("--device", "cpu,cuda:0"), "give one or more of one kind"),
-        (("--column", "body"), 'plain text has no column "body"'),
-        (("--keep", "text"), "An .npy holds vectors alone"),
-        (("--prompt-name", "passage"), 'prompt_name="passage": the model has "query", "document"'),
-        (("--engine", "ray", "--device", "mps"), 'device "mps": on a Ray cluster give'),
-    ],
-)
-def test_refusals(options, message, model_directory, texts, tmp_path):
-    assert message in run(model_directory, texts, "--out", tmp_path / "a.npy", *options, expect=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
-
-
-def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
-    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
-    bare = tmp_path / "a model"
-    bare.symlink_to(backbone_path())
-    output = run(bare, texts, "--out", tmp_path / "a.npy", expect=1)
-    assert f"{bare} has no modules.json: it is not a saved SentenceTransformer" in output
-    assert f"st-reba build --model '{bare}' --method reba --pooling mean --out my-model" in output
-    (tmp_path / "empty").mkdir()
-    output = run(tmp_path / "empty", texts, "--out", tmp_path / "a.npy", expect=1)
-    assert "empty is an empty directory: give one that a model was saved to." in output
-    assert not (tmp_path / "a.npy").exists()
-
-
 def test_bad_input(model_directory, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     output = run(model_directory, tmp_path / "t.jsonl", "--out", tmp_path / "a.npy", expect=1)

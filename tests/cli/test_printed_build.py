@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import numpy as np
@@ -143,33 +142,3 @@ def test_build_asks_in_the_language_of_its_texts(options, template, told, texts,
     assert (TOLD in output) == told
     card = (tmp_path / "built" / "README.md").read_text(encoding="utf-8")
     assert ("-zh" in card) == (template.endswith("-zh") and "--sparse" not in options)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            ("compare", "--recipes", "classical,echo-2", "--prompt-language", "zh"),
-            "--prompt-language zh: classical, echo-2 cannot ask in Chinese; leave it out, or give a recipe that can",
-        ),
-        (("build", "--out", "out", "--recipe", "metaeol", "--prompt-language", "zh"), "metaeol cannot ask in Chinese"),
-        (
-            ("build", "--out", "out", "--recipe", "prompteol-zh", "--prompt-language", "en"),
-            "--prompt-language en: prompteol-zh cannot ask in English",
-        ),
-        (
-            ("build", "--out", "out", "--recipe", "prompteol", "--prompt-language", "zh", "--template", "{text}:"),
-            "--template and --prompt-language both say which prompt is read: give one of them.",
-        ),
-        (
-            ("build", "--out", "out", "--rerank", "--prompt-language", "zh"),
-            "--prompt-language: --rerank reads a query and a document together; leave it out.",
-        ),
-    ],
-)
-def test_what_cannot_be_asked(line, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    output = run(*line, "--model", DEMO_MODEL, expect=1)
-    assert message in output
-    assert not list(tmp_path.iterdir())
-    assert not re.search("Fitting|tokens at", output)

@@ -227,19 +227,6 @@ def test_a_shard_that_is_missing(directory, hub):
     )
 
 
-@pytest.mark.parametrize(
-    ("repo_id", "message"),
-    [("name", '"name": a repository is "org/name"'), ("a/b/c", 'is "org/name"')],
-)
-def test_ids(repo_id, message, directory, hub):
-    assert message in run(directory, repo_id, expect=1)
-    assert "create_repo" not in hub
-
-
-def test_no_directory(tmp_path, hub):
-    assert "there is no such directory. Give one that" in run(tmp_path / "no", "org/name", expect=1)
-
-
 class Response:
     headers: dict = {}
     request = None

@@ -105,9 +105,6 @@ class TestEveryCommand:
             "train", "freeze", "--config", odd / "no.yaml", "--out", odd / "run", expect=1
         )
 
-    def test_a_choice_that_is_none(self):
-        assert "[red]x[/blue]" in run("build", "--out", "x", "--model", "x", "--method", "[red]x[/blue]", expect=1)
-
 
 def _asked():
     """Every extra that ``require`` names, and the package that it is to bring where it is written beside it."""
