@@ -6,15 +6,14 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import TEMPLATES, files
 from st_reba.compare.report import page
 from st_reba.data import sources
@@ -25,6 +24,10 @@ from st_reba.recipes import default_recipes, find
 from st_reba.text.templates import Template
 from st_reba_cli import checks
 
+from . import typed
+
+refused = partial(typed, expect=1)
+
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
 
@@ -32,12 +35,6 @@ pytestmark = pytest.mark.usefixtures("quick_commands")
 def backbone_path(shallow_path):
     """How many layers there are does not matter to what is refused."""
     return lambda: shallow_path
-
-
-def run(*arguments, expect: int = 1) -> str:
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})
-    assert result.exit_code == expect, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture
@@ -68,10 +65,6 @@ def commands(tmp_path, pairs):
     return lines
 
 
-COMMANDS = ("compare", "layers", "encode", "build", "train")
-NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-
-
 def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
     response = type("Response", (), {"headers": {}, "request": None, "status_code": 404})()
 
@@ -82,7 +75,9 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
             raise OSError("long") from error
 
     monkeypatch.setattr("st_reba.modules.CausalTransformer", fail)
-    assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
+    assert "it cannot be had from the Hub (404 Client Error). Check the name" in refused(
+        *commands("org/name")["compare"]
+    )
 
 
 class TestBothSayTheSame:
@@ -106,7 +101,7 @@ class TestBothSayTheSame:
         assert said_by(checks.check_free, pairs.parent, "--out") == said_by(files.check_free, pairs.parent, "--out")
 
     def test_a_directory_that_is_not_there(self, tmp_path):
-        assert said_by(check_saved_model, tmp_path / "no") in run("push", tmp_path / "no", "org/name")
+        assert said_by(check_saved_model, tmp_path / "no") in refused("push", tmp_path / "no", "org/name")
 
     def test_a_template_without_its_text(self):
         shared = "The template 'echoo' has no {text}"
@@ -141,7 +136,7 @@ class TestDiskFull:
     def test_the_report(self, line, tmp_path, monkeypatch):
         """Its scores have been shown, nothing is left of it, and the best recipe is written."""
         monkeypatch.setattr(page, "write_csv", full)
-        said = run(*line)
+        said = refused(*line)
         assert f"{tmp_path / 'report'} could not be written: there is no room left on the disk" in said
         assert "choose another --out" in said
         assert "Best on STS" in said
@@ -152,7 +147,7 @@ class TestDiskFull:
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
         monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
-        said = run(*line)
+        said = refused(*line)
         assert f"{tmp_path / 'best'} could not be written: there is no room left on the disk" in said
         assert "choose another --save-best" in said
         assert (tmp_path / "report" / "results.csv").exists()
@@ -160,13 +155,13 @@ class TestDiskFull:
 
     def test_embeddings_on_their_way(self, line, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.store._Rows.write", full)
-        said = run(*line)
+        said = refused(*line)
         assert "the disk is full. Embeddings lie there while they are scored" in said
         assert "TMPDIR" in said
 
     def test_layers(self, commands, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.DependencyEvaluator.draw", full)
-        said = run(*commands(backbone_path(), "cpu")["layers"])
+        said = refused(*commands(backbone_path(), "cpu")["layers"])
         assert f"{tmp_path / 'out'} could not be written: there is no room left on the disk" in said
         assert not (tmp_path / "out").exists()
 
@@ -190,7 +185,7 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
     for name in ("matplotlib", "matplotlib.figure", "jinja2"):
         monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "out"
-    said = run(
+    said = refused(
         "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--out", out,
         "--recipes", "classical", expect=0,
     )  # fmt: skip

@@ -2,22 +2,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from sentence_transformers import SentenceTransformer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from st_reba.data.demo import demo_sentences
 from st_reba_cli import app
 
+from . import typed
+
+run = partial(typed, "distil")
+
 pytest.importorskip("peft")
-
-
-def run(*arguments: object, expect: int = 0) -> str:
-    result = CliRunner().invoke(app, ["distil", *map(str, arguments)])
-    assert result.exit_code == expect, (result.output, result.exception)
-    return " ".join(result.output.split())
 
 
 @pytest.fixture

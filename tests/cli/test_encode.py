@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -13,23 +14,19 @@ import torch
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer
 from st_reba_cli import load
 
 from .. import processes
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
+from . import typed
+
+run = partial(typed, "encode")
 
 runner = CliRunner()
 # In a process of its own nothing is patched.
 COMMAND = ("-c", "from st_reba_cli import app; app()", "encode", "--dtype", "float32")
-
-
-def run(*arguments, expect: int = 0) -> str:
-    result = runner.invoke(cli.app, ["encode", *map(str, arguments)], env={"COLUMNS": "200"})
-    assert result.exit_code == expect, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture(scope="module")

@@ -2,30 +2,26 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
+from functools import partial
 
 import pytest
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer
 from st_reba.hub import push
 
 from ..conftest import pipeline
+from . import typed
+
+run = partial(typed, "push")
 
 runner = CliRunner()
 
 #: Where the backbone lies.
 OWN = "0_CausalTransformer"
-
-
-def run(*arguments, expect: int = 0) -> str:
-    result = runner.invoke(cli.app, ["push", *map(str, arguments)], env={"COLUMNS": "300"})
-    assert result.exit_code == expect, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner
 
 from st_reba import BidirectionalLastLayer, TwinTower
-from st_reba_cli import app
 
 from ..backbones import TEXTS
+from . import typed
+
+run = partial(typed, "train")
 
 pytest.importorskip("peft")
 
@@ -23,12 +26,6 @@ def config(backbone_path, tmp_path):
         return str(path)
 
     return write
-
-
-def run(*arguments: str, expect: int = 0) -> str:
-    result = CliRunner().invoke(app, ["train", *arguments])
-    assert result.exit_code == expect, result.output
-    return " ".join(result.output.split())
 
 
 def test_bellm(config, tmp_path):
@@ -67,7 +64,12 @@ def test_refusals_leave_nothing_behind(more, rows, message, config, tmp_path):
 
 def test_a_run_that_diverges(config, tmp_path):
     shown = run(
-        "bellm", "--config", config("learning_rate: 1e300\nepochs: 9\n"), "--out", str(tmp_path / "run"), expect=1
+        "bellm",
+        "--config",
+        config("learning_rate: 1e300\nepochs: 9\n"),
+        "--out",
+        str(tmp_path / "run"),
+        expect=1,
     )
     assert "Error: Training diverged at step" in shown
     assert not (tmp_path / "run/model").exists()

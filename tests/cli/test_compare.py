@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import re
 from html import unescape
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize
 from typer.testing import CliRunner
 
-import st_reba_cli as cli
-from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening, __version__
+from st_reba import __version__
 from st_reba.compare import run
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
@@ -23,26 +19,15 @@ from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.recipes import asked_for
-from st_reba_cli import load, options
+from st_reba_cli import app, load, options
 
 from ..backbones import TEXTS
 from ..compare.mteb.demo import DemoSTSInOneSplit
 from ..compare.report import samples
-from ..conftest import long, pipeline
-
-runner = CliRunner()
-
+from . import typed
 
 #: Where it does not matter which recipes are compared.
 TWO = ("--recipes", "classical,echo-2")
-#: On a few texts, where it does not matter on which.
-FITTED = ("--fit-texts", __file__)
-
-
-def typed(*arguments: str, expect: int = 0) -> str:
-    result = runner.invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
-    assert result.exit_code == expect, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 def test_version():
@@ -108,7 +93,7 @@ class TestCompare:
     def test_the_answer_comes_first(self, backbone_path, tmp_path):
         report = tmp_path / "report"
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--out", report)
-        result = runner.invoke(cli.app, [str(option) for option in ("compare", *options)])
+        result = CliRunner().invoke(app, [str(option) for option in ("compare", *options)])
         found = Comparison.load(report / "comparison.json")
         # What is told on the way is no part of the output: the first line of a pipe is the answer.
         assert result.stdout.splitlines()[0] == found.answer
@@ -448,154 +433,3 @@ class TestCompare:
         monkeypatch.setattr("st_reba.recipes.asked_for", stop)
         options = ("--recipes", "all,reba-2", "--repetitions", 2)
         assert "['all,reba-2'] 2" in typed("compare", "--model", backbone_path(), *options, expect=1)
-
-
-class TestBuild:
-    def build(self, backbone_path, out, *options, expect=0):
-        return typed("build", "--model", backbone_path(), "--out", out, *options, expect=expect)
-
-    def test_prompts(self, backbone_path, tmp_path):
-        self.build(backbone_path, tmp_path / "m", "--query-prompt", "find: ", "--document-prompt", "text: ")
-        model = SentenceTransformer(str(tmp_path / "m"), device="cpu")
-        assert {name: model.prompts[name] for name in ("query", "document")} == {
-            "query": "find: ",
-            "document": "text: ",
-        }
-        card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
-        assert "`find: `" in card
-        assert "model.encode_document" in card
-
-    @pytest.mark.parametrize(
-        ("options", "kind", "settings"),
-        [
-            ((), "ReBAModule", {"repetitions": 2, "rows": "all", "layers": "all"}),
-            (("--pooling", "last", "--repetitions", 3, "--layers=-1,0"), "ReBAModule",
-             {"repetitions": 3, "rows": "last", "layers": [-1, 0]}),
-            (("--chunk-length", 8), "ReBAModule", {"repetitions": 2, "chunk_length": 8}),
-            (("--method", "echo", "--template", "springer"), "EchoModule", {"repetitions": 2}),
-            (("--method", "classical", "--pooling", "weightedmean", "--no-normalize"), "CausalTransformer",
-             {"template": "{text}"}),
-            (("--method", "prompteol", "--pooling", "last"), "CausalTransformer",
-             {"template": TEMPLATES["prompteol"], "pool_over": "all", "rows": "last", "normalize_text": True}),
-            long(("--method", "prompteol", "--template", "promptsum-zh"), "CausalTransformer",
-             {"template": TEMPLATES["promptsum-zh"], "pool_over": "all", "rows": "last"}),
-            (("--method", "metaeol"), "MetaEOLModule", {"templates": list(META_TASKS), "normalize_text": True}),
-            long(("--method", "kv-rerouting"), "KVReroutingModule", {"layers": [1], "hybrid": True}),
-            (("--method", "kv-rerouting", "--layers=0,-1", "--template", "compress-zh"), "KVReroutingModule",
-             {"layers": [0, 2], "template": TEMPLATES["compress-zh"]}),
-            (("--method", "token-prepending"), "TokenPrependingModule", {"rows": "last", "normalize_text": True}),
-            (("--method", "hierarchical-token-prepending"), "HierarchicalTokenPrependingModule", {"rows": "all"}),
-            (("--method", "value-aggregation", "--layers=-1"), "ValueAggregationModule", {"layers": [-1]}),
-            long(("--method", "contrastive-prompting"), "ContrastivePromptingModule",
-             {"scale": 2.0, "normalize_text": True}),
-            (("--method", "contrastive-prompting", "--template", "in one word, {text}:"), "ContrastivePromptingModule",
-             {"template": "in one word, {text}:", "normalize_text": True}),
-            long(("--method", "prompteol", "--template", "in one word, {text}:"), "CausalTransformer",
-             {"template": "in one word, {text}:", "pool_over": "all", "rows": "last", "normalize_text": True}),
-            (("--method", "prompteol", "--template", "knowledge"), "CausalTransformer",
-             {"template": TEMPLATES["knowledge"], "rows": "last", "output_layer": 2, "final_norm": False}),
-            (("--method", "classical", "--template", "prompteol"), "CausalTransformer", {"rows": "last"}),
-            (("--method", "early-late", *FITTED), "EarlyLateModule",
-             {"template": TEMPLATES["prompteol"], "early_layer": 1, "normalize_text": True}),
-            (("--method", "early-late", "--template", "prompteol-zh", *FITTED), "EarlyLateModule",
-             {"template": TEMPLATES["prompteol-zh"], "pool_over": "text"}),
-            long(("--method", "early-late", "--template", "in one word, {text}:", *FITTED), "EarlyLateModule",
-             {"template": "in one word, {text}:", "pool_over": "text", "normalize_text": True}),
-            (("--method", "echo-topic", *FITTED), "TopicModule",
-             {"template": TEMPLATES["echo-topic"], "mean": True, "lower_layers": [2], "normalize_text": True}),
-            (("--method", "topic", "--template", "{text} is about", *FITTED), "TopicModule",
-             {"template": "{text} is about", "mean": False, "lower_layers": [2], "normalize_text": True}),
-            (("--recipe", "RT-4"), "RefinedThoughtModule", {"iterations": 4}),
-            long(("--method", "refined-thought"), "RefinedThoughtModule", {"iterations": 2}),
-            (("--method", "bidirectional"), "BidirectionalLastLayer", {"bidirectional_layers": 1, "pool_over": "all"}),
-            (("--recipe", "Echo-2, bidirectional"), "EchoModule", {"repetitions": 2, "bidirectional_layers": 1}),
-            long(("--recipe", "reba-5", "--pooling", "last"), "ReBAModule", {"repetitions": 5, "rows": "last"}),
-            (("--recipe", "Echo-2, layer 2, whitened", *FITTED), "EchoModule",
-             {"repetitions": 2, "output_layer": 2}),
-            (("--recipe", "classical+idf-weighted", *FITTED), "CausalTransformer", {"output_layer": None}),
-            (("--method", "ck"), "MetaEOLModule",
-             {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "normalize_text": True,
-              "output_layer": 2, "final_norm": False}),
-        ],
-    )  # fmt: skip
-    def test_a_ready_directory(self, options, kind, settings, roomy_path, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        Path("texts.txt").write_text("\n".join(f"{number}: {text}" for number in range(9) for text in TEXTS))
-        out = tmp_path / "deep" / "model"
-        self.build(lambda: roomy_path, out, *options, "--max-seq-length", 20)
-        model = SentenceTransformer(str(out), device="cpu")
-        assert type(model[0]).__name__ == kind
-        assert {name: getattr(model[0], name) for name in settings} == settings
-        assert model.max_seq_length == 20
-        lengths = np.linalg.norm(model.encode(TEXTS), axis=1)
-        assert np.allclose(lengths, 1) == ("--no-normalize" not in options)
-        assert json.loads((out / "modules.json").read_text())[0]["type"] == f"st_reba.modules.{kind}"
-        assert "import st_reba" in (out / "README.md").read_text()
-        assert [path.name for path in out.parent.iterdir()] == ["model"]
-
-    @pytest.mark.parametrize(
-        ("options", "dimension", "skips"),
-        [
-            (("--recipe", "echo-2"), 32, True),
-            (("--recipe", "reba-2@2", "--dimensions", 8, "--document-prompt", "text: "), 8, True),
-            (("--method", "classical", "--keep-punctuation"), 32, False),
-        ],
-    )
-    def test_a_vector_for_each_token(self, options, dimension, skips, backbone_path, tmp_path):
-        from sentence_transformers import MultiVectorEncoder
-
-        output = self.build(backbone_path, tmp_path / "m", "--multi-vector", *options)
-        assert ("Fitting the projection to 8 dimensions on" in output) == (dimension == 8)
-        assert f'import st_reba; MultiVectorEncoder("{tmp_path / "m"}")' in output
-        model = MultiVectorEncoder(str(tmp_path / "m"), device="cpu")
-        marks, word = model.encode_document(["?", "a"])
-        assert word.shape == (1, dimension)
-        assert len(marks) == (0 if skips else 1)
-        assert (model.prompts["document"] or "") == ("text: " if "--document-prompt" in options else "")
-        card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
-        for expected in (
-            "gives each token of a text a vector, for search by late interaction (MaxSim), by **",
-            "from sentence_transformers import MultiVectorEncoder",
-            f"print(documents[0].shape)  # torch.Size([tokens, {dimension}])",
-            "| similarity | MaxSim |",
-            f"| dimensions | {dimension} |",
-            " --multi-vector`). ",
-        ):
-            assert expected in card, expected
-        assert ("A document's tokens that are nothing but punctuation have no vector." in card) == skips
-        assert "SentenceTransformer(" not in card.partition("## Method")[0]
-        (tmp_path / "texts.txt").write_text("a")
-        output = typed("encode", tmp_path / "m", tmp_path / "texts.txt", "--out", tmp_path / "v.npy", expect=1)
-        assert "is a MultiVectorEncoder, and `st-reba encode` writes one vector a text" in output
-
-    def test_early_and_late_is_fitted_on_texts_like_ones_own(self, backbone_path, tmp_path):
-        texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]
-        (tmp_path / "texts.txt").write_text("\n".join(texts))
-        options = ("--method", "early-late", "--fit-texts", tmp_path / "texts.txt")
-        output = self.build(backbone_path, tmp_path / "own", *options)
-        assert f"Fitting what is partwise whitened on {len(texts)} texts. Wrote" in output
-        built = SentenceTransformer(str(tmp_path / "own"), device="cpu")
-        pooled = pipeline(EarlyLateModule(backbone_path()))
-        whole = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts), Normalize()], device="cpu")
-        assert [type(part) for part in built] == [type(part) for part in whole]
-        assert np.allclose(built.encode(TEXTS), whole.encode(TEXTS), atol=1e-5)
-        output = self.build(backbone_path, tmp_path / "demo", "--method", "early-late")
-        assert re.search(r"on \d+ texts, sentences inside the package: give --fit-texts with some hundreds", output)
-        other = SentenceTransformer(str(tmp_path / "demo"), device="cpu").encode(TEXTS)
-        assert not np.allclose(other, built.encode(TEXTS), atol=1e-2)
-
-    def test_a_directory_with_something_in_it_is_left_alone(self, backbone_path, tmp_path):
-        (tmp_path / "model").mkdir()
-        self.build(backbone_path, tmp_path / "model")
-        before = sorted(path.name for path in (tmp_path / "model").iterdir())
-        output = self.build(backbone_path, tmp_path / "model", expect=1)
-        assert "exists and is not an empty directory: choose another --out" in output
-        assert sorted(path.name for path in (tmp_path / "model").iterdir()) == before
-
-    def test_a_build_that_fails_half_way_leaves_nothing(self, backbone_path, tmp_path, monkeypatch):
-        def fail(self, path, *args, **kwargs):
-            raise OSError("no space left on device")
-
-        monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
-        assert "no space left on device" in self.build(backbone_path, tmp_path / "model", expect=1)
-        assert not list(tmp_path.iterdir())
