@@ -239,7 +239,7 @@ def _checked_pooling(chosen: Recipe, pooling: str | None, settings: Mapping[str,
     """
     from st_reba.ready import check_pooling
     from st_reba.recipes import every_row
-    from st_reba.recipes.parts import POOLINGS
+    from st_reba.recipes.recipe import POOLINGS
 
     rows = {row.key: row for row in every_row()}
     for name in settings:

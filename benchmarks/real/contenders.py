@@ -22,7 +22,8 @@ from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import Row, find
-from st_reba.recipes.parts import PARTS, PARTWISE, POOLINGS
+from st_reba.recipes.recipe import POOLINGS
+from st_reba.recipes.rows import PARTS, PARTWISE
 from st_reba.text.templates import preset
 
 Array = NDArray[np.float32]
