@@ -146,7 +146,7 @@ def build(
 
     import st_reba
     from st_reba.files import atomic_directory
-    from st_reba.modules import PromptRepsModule, RerankModule
+    from st_reba.modules import CausalTransformer, PromptRepsModule, RerankModule
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.modules.reranking import cross_encoder
     from st_reba.ready import note_recipe, prompts_or_own
@@ -157,11 +157,9 @@ def build(
     context.with_resource(quiet())
     model = present(model)
     asked: dict[str, Any] = {
-        "repetitions": repetitions,
-        "layers": indices,
-        "chunk_length": chunk_length,
-        "template": template,
-    }
+        "repetitions": repetitions, "layers": indices, "chunk_length": chunk_length, "template": template,
+        "expansion": expansion, "top_k": top_k,
+    }  # fmt: skip
     settings = {name: value for name, value in asked.items() if value is not None}
     prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
 
@@ -172,9 +170,13 @@ def build(
         chosen = find(recipe or (METHODS[method] if method else SPARSE if sparse else METHODS[DEFAULT]))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         if sparse:
-            _check_read_at_the_end(chosen)
-            weighing = {"expansion": expansion, "top_k": top_k}
-            settings = {**chosen.row.settings, **settings, **{name: n for name, n in weighing.items() if n is not None}}
+            prompted = chosen.row.module is CausalTransformer and chosen.row.poolings == ("last",)
+            if not prompted or chosen.part or chosen.layer is not None:
+                raise ValueError(
+                    f"--sparse with {chosen.key}: the head is asked at the end of a prompt, behind the last layer. "
+                    f"Give a prompt's recipe, such as {SPARSE} or prompteol."
+                )
+            settings = {**chosen.row.settings, **settings}
         else:
             mode = _checked_pooling(chosen, pooling, settings, multi_vector)
             chosen = _with_texts(chosen, fit_texts, dimensions, by_language=not (prompt_language or template))
@@ -217,18 +219,6 @@ def _indices(layers: str | None) -> str | list[int] | None:
         return [int(layer) for layer in layers.split(",")]
     except ValueError:
         raise ValueError(f'--layers {layers!r}: use "all" or indices separated by commas, such as "-1,-2".') from None
-
-
-def _check_read_at_the_end(chosen: Recipe) -> None:
-    """Refuse, for ``--sparse``, a recipe that is not read at the end of a prompt, as it is."""
-    from st_reba.modules import CausalTransformer
-
-    row = chosen.row
-    if row.module is not CausalTransformer or row.poolings != ("last",) or chosen.part or chosen.layer is not None:
-        raise ValueError(
-            f"--sparse with {chosen.key}: the head is asked at the end of a prompt, behind the last layer. Give a "
-            f"prompt's recipe, such as {SPARSE} or prompteol."
-        )
 
 
 def _checked_pooling(chosen: Recipe, pooling: str | None, settings: Mapping[str, object], multi_vector: bool) -> str:

@@ -34,13 +34,13 @@ _BLOCK_COUNT = b".block_count" + (4).to_bytes(4, "little")
 _KEY = re.compile(r"(?P<key>[a-z0-9-]+)(?:@(?P<layer>\d+))?(?:\+(?P<part>[a-z0-9-]+))?")
 
 
-def check_free(out: Path, option: str) -> None:
-    """Refuse a directory that already holds something.
+def check_free(out: Path | None, option: str) -> None:
+    """Refuse a directory that already holds something; None: nothing is written.
 
     Raises:
         ValueError: If something lies there already.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty directory: choose another {option}, or remove it.")
 
 
@@ -51,11 +51,9 @@ def check_file(path: Path | None, option: str) -> None:
         FileNotFoundError: If there is nothing.
         ValueError: If it is a directory.
     """
-    if path is None:
-        return
-    if path.is_dir():
+    if path is not None and path.is_dir():
         raise ValueError(f"{option} {path} is a directory: give a file.")
-    if not path.exists():
+    if path is not None and not path.exists():
         raise FileNotFoundError(f"{option} {path}: there is no such file. Check the name.")
 
 

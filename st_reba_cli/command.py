@@ -48,7 +48,11 @@ class Commands(TyperGroup):
             except (ValueError, OSError, ImportError) as error:
                 if ctx.params.get("traceback"):
                     raise
-                notes.say(Text.assemble(("Error:", "red"), f" {_sentence(error)}"))
+                # A command that has written something has imported st_reba; a refusal need not wait for it.
+                files = sys.modules.get("st_reba.files")
+                full = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
+                said = full if files is not None and files.is_full(error) else error
+                notes.say(Text.assemble(("Error:", "red"), f" {said}"))
                 raise typer.Exit(1) from None
 
 
@@ -62,14 +66,6 @@ def _escaped() -> Iterator[None]:
         if isinstance(message := getattr(error, "message", None), str):
             error.message = printable(message)  # type: ignore[attr-defined]
         raise
-
-
-def _sentence(error: Exception) -> object:
-    # A command that has written something has imported st_reba; a refusal need not wait for it.
-    files = sys.modules.get("st_reba.files")
-    if files is not None and files.is_full(error):
-        return f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
-    return error
 
 
 def _noted(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

@@ -49,11 +49,7 @@ def compare(
         int | None, option(help="Copies of the text, at most (--recipes all; default: 3).", min=1, max=64)
     ] = None,
     controls: Annotated[
-        bool,
-        typer.Option(
-            "--controls/--no-controls",
-            help="Compare with tf-idf, with the input embeddings alone, and with random weights.",
-        ),
+        bool, typer.Option(help="Compare with tf-idf, with the input embeddings alone, and with random weights.")
     ] = True,
     random: options.Random = True,
     dry_run: Annotated[
@@ -101,9 +97,8 @@ def compare(
         raise ValueError("--dry-run counts the texts of --data: mteb's are not known before they are run.")
     if mteb_results and not mteb:
         raise ValueError("--mteb-results is for --mteb, which names the tasks.")
-    for folder, name in ((out, "--out"), (save_best, "--save-best")):
-        if folder is not None:
-            check_free(folder, name)
+    check_free(out, "--out")
+    check_free(save_best, "--save-best")
     check_file(words, "--words")
     asked_names = [name.strip() for names in recipes or ["few"] for name in names.split(",")]
     if repetitions and "all" not in asked_names:

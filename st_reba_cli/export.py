@@ -49,9 +49,8 @@ def export(
         raise ValueError(
             f"{', '.join(passed_over)}: for --static alone, as --plain writes the model as it is. Leave it out."
         )
-    for out, name in ((static, "--static"), (plain, "--plain")):
-        if out is not None:
-            check_free(out, name)
+    check_free(static, "--static")
+    check_free(plain, "--plain")
     check_source(fit_texts)
     check_model(model)
 

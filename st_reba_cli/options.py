@@ -86,10 +86,7 @@ PromptLanguage = Annotated[
 ]
 Random = Annotated[
     bool,
-    typer.Option(
-        "--random/--no-random",
-        help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training.",
-    ),
+    typer.Option(help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training."),
 ]
 Out = Annotated[
     Path | None,

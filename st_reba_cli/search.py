@@ -38,9 +38,8 @@ def search(
 
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
-    for folder, name in ((out, "--out"), (save_best, "--save-best")):
-        if folder is not None:
-            check_free(folder, name)
+    check_free(out, "--out")
+    check_free(save_best, "--save-best")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_model(model)
 

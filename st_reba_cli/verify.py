@@ -66,7 +66,7 @@ def verify(
         seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
     gives = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
     console.say(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}")
-    for cause in () if seen.equal else seen.causes:
+    for cause in seen.causes:
         console.say(f"- {cause}")
     table = Table("text", "tokens", "apart", box=None)
     for row in seen.rows:
