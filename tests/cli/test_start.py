@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -134,6 +135,14 @@ def test_what_needs_no_model_imports_nothing_slow(script, tmp_path):
         assert expected in " ".join(said.split()), line
         assert not SLOW & {*imported}, line
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "GGUF", "MODEL"}
+
+
+def test_the_module_is_the_command():
+    """``python -m st_reba`` imports that package first, which takes seconds; this one does not."""
+    command = [sys.executable, "-X", "importtime", "-m", "st_reba_cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == version("st_reba")
+    assert not SLOW & {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize("command", ["compare", "encode", "layers", "search", "serve", "verify"])
