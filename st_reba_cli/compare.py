@@ -110,10 +110,11 @@ def compare(
     check_recipes(recipes or [], model)
     check_model(model)
 
+    from st_reba.compare import compare as compared
+    from st_reba.compare import compare_tasks, work
     from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
-    from st_reba.compare.run import compare as compared
-    from st_reba.compare.run import compare_tasks, texts_of, work
+    from st_reba.compare.run import texts_of
     from st_reba.compare.workload import Forecast, memory, speed
     from st_reba.data.demo import demo_questions
     from st_reba.data.tables import Data as Table

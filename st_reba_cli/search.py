@@ -43,7 +43,8 @@ def search(
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_model(model)
 
-    from st_reba.compare.run import compare, texts_of, work
+    from st_reba.compare import compare, work
+    from st_reba.compare.run import texts_of
     from st_reba.compare.search import candidates, searched, with_selection
     from st_reba.compare.search import search as found_by_halving
     from st_reba.data.tables import Labelled

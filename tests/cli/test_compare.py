@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba import __version__
-from st_reba.compare import run
+from st_reba import compare as room
 from st_reba.compare.results import Comparison
 from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
@@ -60,7 +60,7 @@ class TestCompare:
         monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.float32)
         monkeypatch.setattr(options, "find_spec", lambda name: None)
         shown = []
-        real = run.compare
+        real = room.compare
 
         def on_some(recipes, pairs, words, **settings):
             shown.append((recipes, pairs, words))
@@ -69,7 +69,7 @@ class TestCompare:
             )
             return real(recipes, some, OddOneOutEvaluator(words.questions[:2]), **settings)
 
-        monkeypatch.setattr(run, "compare", on_some)
+        monkeypatch.setattr(room, "compare", on_some)
         output = typed("compare")
         ((recipes, pairs, words),) = shown
         assert recipes.backbone.model.config.hidden_size == 128
@@ -113,7 +113,7 @@ class TestCompare:
         options = ("--model", backbone_path(), "--data", self.pairs(tmp_path), "--device", "cpu", "--no-random")
         told = r"4 recipes on 40 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about \d+ sec"
         assert re.search(told, typed("compare", *options))
-        monkeypatch.setattr(run, "compare", never)
+        monkeypatch.setattr(room, "compare", never)
         output = typed("compare", *options, "--dry-run", "--out", tmp_path / "out")
         assert re.fullmatch(rf".*{told}onds\. Memory: about \d+\.\d GB at the peak, .* weights\. ?", output)
         assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
@@ -175,7 +175,7 @@ class TestCompare:
             shown.append((pairs, len(words.questions)))
             raise ValueError("enough")
 
-        monkeypatch.setattr(run, "compare", asked)
+        monkeypatch.setattr(room, "compare", asked)
         assert "enough" in typed("compare", "--language", "zh", expect=1)
         assert shown == [(read_pairs(demo_pairs("zh")), 20)]
 
@@ -273,7 +273,7 @@ class TestCompare:
         (tmp_path / "demo_pairs_en.tsv").write_text(few, encoding="utf-8")
         monkeypatch.setattr("st_reba.data.demo._ASSETS", tmp_path)
         made = []
-        real = run.compare
+        real = room.compare
 
         def turned(recipes, pairs, *, chosen, **settings):
             """The scores of the held-out half, with another recipe ahead of the chosen."""
@@ -291,7 +291,7 @@ class TestCompare:
             made.append(chosen)
             return dataclasses.replace(found, results=results)
 
-        monkeypatch.setattr(run, "compare", turned)
+        monkeypatch.setattr(room, "compare", turned)
         best, report = tmp_path / "best", tmp_path / "report"
         options = ("--model", backbone_path(), "--device", "cpu", "--save-best", best, "--out", report)
         output = typed("search", *options)
@@ -364,7 +364,7 @@ class TestCompare:
             shown.append((data, words))
             raise ValueError("enough")
 
-        monkeypatch.setattr(run, "compare", asked)
+        monkeypatch.setattr(room, "compare", asked)
         typed("compare", "--model", backbone_path(), "--demo", "retrieval", "--language", "zh", expect=1)
         ((data, words),) = shown
         assert (len(data), len(data.documents), words) == (60, 300, None)
