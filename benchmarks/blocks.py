@@ -462,6 +462,17 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
         columns=tuple(replace(column, show="ahead", bold=False) for column in HELD_OUT),
         caption=("precision", "date"),
     ),
+    "several-endings": Table(
+        "several",
+        where={"set": "mean"},
+        rows=Each(("copies", "recipe"), (("copies", "{copies}"), ("asked for", "{recipe}"))),
+        columns=(
+            Column("mean", {"against": ""}, bold=False),
+            Column("ahead of topic alone", {"against": "topic"}, "ahead", bold=False),
+            Column("ahead of domain alone", {"against": "domain"}, "ahead", bold=False),
+        ),
+        caption=("model", "precision", "texts", "date"),
+    ),
     "wordings": Spread(
         chosen=CHOSEN,
         compared={language: endings(language)[0].words for language in CHOSEN},

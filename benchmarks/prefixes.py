@@ -17,7 +17,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,11 +26,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from sentence_transformers import SentenceTransformer
+from torch.nn.functional import pad
 
 from given import for_one_model
 from records import DEMO_MODEL, ROOT, Value, append, machine, versions
 from st_reba import CausalTransformer
-from st_reba.modules import CausalModule
+from st_reba.modules import CausalModule, RefinedThoughtModule
 from st_reba.recipes import Recipe, every_row
 from st_reba.text.layout import NOT_TEXT, Layout
 
@@ -41,8 +41,12 @@ RECIPES = (
     ("prompteol", "last"), ("pretended-cot", "last"), ("knowledge", "last"), ("promptreps", "last"),
     ("early-late", "mean"), ("value-aggregation", "last"), ("contrastive-prompting", "last"),
     ("attention-pooling", "last"), ("echo-2", "mean"), ("echo-springer", "mean"), ("reba-2", "last"),
-    ("reba-2", "mean"), ("ck", "mean"), ("metaeol", "mean"),
+    ("reba-2", "mean"), ("ck", "mean"), ("metaeol", "mean"), ("rt-2", "last"), ("rt-8", "last"),
+    ("kv-rerouting", "mean"), ("kv-rerouting", "last"), ("token-prepending", "last"),
+    ("token-prepending-blocks", "mean"), ("topic", "last"), ("echo-topic", "mean"),
 )  # fmt: skip
+#: Those that are also given an instruction.
+PROMPTED = ("Echo-2, mean", "ReBA-2, mean", "PromptEOL, last", "Token prepending, last", "Echo topic, mean")
 INSTRUCTION = (
     "Instruct: Represent the following sentence so that other sentences that say the same, or nearly the same, in the "
     "words of somebody else, are found by the cosine of the two vectors; look at what is said to happen, to whom, "
@@ -70,7 +74,10 @@ def beside_classical(module: CausalModule, classical: CausalModule, batches: Seq
         layout = Layout.of(features)
         with torch.inference_mode():
             new, _ = module._behind_prefixes(layout, module.rows_per_text)
-        plain = replace(new, copy_index=torch.where(new.attention_mask, 0, NOT_TEXT)).features()
+        # Each further pass of refined thought reads two tokens more.
+        further = 2 * (module.iterations - 1) if isinstance(module, RefinedThoughtModule) else 0
+        ids, real = pad(new.input_ids, (0, further)), pad(new.attention_mask, (0, further), value=True)
+        plain = Layout(ids, real, torch.where(real, 0, NOT_TEXT)).features()
         ours += seconds(partial(module, features))
         theirs += seconds(partial(classical, plain))
     return ours, theirs
@@ -84,12 +91,14 @@ def beside(one: SentenceTransformer, other: SentenceTransformer, texts: Sequence
     )
 
 
-def contenders(base: CausalModule, texts: Sequence[str]) -> dict[tuple[str, str], Callable[[], Timed]]:
+def contenders(
+    base: CausalModule, texts: Sequence[str], recipes: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Callable[[], Timed]]:
     """What is measured, by its name and that of what it is divided by."""
     rows = {row.key: row for row in every_row()}
     models = {
         f"{rows[key].name}, {pooling}": Recipe(rows[key], pooling).model(base, filtered=False)
-        for key, pooling in RECIPES
+        for key, pooling in recipes
     }
     ordered = sorted(texts, key=len, reverse=True)
     batches = [ordered[first : first + BATCH] for first in range(0, len(ordered), BATCH)]
@@ -98,9 +107,10 @@ def contenders(base: CausalModule, texts: Sequence[str]) -> dict[tuple[str, str]
         for name, model in models.items()
     }
     knowledge, prompteol = "Knowledge, last", "PromptEOL, last"
-    found[knowledge, prompteol] = partial(beside, models[knowledge], models[prompteol], texts, None)
+    if models.keys() >= {knowledge, prompteol}:
+        found[knowledge, prompteol] = partial(beside, models[knowledge], models[prompteol], texts, None)
     prompted = f"a prompt of {len(base.token_ids([INSTRUCTION])[0])} tokens"
-    for name in ("Echo-2, mean", "ReBA-2, mean", prompteol):
+    for name in (each for each in PROMPTED if each in models):
         pair = f"{name}; {prompted}", f"{name}; no prompt"
         found[pair] = partial(beside, models[name], models[name], texts, INSTRUCTION)
     return found
@@ -125,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="holds stsb_en_dev.tsv")
     parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--recipes", nargs="+", default=[key for key, _ in RECIPES], help="keys of rows; all if none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--state", type=Path, default=ROOT / "build" / "prefixes.jsonl", help="what is measured")
     options = for_one_model(parser, arguments, "a directory or a GGUF file; the demo LM if left out")
@@ -132,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = (options.data / "stsb_en_dev.tsv").read_text("utf-8").splitlines()[1:]
     texts = [*dict.fromkeys(line.split("\t")[0] for line in lines)][: options.texts]
     base = CausalTransformer(options.model or str(DEMO_MODEL), model_kwargs={"dtype": "float32"}).eval()
-    measured = contenders(base, texts)
+    measured = contenders(base, texts, [each for each in RECIPES if each[0] in options.recipes])
     options.state.parent.mkdir(parents=True, exist_ok=True)
     options.state.touch()
     found: dict[tuple[int, str, str], Timed] = {}

@@ -84,6 +84,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         "high": float, "against": str, "ahead": float, "ahead_low": float, "ahead_high": float, "texts": int,
         "date": str, "versions": str,
     },
+    "several": {
+        "model": str, "precision": str, "copies": int, "set": str, "metric": str, "recipe": str, "score": float,
+        "low": float, "high": float, "against": str, "ahead": float, "ahead_low": float, "ahead_high": float,
+        "texts": int, "date": str, "versions": str,
+    },
     "wordings": {
         "model": str, "precision": str, "language": str, "stage": str, "copies": int, "task": str, "readout": str,
         "ending": str, "origin": str, "score": float, "texts": int, "date": str, "versions": str,
@@ -112,6 +117,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
+    "several": ("model", "precision", "copies", "set", "recipe", "against"),
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "install": ("part", "python", "system"),
 }
@@ -126,6 +132,7 @@ FRACTIONS = {
     "bellm": ("score", "ahead"),
     "jtcse": ("score", "ahead"),
     "held_out": ("score", "ahead"),
+    "several": ("score", "ahead"),
     "wordings": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}

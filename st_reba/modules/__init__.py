@@ -26,12 +26,11 @@ from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
-from .partwise_whitening import PartwiseWhitening
+from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
 from .reranking import RerankModule
-from .standardized_sum import StandardizedSum
 from .token_prepending import HierarchicalTokenPrependingModule, TokenPrependingModule
 from .topic import TopicModule
 from .twin_tower import TwinTower

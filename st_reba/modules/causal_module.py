@@ -12,19 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from ..hub import compat
-from ..lm import anatomy, backbone, gguf
+from ..lm import anatomy, backbone
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
-from ..lm.backbone import view
 from ..lm.prefixes import Ids, KeptPrefixes, Prefixes, behind, shared_ids
 from ..lm.run import Halt, PassChange, current, recording, run
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
@@ -34,7 +31,7 @@ from ..text.templates import PREPEND, Preset, Template, normalized
 from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
-from ..text.tokens import Span, special_tokens, tokenized
+from ..text.tokens import Tokens, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import SafeTransformer, backbone_of
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
@@ -63,24 +60,6 @@ _SAVED = (
 )  # fmt: skip
 # Those that several methods have.
 ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
-# Of ST's own, those with which the module would not be what it is.
-_OF_TRANSFORMER: tuple[Setting[Any], ...] = (
-    optional(flag("unpad_inputs")),
-    tokens("query_length"),
-    tokens("document_length"),
-    choice("backend", "torch", says='st_reba reads hidden states and attention; use backend="torch".'),
-    choice(
-        "transformer_task",
-        "feature-extraction",
-        says='st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.',
-    ),
-    Setting(
-        "query_expansion",
-        lambda value: value is None,
-        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
-        "out.",
-    ),
-)
 
 
 def repetitions_from(least: int) -> Setting[int]:
@@ -153,7 +132,6 @@ class CausalModule(SafeTransformer):
             nor copied.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
-        own_changes: What the method's own settings change. It is saved by these settings, and not under ``changes``.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
@@ -187,6 +165,14 @@ class CausalModule(SafeTransformer):
 
     #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
     unfit_poolings: Mapping[str, str] = {}
+
+    #: What the method's own settings change, which is saved by these settings, and not under ``changes``. A method sets
+    #: it with its settings; then, these are the changes as they are made to the backbone.
+    own_changes: Sequence[Change] = ()
+
+    #: Changes that the method does not go together with, and why; the first class that a change is of counts. Empty: it
+    #: does.
+    unfit_changes: Mapping[type[Change], str] = {}
 
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` or
     #: :class:`st_reba.StandardizedSum` stands behind; one: it is whole.
@@ -223,7 +209,6 @@ class CausalModule(SafeTransformer):
         deterministic: bool = False,
         prefix_caching: bool = True,
         changes: Sequence[Change | Mapping[str, Any]] = (),
-        own_changes: Sequence[Change] = (),
         **transformer_kwargs: Any,
     ) -> None:
         self._template = self._parsed(template)
@@ -244,7 +229,7 @@ class CausalModule(SafeTransformer):
                 f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
                 'they are tokenised on their own; use "pieces", or leave it out.'
             )
-        own = [*own_changes]
+        own = [*self.own_changes]
         if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
             own.append(AttendBothWays(bidirectional_layers))
         if READOUT.check(readout) == "before_mlp":
@@ -255,11 +240,12 @@ class CausalModule(SafeTransformer):
         self.changes = combined(type(self).__name__, own, changes, self._unfit)
         # Refused here, before anything is loaded, where a template has a slot that nothing fills.
         self._templates_with_slots()
-        self._load(model_name_or_path, transformer_kwargs)
+        super().__init__(model_name_or_path, **transformer_kwargs)
+        if hasattr(self.model.config, "use_cache"):
+            self.model.config.use_cache = False
         self.changes = self._made(self.changes, preset.output_layer)
         self._warned_empty = False
-        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, own_changes))
-        #: Those of them that settings of the class's own say, by which they are saved.
+        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, self.own_changes))
         self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
         self.readout = "before_mlp" if any(isinstance(each, BeforeFeedForward) for each in self.changes) else "layer"
         self.bidirectional_layers = sum(
@@ -287,41 +273,8 @@ class CausalModule(SafeTransformer):
 
     def _unfit(self, change: Change) -> str | None:
         """Why the method does not go together with a change, in a sentence; None where it does."""
-        return None
-
-    def _load(self, model_name_or_path: str | Transformer, kwargs: dict[str, Any]) -> None:
-        """Load the backbone and its tokenizer, or share those of a loaded ``Transformer``."""
-        loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
-        asked = {**({} if loaded is None else vars(loaded)), **kwargs}
-        for setting in _OF_TRANSFORMER:
-            if setting.name in asked:
-                setting.check(asked[setting.name])
-        if loaded is not None:
-            if kwargs:
-                raise ValueError(
-                    f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out."
-                )
-            self._share(loaded)
-        else:
-            path, kwargs = gguf.as_directory(cast(str, model_name_or_path), kwargs)
-            if "subfolder" not in (kwargs.get("model_kwargs") or {}):
-                path = backbone_of(path)
-            super().__init__(path, **kwargs)
-        compat.check_placement(self.model)
-        if self.tokenizer is None:
-            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
-        tokens("the tokenizer's model_max_length").check(self._tokenizer.model_max_length)
-        if hasattr(self.model.config, "use_cache"):
-            self.model.config.use_cache = False
-
-    def _share(self, other: Transformer) -> None:
-        nn.Module.__init__(self)
-        compat.share(other, self)
-        if isinstance(other, SafeTransformer):
-            self.lacking, self.checkpoint = other.lacking, other.checkpoint
-        self.unpad_inputs = False
-        # What is set here, and by what follows, is not the other's to bear.
-        self.model = view(other.model)
+        why = next((why for kind, why in self.unfit_changes.items() if isinstance(change, kind)), "")
+        return f"{type(self).__name__} with {change}: {why}. Leave the change out." if why else None
 
     def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
         """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
@@ -409,10 +362,6 @@ class CausalModule(SafeTransformer):
                 )
 
     # Text in
-
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return cast(PreTrainedTokenizerBase, self.tokenizer)
 
     @property
     def max_seq_length(self) -> int | None:
@@ -554,48 +503,13 @@ class CausalModule(SafeTransformer):
         """Tokens of one copy of a text in a call with these arguments of :meth:`preprocess`; None: no limit."""
         return self._limit(self._room(prompt), self._asked_length(processing_kwargs))
 
+    def tokenized(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, whole, without special tokens."""
+        return tokenized(self._tokenizer, self._texts(texts))
+
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, whole, without special tokens."""
-        return [found.ids for found in tokenized(self._tokenizer, self._texts(texts))]
-
-    def token_offsets(self, text: str, prompt: str | None = None) -> list[tuple[int, int]]:
-        """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
-
-        With ``normalize_text``, a mark that was added lies one past the text's end.
-
-        Args:
-            text: The text.
-            prompt: What stands before it: the tokens at its beginning may depend on it.
-
-        Raises:
-            ValueError: If tokens have no vectors of their own, or the tokenizer does not say where its tokens lie, and
-                they do not spell the text.
-        """
-        if self.no_words:
-            raise ValueError(
-                f"{type(self).__name__} {self.no_words}: it has no word embeddings. Use CausalTransformer, EchoModule "
-                "or ReBAModule for words."
-            )
-        return self._located(self.lay_out([text], prompt).spans[0])
-
-    def own_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Where each of the text's own tokens lies in it, whole, without what stands around it or is added to it.
-
-        Raises:
-            ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
-        """
-        found = []
-        for text, own in zip(texts, tokenized(self._tokenizer, self._texts(texts)), strict=True):
-            inside = [(first, min(last, len(text))) for first, last in self._located(own.spans)]
-            found.append([(first, last) for first, last in inside if first < last])
-        return found
-
-    def _located(self, spans: list[Span] | None) -> list[Span]:
-        if spans is None:
-            raise ValueError(
-                f"{type(self._tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer."
-            )
-        return spans
+        """Their ids."""
+        return [found.ids for found in self.tokenized(texts)]
 
     # The pass
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from ..lm import backbone
 from ..lm.run import recorded
 from ..text.layout import Layout
-from .causal_module import CausalModule, PoolOver, Rows
+from .causal_module import CausalModule
 from .changes import AttendBothWays, Change, EarlyExit
 
 
@@ -30,7 +29,7 @@ class CausalTransformer(CausalModule):
         rows: ``"all"`` hands on every token, (B, n, D). ``"last"`` computes and hands on the last alone, (B, 1, D): the
             cheap way when last pooling is all that is wanted. None: ``"all"``, unless the template's name says
             otherwise: of the PromptEOL family, the last is read.
-        **transformer_kwargs: As for :class:`CausalModule` and ST's ``Transformer``.
+        **settings: All else as for :class:`CausalModule` and ST's ``Transformer``.
 
     Raises:
         ValueError: If the template has another number of slots, or the model is not causal.
@@ -41,17 +40,6 @@ class CausalTransformer(CausalModule):
     config_keys = [*CausalModule.config_keys, "template", "rows"]
     method = "Classical"
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
-
-    def __init__(
-        self,
-        model_name_or_path: str | Transformer,
-        *,
-        template: str = "{text}",
-        pool_over: PoolOver | None = None,
-        rows: Rows | None = None,
-        **transformer_kwargs: Any,
-    ) -> None:
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **transformer_kwargs)
 
 
 class InputEmbeddings(CausalTransformer):
@@ -65,6 +53,8 @@ class InputEmbeddings(CausalTransformer):
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
+    # Version 0.1 let the first two stand, without effect.
+    unfit_changes = {AttendBothWays: "", EarlyExit: "", Change: "it runs no layer, so nothing in one can be changed"}
     cost = "One look-up per token: next to nothing beside the classical embedding."
 
     @property
@@ -75,11 +65,3 @@ class InputEmbeddings(CausalTransformer):
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
         return recorded(self.model.get_input_embeddings()(input_ids))
-
-    def _unfit(self, change: Change) -> str | None:
-        # Version 0.1 let these stand, without effect.
-        if isinstance(change, (AttendBothWays, EarlyExit)):
-            return None
-        return (
-            f"InputEmbeddings with {change}: it runs no layer, so nothing in one can be changed. Leave the change out."
-        )

@@ -360,6 +360,7 @@ class Prepend(Change):
     #: What the architecture multiplies its input embeddings with.
     embedding_scale: float = field(default=1.0, compare=False, repr=False)
     key: ClassVar[str] = "prepend"
+    spares_prefixes: ClassVar[bool] = True
     FILE: ClassVar[str] = "token_prepending.safetensors"
 
     def __post_init__(self) -> None:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, utils
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
@@ -30,8 +31,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
+from ..lm import backbone, gguf
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, check_size, in_a_line
-from ..settings import described, tokens
+from ..settings import Setting, choice, described, flag, optional, tokens
 from ..version import REQUIREMENT
 
 #: Attention in plain PyTorch, or in a package that the user has installed. Any other name may be that of a kernel on
@@ -75,6 +77,25 @@ _PICKLED_LEAST = 2**24
 # How many weights a refusal names.
 _NAMED = 5
 
+# Settings of ST's own, with some values of which a module would not be what it is.
+_OF_TRANSFORMER: Sequence[Setting[Any]] = (
+    optional(flag("unpad_inputs")),
+    tokens("query_length"),
+    tokens("document_length"),
+    choice("backend", "torch", says='st_reba reads hidden states and attention; use backend="torch".'),
+    choice(
+        "transformer_task",
+        "feature-extraction",
+        says='st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.',
+    ),
+    Setting(
+        "query_expansion",
+        lambda value: value is None,
+        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
+        "out.",
+    ),
+)
+
 
 class SafeTransformer(compat.ReportingTransformer):
     """ST's ``Transformer``, for checkpoints of others: files ask for nothing but settings, and no weight is made up.
@@ -82,11 +103,13 @@ class SafeTransformer(compat.ReportingTransformer):
     A subclass calls :meth:`check_weights` once its backbone is what it will be.
 
     Args:
-        model_name_or_path: A path or Hub id.
-        **kwargs: As for ST's ``Transformer``.
+        model_name_or_path: A path or Hub id, or those of a GGUF file (see :func:`st_reba.lm.gguf.as_directory`); or a
+            loaded ``Transformer``, whose weights and tokenizer are then shared, not copied.
+        **kwargs: As for ST's ``Transformer``; none beside a loaded one.
 
     Raises:
-        ValueError: If the model's files ask for more than they may, or a length is none.
+        ValueError: If the model's files ask for more than they may, it has no tokenizer, or a setting of ST's is one
+            with which the module would not be what it is.
     """
 
     # Batches are padded: that is no setting here, and is not saved as one.
@@ -97,41 +120,74 @@ class SafeTransformer(compat.ReportingTransformer):
     #: The checkpoint that lacks them.
     checkpoint: str = ""
 
-    def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str | Transformer, **kwargs: Any) -> None:
+        loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
+        asked = {**({} if loaded is None else vars(loaded)), **kwargs}
+        for setting in _OF_TRANSFORMER:
+            if setting.name in asked:
+                setting.check(asked[setting.name])
+        if loaded is None:
+            self._load(*gguf.as_directory(cast(str, model_name_or_path), kwargs))
+        elif kwargs:
+            raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
+        else:
+            self._share(loaded)
+        compat.check_placement(self.model)
+        if self.tokenizer is None:
+            raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
+        tokens("the tokenizer's model_max_length").check(self._tokenizer.model_max_length)
+
+    def _load(self, name: str, kwargs: dict[str, Any]) -> None:
+        """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
         tokens("max_seq_length").check(kwargs.get("max_seq_length"))
         given = {kind: {**(kwargs.get(kind) or kwargs.get(former) or {})} for former, kind in _FORMER_NAMES.items()}
         model_kwargs, processor_kwargs = given["model_kwargs"], given["processor_kwargs"]
-        base = check_checkpoint(model_name_or_path, model_kwargs, given["config_kwargs"])
-        tokenizer = Files(model_name_or_path, processor_kwargs).find(TOKENIZER_CONFIG_FILE)
-        if tokenizer is not None:
-            check_values(read_object(tokenizer), saved_files.TOKENIZER, tokenizer)
-        files = Files(model_name_or_path, model_kwargs)
+        if "subfolder" not in model_kwargs:
+            name = backbone_of(name)
+        base = check_checkpoint(name, model_kwargs, given["config_kwargs"])
+        files, tokenizer = Files(name, model_kwargs), Files(name, processor_kwargs)
         if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
             # peft writes no tokenizer, the trainers of others do. A revision or a subfolder is the adapter's.
-            kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": of_base(processor_kwargs)}
+            tokenizer = Files(base.name, of_base(processor_kwargs))
+            kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": tokenizer.arguments}
             kwargs.pop("tokenizer_args", None)
+        file = tokenizer.find(TOKENIZER_CONFIG_FILE)
+        said = {} if file is None else read_object(file)
+        check_values(said, saved_files.TOKENIZER, file)
+        if kwargs.get("max_seq_length") is None:
+            # ST compares it with the model's positions, before anybody else can look at it.
+            tokens("the tokenizer's model_max_length").check({**said, **processor_kwargs}.get("model_max_length"))
         try:
             with compat.tokenizer_apart():
-                super().__init__(model_name_or_path, **{**kwargs, "unpad_inputs": False})
-        except TypeError:
-            # ST compares the tokenizer's limit with the model's positions, before anybody else can look at it.
-            limit = getattr(vars(self).get("processor"), "model_max_length", None)
-            tokens("the tokenizer's model_max_length").check(limit)
-            raise
+                super().__init__(name, **{**kwargs, "unpad_inputs": False})
         except ValueError as error:
             # transformers keeps what is wrong with a tokenizer to itself where it looks for any processor.
             if str(error).startswith("Unrecognized processing class"):
-                _explain_tokenizer(model_name_or_path, processor_kwargs)
+                _explain_tokenizer(tokenizer)
             raise
         self.checkpoint = str(files)
         report = self.loading_report
         if report is None and not hasattr(self.model, "peft_config"):
-            report = _names_alone(model_name_or_path, model_kwargs)
+            report = _names_alone(name, model_kwargs)
         self.lacking = lacking(report) if report is not None else {}
         if base is not None and not self.lacking:
             # Of an adapter and the model that it is for, transformers reports on the adapter alone.
             self.checkpoint = base.name
             self.lacking = lacking(_names_alone(base.name, of_base(model_kwargs)))
+
+    def _share(self, other: Transformer) -> None:
+        """Take the weights, the tokenizer and the settings of a loaded ``Transformer``, on a view of its backbone."""
+        nn.Module.__init__(self)
+        compat.share(other, self)
+        if isinstance(other, SafeTransformer):
+            self.lacking, self.checkpoint = other.lacking, other.checkpoint
+        self.unpad_inputs = False
+        # What is set here, and by what follows, is not the other's to bear.
+        self.model = backbone.view(other.model)
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return cast(PreTrainedTokenizerBase, self.tokenizer)
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST when the pipeline is complete: give it our model card."""
@@ -410,19 +466,19 @@ def _check_ranks(settings: Mapping[str, Any], adapter: Path) -> None:
         )
 
 
-def _explain_tokenizer(name_or_path: str, processor_kwargs: dict[str, Any]) -> None:
+def _explain_tokenizer(files: Files) -> None:
     """Say what is wrong with a tokenizer.
 
     Raises:
         ValueError: If anything is, but that a package, memory or a file is missing.
     """
     try:
-        AutoTokenizer.from_pretrained(name_or_path, **processor_kwargs)
+        AutoTokenizer.from_pretrained(files.name, **files.arguments)
     except (ImportError, MemoryError, OSError):
         return
     except Exception as cause:
         raise ValueError(
-            f"{Files(name_or_path, processor_kwargs)}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
+            f"{files}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
             "tokenizer.json and tokenizer_config.json anew, or save the model again."
         ) from cause
 

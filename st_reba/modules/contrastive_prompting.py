@@ -78,18 +78,14 @@ class ContrastivePromptingModule(CausalModule):
     ) -> None:
         known = preset(template)
         contrast = known.contrast or USUAL_CONTRAST
-        steering = Steer(
-            contrast if contrast_layer is None else contrast_layer,
-            contrast.scale if scale is None else scale,
-            auxiliary_template,
-        )
+        layer = contrast if contrast_layer is None else contrast_layer
+        self.own_changes = [Steer(layer, contrast.scale if scale is None else scale, auxiliary_template)]
         super().__init__(
             model_name_or_path,
             template=template,
             preset=stopping_early(known),
             pool_over=AT_THE_END.check(pool_over),
             rows="last",
-            own_changes=[steering],
             **transformer_kwargs,
         )
         made = self.change(Steer)

@@ -77,7 +77,7 @@ class KVReroutingModule(CausalTransformer):
         rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        rerouting = Reroute(layers, prefix_bias)
+        self.own_changes = [Reroute(layers, prefix_bias)]
         self.hybrid = HYBRID.check(hybrid)
         if hybrid and rows == "last":
             raise ValueError(
@@ -91,7 +91,6 @@ class KVReroutingModule(CausalTransformer):
             template=template,
             pool_over="all" if pool_over is None else pool_over,
             rows=rows,
-            own_changes=[rerouting],
             **transformer_kwargs,
         )
         made = self.change(Reroute)

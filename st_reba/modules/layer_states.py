@@ -14,7 +14,7 @@ from ..text.layout import Layout
 from ..text.templates import preset
 from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
-from .changes import BeforeFeedForward, Change
+from .changes import BeforeFeedForward
 from .token_vectors import TokenVectors, last_of, last_position, picked
 
 
@@ -51,6 +51,7 @@ class LayerStates(CausalTransformer):
         "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
         "Extractors for Semantic Tasks. 2024."
     )
+    unfit_changes = {BeforeFeedForward: "it hands on what every layer leaves behind its feed-forward part"}
     no_chunks = (
         "gives a text as a whole its states of each layer: a chunk has none. Encode each chunk as a text of its own, "
         "or use another recipe."
@@ -69,14 +70,6 @@ class LayerStates(CausalTransformer):
         super().__init__(model_name_or_path, template=template, preset=known, pool_over=pool_over, **transformer_kwargs)
         #: L, the number of layers.
         self.depth = len(layer_paths(self.model))
-
-    def _unfit(self, change: Change) -> str | None:
-        if isinstance(change, BeforeFeedForward):
-            return (
-                f"LayerStates with {change}: it hands on what every layer leaves behind its feed-forward part. Leave "
-                "the change out."
-            )
-        return None
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm, normalize
 from ..lm.sizes import MAX_LAYERS
 from ..settings import Setting, flag, whole
 from .moments import Moments
-from .partwise_whitening import SHRINKAGE, PartwiseWhitening
+from .partwise import SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
 
 #: Widths of the bottlenecks in the paper, and the shares of D = 1,024, the width of its GPT-2 medium, that they are.

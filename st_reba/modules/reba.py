@@ -129,10 +129,9 @@ class ReBAModule(CausalModule):
         )
         # Of chunks, each stands so often in a row of its own.
         self.copies = self.repetitions
-        anatomy = setup.watch_attention(self.model)
-        self._watched = setup.resolve_layers(self.layers, self.model, anatomy.attention_layers)
-        self._stores_maps = not anatomy.calls_our_attention
-        if self._stores_maps:
+        self._anatomy = setup.watch_attention(self.model)
+        self._watched = setup.resolve_layers(self.layers, self.model, self._anatomy.attention_layers)
+        if not self._anatomy.calls_our_attention:
             warnings.warn(
                 f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
                 "stored and read in small batches. The numbers are the same; it takes more memory and time.",
@@ -220,7 +219,7 @@ class ReBAModule(CausalModule):
 
     def _part_size(self, layout: Layout) -> int:
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]
-        if self._stores_maps:
+        if not self._anatomy.calls_our_attention:
             return min(size, setup.micro_batch(self.model, queries))
         if self.chunk_length is not None:
             queries = min(queries, layout.text_start + self.repetitions * self.chunk_length)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -146,63 +145,59 @@ class RefinedThoughtModule(CausalModule):
                     f"forward was given {', '.join(unfit)}: with iterations={self.iterations} each pass reads other "
                     "tokens, at positions and with a cache of its own. Leave it out, or use iterations=1."
                 )
-            take_passes = self._cached_passes if self._reuses_cache else self._whole_passes
-            states, passes = take_passes(layout, **kwargs)
+            states, passes = self._passes(layout, **kwargs)
         vectors = picked(states, layout.input_ids, self.selected(layout))
         return vectors._replace(extra={"passes": passes})
 
-    def _cached_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def _passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States (B, N, D) with EOS's of its last pass, and how many passes each text took, (B,)."""
-        last = layout.ends.to(backbone.device(self.model), non_blocking=True)
         # This cache keeps every key, whatever a layer's window; the mask hides what lies outside of it.
-        cache = DynamicCache()
+        cache = DynamicCache() if self._reuses_cache else None
         states, memory = self._whole_pass(layout, cache=cache, **kwargs)
-        thought = _Thought(at(states, last), self.tolerance)
-        eos_ids = layout.input_ids.gather(1, layout.ends[:, None]).to(last.device, non_blocking=True)
+        thought = _Thought(at(states, layout.ends), self.tolerance)
+        for _ in range(self.iterations - 1):
+            if thought.has_settled:
+                break
+            if cache is not None:
+                embedding, memory = self._short_pass(layout, states, memory, cache, **kwargs)
+            else:
+                refined, memory = self._whole_pass(_with_room(layout), memory, **kwargs)
+                # The text's own states change where tokens see what follows, until the text has settled.
+                states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
+                embedding = at(refined, layout.ends + 1)
+            thought.refine(embedding)
+        return put(states, layout.ends, thought.embedding), thought.passes
+
+    def _short_pass(
+        self, layout: Layout, states: Tensor, memory: Tensor, cache: DynamicCache, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """EOS's state and the memory, (B, D) each, of a pass over the memory of the last one and EOS alone.
+
+        Args:
+            layout: B texts.
+            states: (B, N, D), of the pass over the whole text.
+            memory: (B, D), that of the last pass.
+            cache: The keys and values of the pass over the whole text.
+            **kwargs: For the backbone's forward.
+        """
+        eos_ids, device = layout.input_ids.gather(1, layout.ends[:, None]), backbone.device(self.model)
+        eos_ids, last = (part.to(device, non_blocking=True) for part in (eos_ids, layout.ends))
         eos = self.model.get_input_embeddings()(eos_ids)[:, 0]
-        position_ids = torch.stack([last, last + 1], dim=1)
-        behind = [PassChange(masking=BehindPrefix(last, new=2))]
+        inputs = {
+            "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
+            "past_key_values": cache,
+            "position_ids": torch.stack([last, last + 1], dim=1),
+            "use_cache": True,
+        }
         both = torch.ones(len(last), 2, dtype=torch.long)
         pair = Layout(both, both.bool(), NOT_TEXT * both, seen=layout.seen)
-        for _ in range(self.iterations - 1):
-            if thought.has_settled:
-                break
-            weights = MeanWeights(torch.ones_like(last), self._last_layer)
-            inputs = {
-                "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
-                "past_key_values": cache,
-                "position_ids": position_ids,
-                "use_cache": True,
-            }
-            step = self.run(pair, inputs=partial(dict, inputs), change=behind, observe=weights, **kwargs)
-            cache.crop(-2)
-            # Behind a text's own prefix the weights are 0.
-            found = weights.result()
-            memory = _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
-            thought.refine(step[:, 1])
-        return put(states, last, thought.embedding), thought.passes
-
-    def _whole_passes(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The same, every pass over the whole text: what the definition says, for backbones whose cache will not do."""
-        last = layout.ends
-        states, memory = self._whole_pass(layout, **kwargs)
-        thought = _Thought(at(states, last), self.tolerance)
-        # One more token, whose id means nothing, right before EOS.
-        end = last[:, None]
-        longer = replace(
-            layout,
-            input_ids=pad(layout.input_ids, (0, 1)).scatter(1, end + 1, layout.input_ids.gather(1, end)),
-            attention_mask=pad(layout.attention_mask, (0, 1)).scatter(1, end + 1, True),
-            copy_index=pad(layout.copy_index, (0, 1), value=NOT_TEXT),
-        )
-        for _ in range(self.iterations - 1):
-            if thought.has_settled:
-                break
-            refined, memory = self._whole_pass(longer, memory, **kwargs)
-            # The text's own states change only where tokens see what follows, and only until the text has settled.
-            states = torch.where(thought.active[:, None, None], refined[:, :-1], states)
-            thought.refine(at(refined, last + 1))
-        return put(states, last, thought.embedding), thought.passes
+        weights = MeanWeights(torch.ones_like(last), self._last_layer)
+        behind = PassChange(masking=BehindPrefix(last, new=2))
+        step = self.run(pair, inputs=lambda: inputs, change=[behind], observe=weights, **kwargs)
+        cache.crop(-2)
+        # Behind a text's own prefix the weights are 0.
+        found = weights.result()
+        return step[:, 1], _weighted(found[:, :-2], states) + _weighted(found[:, -2:], step)
 
     def _whole_pass(
         self, layout: Layout, memory: Tensor | None = None, cache: DynamicCache | None = None, **kwargs: Any
@@ -229,6 +224,17 @@ class RefinedThoughtModule(CausalModule):
         weights = MeanWeights(last, self._last_layer)
         states = self.run(layout, inputs=inputs, observe=weights, **kwargs)
         return states, _weighted(weights.result() * real, states)
+
+
+def _with_room(layout: Layout) -> Layout:
+    """The same with one more token, whose id means nothing, right before EOS."""
+    end = layout.ends[:, None]
+    return replace(
+        layout,
+        input_ids=pad(layout.input_ids, (0, 1)).scatter(1, end + 1, layout.input_ids.gather(1, end)),
+        attention_mask=pad(layout.attention_mask, (0, 1)).scatter(1, end + 1, True),
+        copy_index=pad(layout.copy_index, (0, 1), value=NOT_TEXT),
+    )
 
 
 class _Thought:

@@ -92,13 +92,13 @@ class TokenPrependingModule(CausalModule):
                 "stands."
             )
         self.seed = seed
+        self.own_changes = [self.PREPENDING(prepend_layers, seed)]
         super().__init__(
             model_name_or_path,
             template=parsed,
             preset=stopping_early(known),
             pool_over=pool_over,
             rows=rows,
-            own_changes=[self.PREPENDING(prepend_layers, seed)],
             **transformer_kwargs,
         )
         self.prepend_layers = self.change(Prepend).prepend_layers

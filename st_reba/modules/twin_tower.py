@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..hub import compat
 from ..lm.gguf import is_gguf
-from ..settings import tokens, whole
+from ..settings import whole
 from .checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
 
 #: Where in a saved model the second tower lies.
@@ -103,11 +102,8 @@ class TwinTower(SafeTransformer):
             _check_they_fit(config, _encoder_config(second, arguments), cross_every)
         super().__init__(model_name_or_path, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
-        tokenizer: Any = self.tokenizer
-        tokens("the tokenizer's model_max_length").check(tokenizer.model_max_length)
         self.second = deepcopy(self.model) if second is None else self._second(second, arguments)
-        for tower in self.towers:
-            compat.check_placement(tower)
+        tokenizer = self._tokenizer
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(positions, self.towers))
 
     def _second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
@@ -118,8 +114,7 @@ class TwinTower(SafeTransformer):
         """
         loaded = SafeTransformer(name, **arguments)
         loaded.check_weights(_TRAINED_ONLY)
-        tokenizers: list[Any] = [self.tokenizer, loaded.tokenizer]
-        if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        if self._tokenizer.get_vocab() != loaded._tokenizer.get_vocab():
             raise ValueError(
                 f"The tokenizer of {name} is not that of the first tower, and both towers read the same tokens. Give "
                 "two encoders with one tokenizer."

@@ -18,7 +18,7 @@ from ..settings import layers_or_all
 from ..text.layout import Layout
 from ..text.templates import preset
 from .causal_module import CausalModule, PoolOver
-from .changes import BeforeFeedForward, Change
+from .changes import BeforeFeedForward
 from .token_vectors import TokenVectors, last_position
 
 LAYERS = layers_or_all("layers")
@@ -52,6 +52,7 @@ class ValueAggregationModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
     reads_hidden_states = False
+    unfit_changes = {BeforeFeedForward: "it reads what attention gives, which no feed-forward part changes"}
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Value aggregation"
     equation = (
@@ -86,14 +87,6 @@ class ValueAggregationModule(CausalModule):
         )
         self._projections = output_projections(self.model)
         self._aggregated = setup.resolve_layers(self.layers, self.model, self._projections)
-
-    def _unfit(self, change: Change) -> str | None:
-        if isinstance(change, BeforeFeedForward):
-            return (
-                f"ValueAggregationModule with {change}: it reads what attention gives, which no feed-forward part "
-                "changes. Leave the change out."
-            )
-        return None
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         position = last_position(self.selected(layout))

@@ -20,6 +20,7 @@ from ..modules import CausalModule
 from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
+from .words import own_offsets, token_offsets
 
 # A part of a text may have a few more tokens on its own than within the text.
 _SLACK = 8
@@ -138,7 +139,7 @@ def encode_chunks(
     else:
         several = list(texts)
     reader, prompt = _reader(model), _prompt(model, prompt_name, prompt)
-    own = reader.own_offsets(several)
+    own = own_offsets(reader, several)
     known = _spans(several, own, spans, chunk_tokens, overlap)
     # By the characters of a text that are read at a time, the chunks that are read off them.
     windows: dict[_Window, list[int]] = {}
@@ -262,7 +263,7 @@ def _parts(
     if not spans or not own or limit is None:
         return whole
     # With all that stands around it, the text may have a token more than on its own.
-    if len(own) <= limit and reader.token_offsets(text, prompt)[-1][1] >= own[-1][1]:
+    if len(own) <= limit and token_offsets(reader, text, prompt)[-1][1] >= own[-1][1]:
         return whole
     length = max(1, limit - min(_SLACK, limit // 4))
     step = max(1, length // 2)
@@ -300,7 +301,7 @@ def _read(
     counts = handed["attention_mask"].sum(dim=1).tolist()
     found = {}
     for row, (number, (part_begin, part_end)) in enumerate(windows):
-        text, offsets = texts[number], reader.token_offsets(parts[row], prompt)
+        text, offsets = texts[number], token_offsets(reader, parts[row], prompt)
         # Where each token of the text begins among those that are handed on, and where the last one ends.
         edges = list(range(leading[row], leading[row] + len(offsets) + 1))
         # What stands around the text belongs to the chunks at its ends.

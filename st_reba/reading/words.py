@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..modules import CausalModule
+from ..text.tokens import Span
 
 # Batches that are encoded before their words are read off and their tokens let go.
 _BATCHES = 8
@@ -103,12 +104,53 @@ def find_words(
         start = sentence.find(word) if word else -1
         if start < 0:
             raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
-        offsets = module.token_offsets(sentence, prompt)
+        offsets = token_offsets(module, sentence, prompt)
         indices = [index for index, (first, last) in enumerate(offsets) if first < start + len(word) and last > start]
         if not indices:
             raise ValueError(f"{word!r} was truncated away: {sentence!r} is longer than max_seq_length.")
         found.append(WordTokens(indices, len(offsets)))
     return found
+
+
+def token_offsets(module: CausalModule, text: str, prompt: str | None = None) -> list[Span]:
+    """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
+
+    With ``normalize_text``, a mark that was added lies one past the text's end.
+
+    Args:
+        module: What embeds it.
+        text: The text.
+        prompt: What stands before it: the tokens at its beginning may depend on it.
+
+    Raises:
+        ValueError: If tokens have no vectors of their own, or the tokenizer does not say where its tokens lie, and they
+            do not spell the text.
+    """
+    if module.no_words:
+        raise ValueError(
+            f"{type(module).__name__} {module.no_words}: it has no word embeddings. Use CausalTransformer, EchoModule "
+            "or ReBAModule for words."
+        )
+    return _located(module, module.lay_out([text], prompt).spans[0])
+
+
+def own_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
+    """Where each of a text's own tokens lies in it, whole, without what stands around it or is added to it.
+
+    Raises:
+        ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
+    """
+    found = []
+    for text, own in zip(texts, module.tokenized(texts), strict=True):
+        inside = [(first, min(last, len(text))) for first, last in _located(module, own.spans)]
+        found.append([(first, last) for first, last in inside if first < last])
+    return found
+
+
+def _located(module: CausalModule, spans: list[Span] | None) -> list[Span]:
+    if spans is None:
+        raise ValueError(f"{type(module.tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer.")
+    return spans
 
 
 def pool_words(token_embeddings: Tensor | Sequence[Tensor], found: Sequence[WordTokens]) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
-from ..modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
 from ..text.templates import SLOT, TEMPLATES, PromptLanguage
 
 #: Poolings as the papers call them, and as ST does.

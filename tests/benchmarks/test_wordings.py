@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from pathlib import Path
 
@@ -10,48 +11,23 @@ import numpy as np
 import pytest
 import torch
 
+from st_reba import CausalTransformer
+
 from .. import backbones
+from ..conftest import relative_error
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import records  # noqa: E402
+import several  # noqa: E402
 import wordings  # noqa: E402
+from held_out import HeldOut  # noqa: E402
 from pivot import Store  # noqa: E402
-from real.branches import Branches, planted  # noqa: E402
 from real.endings import PROMPT_EOL, Ending, endings  # noqa: E402
 from real.labelled import Task  # noqa: E402
 from real.models import MODELS, USUAL, ModelError, RealModel  # noqa: E402
 from spread import Spread  # noqa: E402
-
-BEGINNING, TEXT = [5, 6, 7], [20, 21, 22, 23]
-ENDINGS = [[30, 31, 32], [30, 31, 33, 34], [30], [40, 31]]
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
-@pytest.mark.parametrize("nodes", [4, 100])
-def test_branches_are_separate_passes(architecture, nodes):
-    torch.manual_seed(0)
-    more = {"sliding_window": 64} if architecture == "gemma3" else {}
-    model = backbones.backbone(architecture, **more).eval()
-    with torch.inference_mode():
-        branches = Branches(model, BEGINNING, ENDINGS, [3, 1], nodes)
-        for text in (TEXT, [24, 25]):
-            read = branches.read(text)
-            for ending, last, total in zip(ENDINGS, read.last, read.total, strict=True):
-                whole = model(input_ids=torch.tensor([[*BEGINNING, *text, *ending]]), output_hidden_states=True)
-                states = whole.hidden_states
-                end = len(BEGINNING) + len(text)
-                torch.testing.assert_close(last, torch.stack([states[3][0, -1], states[1][0, -1]]), atol=1e-5, rtol=0)
-                torch.testing.assert_close(total, states[-1][0, end:].sum(dim=0), atol=1e-5, rtol=0)
-                body = torch.cat(states)[:, len(BEGINNING) : end]
-                torch.testing.assert_close(read.body, body, atol=1e-5, rtol=0)
-
-
-def test_endings_that_begin_alike_share_their_nodes():
-    ((places, tree),) = planted(ENDINGS)
-    assert len(tree.ids) == 7
-    assert [tree.ids[end] for end in tree.ends] == [ENDINGS[place][-1] for place in places]
 
 
 @pytest.mark.parametrize(("language", "fewest"), [("en", 300), ("zh", 100)])
@@ -79,6 +55,34 @@ def test_a_sum_is_of_standardised_parts_of_length_one():
     standard = (part - other.mean(axis=0)) / other.std(axis=0)
     unit = standard / np.linalg.norm(standard, axis=1, keepdims=True)
     np.testing.assert_allclose(wordings.added([part, part], [other, other]), 2 * unit)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_what_is_kept_is_what_separate_passes_give(architecture, tmp_path, monkeypatch):
+    monkeypatch.setattr(wordings, "TOGETHER", 2)
+    model = tmp_path / "model"
+    # In bfloat16 the states of two ways to run a model differ by rounding, of values around 1.
+    backbones.save(backbones.backbone(architecture), model)
+    tried = [Ending(words) for words in ('" means in one word:"', '" means:"', '" is:"')]
+    search = wordings.Search("SmolLM2-135M-Instruct", "en", 2, "second", tmp_path)
+    search.run(tried, [Task("texts", ["a text"])], model)
+    [file] = search.directory.glob("*/*.npz")
+    found = wordings.Kept.load([file])
+    loaded = CausalTransformer(str(model), model_kwargs={"dtype": "bfloat16"})
+
+    def ids(words: str, special: bool = False) -> list[int]:
+        return loaded.tokenizer(words, add_special_tokens=special).input_ids
+
+    text, before = ids("a text"), ids(wordings.BEGINNINGS["en"], True)
+    body = [*before, *text, *ids(wordings.BETWEEN["en"]), *text]
+    for number, ending in enumerate(tried):
+        whole = torch.tensor([[*body, *ids(ending.words)]])
+        with torch.no_grad():
+            states = torch.cat(loaded.auto_model(input_ids=whole, output_hidden_states=True).hidden_states).float()
+        kept = json.loads((search.directory / "run.json").read_text("utf-8"))["layers"]
+        copy = states[:, len(body) - len(text) : len(body)].mean(dim=1)
+        assert relative_error(torch.tensor(found.copy[0]).float() / wordings.SCALE, copy) < 0.02
+        assert relative_error(torch.tensor(found.last[0, number]).float() / wordings.SCALE, states[kept, -1]) < 0.02
 
 
 def test_a_search_goes_on_and_is_scored(tmp_path):
@@ -141,3 +145,21 @@ def test_a_table_shows_how_scores_are_spread_over_wordings(tmp_path):
     assert similar == (
         "| a model | en | 2 | 5 | STS-B en (10) | 70.0 | 70.5 / 72.0 / 73.5 | 74.0 | 73.0 | 70.0 | `ending 4` |"
     )
+
+
+def test_a_sum_of_several_endings_has_the_parts_of_each(tmp_path):
+    model = tmp_path / "model"
+    backbones.save(backbones.backbone("llama"), model)
+    task = Task("pairs", ["a b", "b c", "c d"], ((0, 1, 4.0), (1, 2, 2.0), (0, 2, 1.0)))
+    own = HeldOut(task, ["some", "other", "texts of it"], "Spearman")
+    found = {}
+    for copies in (1, 2):
+        search = wordings.Search("SmolLM2-135M-Instruct", "en", copies, "several", tmp_path)
+        search.run(list(several.NAMED.values()), [task, several.plain(own)], model)
+        for names in (["topic"], ["domain"], ["topic", "domain"]):
+            found[copies, *names] = several.vectors(search, own, names)
+        assert several.measured(search, own).recipes[:2] == ["topic", "summary"]
+    np.testing.assert_allclose(found[1, "topic", "domain"], found[1, "topic"] + found[1, "domain"])
+    # The mean over the second copy, standardised and of length one, counts once.
+    mean = found[2, "topic"] + found[2, "domain"] - found[2, "topic", "domain"]
+    np.testing.assert_allclose(np.linalg.norm(mean, axis=1), 1)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer
+from st_reba.lm import anatomy
 from st_reba.lm.attention.setup import make_cacheable
 from st_reba.lm.endings import behind_one_body
 from st_reba.lm.prefixes import Prefixes, behind, shared_ids
-from st_reba.lm.run import run
+from st_reba.lm.run import recording, run
 from st_reba.text.layout import NOT_TEXT, Layout
 
 from .. import backbones
@@ -17,7 +18,11 @@ from ..backbones import TEXTS
 from ..conftest import forward_passes, relative_error
 
 TOLERANCE = 1e-5
-ENDINGS = [' means in one word:"', '"', " and its main topic, said in a few words that everybody knows, is", " is:"]
+#: Some begin alike, and one is what another begins with.
+ENDINGS = [
+    ' means in one word:"', '"', " and its main topic, said in a few words that everybody knows, is",
+    " and its main word", " and its", " is:",
+]  # fmt: skip
 #: Longer than the windows of the architectures that have them.
 PROMPT = "Of this sentence: "
 
@@ -66,6 +71,33 @@ def test_a_text_without_tokens_has_endings_that_stand_alone(shared):
         _, ends = behind_one_body(module.model, body, [ending, other])
         alone = run(module.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
     assert relative_error(ends[0, 0], alone) < TOLERANCE
+
+
+def test_endings_that_begin_alike_share_what_they_begin_with(shared):
+    module = CausalTransformer(shared())
+    make_cacheable(module.model)
+    body, lengths = module.lay_out(TEXTS), []
+    hook = module.model.register_forward_pre_hook(
+        lambda model, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    with torch.no_grad():
+        behind_one_body(module.model, body, [[5, 6, 7], [5, 6, 8, 9], [5], [7, 6]])
+    hook.remove()
+    assert lengths == [body.input_ids.shape[1] + 7]
+
+
+def test_all_layers_are_read_in_one_pass(shared):
+    module = CausalTransformer(shared())
+    make_cacheable(module.model)
+    body, endings = module.lay_out(TEXTS), module.token_ids(ENDINGS)
+    layers = anatomy.layer_paths(module.model)
+    with torch.no_grad(), recording(module.model, layers) as record:
+        found = record.split(behind_one_body(module.model, body, endings)[1])
+        for number, ending in enumerate(endings):
+            expected = record.split(behind_each(module, body, ending))
+            for own, alone in zip(found, expected, strict=True):
+                assert relative_error(own[:, number], alone) < TOLERANCE
+    assert len(found) == len(layers) + 1
 
 
 def test_gradients_flow(backbone_path):

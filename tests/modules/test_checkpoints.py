@@ -235,6 +235,22 @@ class TestAdapters:
         with pytest.raises(ValueError, match=r"lm lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
             SentenceTransformer(str(adapter[0]), device="cpu")
 
+    @pytest.mark.parametrize(
+        ("said", "message"),
+        [
+            ({"fast_tokenizer_files": ["../tokenizer.json"]}, r"lm.tokenizer_config.json sets fast_tokenizer_files to"),
+            ({"model_max_length": "long"}, r"^the tokenizer's model_max_length='long': give a number of tokens"),
+        ],
+    )
+    def test_the_tokenizer_of_the_model_below(self, said, message, adapter, tmp_path):
+        for file in adapter[0].glob("tokenizer*"):
+            file.unlink()
+        CausalTransformer(str(adapter[0]))
+        path = tmp_path / "lm" / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+        with pytest.raises(ValueError, match=message):
+            CausalTransformer(str(adapter[0]))
+
     @pytest.mark.parametrize("key", ["r", "rank_pattern"])
     def test_a_rank_that_its_weights_have_not(self, key, adapter):
         path = adapter[0] / "adapter_config.json"

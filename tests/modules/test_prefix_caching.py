@@ -17,6 +17,7 @@ from st_reba import (
     EarlyLateModule,
     EchoModule,
     InputEmbeddings,
+    KVReroutingModule,
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
@@ -65,8 +66,6 @@ WHOLE = (
     "rt-4",
     "rt-8",
     "kv-rerouting",
-    "token-prepending",
-    "token-prepending-blocks",
     "bag-of-input-embeddings",
 )
 CASES = [(key, []) for key in ROWS] + [long(key, changes) for key in ROWS for changes in SETS]
@@ -101,6 +100,7 @@ METHODS = {
     "reba in chunks": (ReBAModule, {"chunk_length": 5}),
     "steered": (CausalTransformer, {"template": 'This: "{text}" means:', "changes": [Steer(1)], "rows": "last"}),
     "topic": (TopicModule, {"template": 'This: "{text}", again "{text}", is about:', "lower_layers": [1]}),
+    "slots": (TokenPrependingModule, {"template": 'This: {prepend} "{text}" means:', "output_layer": -1}),
     "several prompts": (MetaEOLModule, {"templates": ['This: "{text}" means:', "{text} is", "In a word, {text}:"]}),
 }
 
@@ -345,7 +345,7 @@ def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):
         (CausalTransformer, {"pool_over": "whole"}),
         (CausalTransformer, {"deterministic": True}),
         (BidirectionalLastLayer, {}),
-        (TokenPrependingModule, {}),
+        (KVReroutingModule, {}),
         (RefinedThoughtModule, {}),
         (InputEmbeddings, {}),
     ],

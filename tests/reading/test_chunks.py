@@ -28,6 +28,7 @@ from st_reba import (
     encode_chunks,
 )
 from st_reba.reading.chunks import _cut
+from st_reba.reading.words import own_offsets, token_offsets
 
 from ..backbones import TEXTS
 from ..conftest import examples, paired, pipeline, relative_error
@@ -57,7 +58,7 @@ READERS = {
 def test_a_chunk_is_the_mean_of_its_tokens_in_one_pass(reader, shared):
     model = pipeline(READERS[reader](shared()))
     tokens = model.encode(TEXT, output_value="token_embeddings").numpy()
-    offsets = model[0].token_offsets(TEXT)
+    offsets = token_offsets(model[0], TEXT)
     assert len(tokens) == len(offsets)
     found = encode_chunks(model, TEXT, spans=SPANS)
     assert found.spans == SPANS
@@ -114,7 +115,7 @@ def test_special_tokens_belong_to_the_chunks_at_the_ends(shared):
     states = model.encode(TEXT, output_value="token_embeddings").numpy()
     middle = len(TEXT) // 2
     found = encode_chunks(model, TEXT, spans=[(0, middle), (middle, len(TEXT))])
-    split = next(i for i, (first, _) in enumerate(model[0].token_offsets(TEXT)) if first >= middle) + 1
+    split = next(i for i, (first, _) in enumerate(token_offsets(model[0], TEXT)) if first >= middle) + 1
     assert relative_error(found.vectors[0], states[:split].mean(0)) < 1e-5
     assert relative_error(found.vectors[1], states[split:].mean(0)) < 1e-5
 
@@ -205,7 +206,7 @@ class TestLongTexts:
         assert found.spans[-1][1] == len(self.LONG)
         assert "".join(self.LONG[slice(*span)] for span in found.spans) == self.LONG
         # By hand: the first window that holds the chunk whole, of half the last one's tokens.
-        own = model[0].own_offsets([self.LONG])[0]
+        own = own_offsets(model[0], [self.LONG])[0]
         length, step = 32, 16
         for span, vector in list(zip(found.spans, found.vectors, strict=True))[:-1:3]:
             behind = next(i for i, (_, end) in enumerate(own) if end == span[1]) + 1
@@ -215,7 +216,7 @@ class TestLongTexts:
             tokens = model.encode(part, output_value="token_embeddings").numpy()
             mine = [
                 i
-                for i, (a, b) in enumerate(model[0].token_offsets(part))
+                for i, (a, b) in enumerate(token_offsets(model[0], part))
                 if a < span[1] - window[0] and b > span[0] - window[0]
             ]
             assert relative_error(vector, tokens[mine].mean(0)) < 1e-5

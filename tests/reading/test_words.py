@@ -6,7 +6,7 @@ import torch
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, encode_words
 from st_reba.reading import words
-from st_reba.reading.words import WordTokens, find_words, pool_words
+from st_reba.reading.words import WordTokens, find_words, pool_words, token_offsets
 from st_reba.text.templates import normalized
 
 from .. import oracles
@@ -31,7 +31,7 @@ def test_words_in_chunks(shared, eager, token_ids):
     model = pipeline(ReBAModule(shared(), chunk_length=4))
     vectors = encode_words(model, ["the quick brown fox jumps"], ["fox jumps"])
     words = oracles.chunked(eager(), token_ids("the quick brown fox jumps"), 2, 4)
-    offsets = model[0].token_offsets("the quick brown fox jumps")
+    offsets = token_offsets(model[0], "the quick brown fox jumps")
     found = [index for index, (_, last) in enumerate(offsets) if last > len("the quick brown ")]
     assert relative_error(vectors[0], words[torch.tensor(found)].mean(0)) < 1e-5
 
@@ -39,7 +39,7 @@ def test_words_in_chunks(shared, eager, token_ids):
 def test_a_word_of_many_tokens_and_a_token_of_many_characters(backbone_path):
     model = pipeline(CausalTransformer(backbone_path()))
     tokens = model.encode("the dog", output_value="token_embeddings")
-    offsets = model[0].token_offsets("the dog")
+    offsets = token_offsets(model[0], "the dog")
     assert len(offsets) == len(tokens)
     assert np.allclose(encode_words(model, ["the dog"], ["the dog"])[0], tokens.mean(0), atol=1e-6)
 
@@ -95,7 +95,7 @@ def test_words_of_texts_that_are_normalised(kind, backbone_path):
     assert relative_error(encode_words(pipeline(module), sentences, asked), expected) < 1e-6
     assert module.token_ids(sentences) == plain.token_ids(as_read)
     for sentence, word in zip(sentences, find_words(module, sentences, asked), strict=True):
-        first, last = (module.token_offsets(sentence)[index] for index in (word.indices[0], word.indices[-1]))
+        first, last = (token_offsets(module, sentence)[index] for index in (word.indices[0], word.indices[-1]))
         assert asked[sentences.index(sentence)] in sentence[first[0] : last[1]]
 
 

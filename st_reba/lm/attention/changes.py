@@ -93,7 +93,7 @@ class BehindPrefix:
         prefix = (slot < self.lengths[:, None, None, None]) & (position >= slot)
         own = back >= 0
         if self.tree is not None:
-            own = own & self.tree.sees()
+            own = own & self.tree.seen[:, None]
         if window is not None:
             prefix = prefix & (position - slot < window)
             own = own & (back < window)
@@ -108,16 +108,11 @@ class Tree:
 
     Attributes:
         steps: (B, new), how far behind what stands before the row each token stands.
-        branches: (B, new): 0 for the body, which all see; b for branch b, which sees itself besides; -1 for padding.
+        seen: (B, new, new): which tokens (the last axis) each sees; of these, those that stand before it.
     """
 
     steps: Tensor
-    branches: Tensor
-
-    def sees(self) -> Tensor:
-        """(B, 1, new, new): whether a token is of the body, or of the branch of the one that looks."""
-        looking, seen = self.branches[:, None, :, None], self.branches[:, None, None, :]
-        return (seen == 0) | (seen == looking)
+    seen: Tensor
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whitening of embeddings that are made of parts."""
+"""What stands behind modules whose embeddings are made of parts: each part is whitened, or standardised and added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,26 @@ from .moments import Moments, embedding_moments, principal_directions
 SHRINKAGE = 10.0
 
 
-class PartwiseWhitening(EmbeddingTransform):
+class _OfParts(EmbeddingTransform):
+    """Base of what is made for embeddings of P parts, each of which counts for a share."""
+
+    config_keys = [*EmbeddingTransform.config_keys, "shares"]
+
+    mean: Tensor
+
+    def __init__(self, shares: Sequence[float], mean: Tensor, **weights: Tensor) -> None:
+        self.shares = checked_shares(shares)
+        if len(mean) != len(self.shares):
+            raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
+        super().__init__(mean=mean, **weights)
+        self.in_features = mean.numel()
+
+    def _counts(self, parts: Tensor) -> Tensor:
+        """The shares of parts (..., P, D), as (P, 1)."""
+        return torch.tensor(self.shares, dtype=parts.dtype, device=parts.device)[:, None]
+
+
+class PartwiseWhitening(_OfParts):
     r"""Standardises and decorrelates each part of an embedding on its own, and gives each a length of its own.
 
     .. math::
@@ -50,18 +69,13 @@ class PartwiseWhitening(EmbeddingTransform):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*EmbeddingTransform.config_keys, "shares"]
-
-    mean: Tensor
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
-        self.shares = checked_shares(shares)
         if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
             raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
-        check_parts(mean, self.shares)
-        super().__init__(mean=mean, weight=weight)
-        self.in_features = self.out_features = mean.numel()
+        super().__init__(shares, mean, weight=weight)
+        self.out_features = self.in_features
 
     @classmethod
     def fit(
@@ -121,8 +135,77 @@ class PartwiseWhitening(EmbeddingTransform):
         mean, weight = self.mean.to(embedding.dtype), self.weight.to(embedding.dtype)
         parts = embedding.unflatten(-1, tuple(mean.shape)) - mean
         mapped = normalize(torch.einsum("...pd,pkd->...pk", parts, weight), dim=-1)
-        lengths = torch.tensor(self.shares, dtype=embedding.dtype, device=embedding.device).sqrt()
-        return (mapped * lengths[:, None]).flatten(-2)
+        return (mapped * self._counts(mapped).sqrt()).flatten(-2)
+
+
+class StandardizedSum(_OfParts):
+    r"""Standardises each part of an embedding, scales it to length one, and adds the parts.
+
+    .. math::
+        e' = \sum_{p=1}^{P} s_p \frac{z_p}{\lVert z_p \rVert}, \qquad z_{p,j} = (e_{p,j} - \mu_{p,j}) / \sigma_{p,j}
+
+    with the means :math:`\mu_p` and standard deviations :math:`\sigma_p` of part p over a collection of texts. States
+    of a language model that are read at several places share a basis, so they are added, not kept side by side: the
+    P * D values become D. Of dimensions in which the collection does not vary, nothing is left.
+
+    Use :meth:`fit` or :meth:`from_moments`.
+
+    Args:
+        mean: (P, D), :math:`\mu`.
+        scale: (P, D), :math:`1 / \sigma`; 0 leaves a dimension out.
+        shares: s, P numbers above 0, whose sum is 1.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or the shares are none.
+    """
+
+    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor, shares: Sequence[float]) -> None:
+        if mean.ndim != 2 or not mean.numel() or mean.shape != scale.shape:
+            raise ValueError(f"mean is {tuple(mean.shape)} and scale {tuple(scale.shape)}: give (P, D) for both.")
+        super().__init__(shares, mean, scale=scale)
+        self.out_features = mean.shape[1]
+
+    @classmethod
+    def fit(
+        cls, model: SentenceTransformer, texts: Iterable[str], *, shares: Sequence[float] | None = None, **kwargs: Any
+    ) -> Self:
+        """Fit on the embeddings that a model gives texts, however many: they are never held together.
+
+        Args:
+            model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.
+            texts: Any iterable of strings; no labels are needed. Fifty like those to embed are enough.
+            shares: How much each part counts; there are as many parts, of equal width. None: those of the model's first
+                module, one each for :class:`TopicModule`; any other's vectors are one part.
+            **kwargs: For :func:`~.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
+
+        Raises:
+            ValueError: If the shares are none, the embeddings cannot be cut into so many equal parts, or the texts are
+                too few or too much alike.
+        """
+        shares = shares_of(model, shares)
+        return cls.from_moments(embedding_moments(model, texts, covariance=False, **kwargs), shares=shares)
+
+    @classmethod
+    def from_moments(cls, moments: Moments, *, shares: Sequence[float]) -> Self:
+        """Fit on the mean and variances of embeddings.
+
+        Args:
+            moments: Of embeddings (P * D,); variances are enough.
+            shares: How much each of the P parts counts: numbers above 0, whose sum is 1.
+
+        Raises:
+            ValueError: As for :meth:`fit`.
+        """
+        return cls(*standardization_of_parts(moments, shares), shares)
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        mean, scale = self.mean.to(embedding.dtype), self.scale.to(embedding.dtype)
+        parts = normalize((embedding.unflatten(-1, tuple(mean.shape)) - mean) * scale, dim=-1)
+        return (parts * self._counts(parts)).sum(dim=-2)
 
 
 def checked_shares(shares: Sequence[float]) -> list[float]:
@@ -138,12 +221,6 @@ def checked_shares(shares: Sequence[float]) -> list[float]:
             f"shares={shares!r}: give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
         )
     return [float(share) for share in listed]
-
-
-def check_parts(mean: Tensor, shares: Sequence[float]) -> None:
-    """Refuse shares that are not one for each part of a mean (P, D)."""
-    if len(mean) != len(shares):
-        raise ValueError(f"shares={shares} for {len(mean)} parts: give one for each.")
 
 
 def shares_of(model: SentenceTransformer, given: Sequence[float] | None) -> list[float]:
