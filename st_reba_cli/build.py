@@ -2,155 +2,129 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .checks import check_free, check_recipes, check_source, check_template
-from .common import LengthOption, ModelOption, PoolingMode, PromptLanguageOption, check_language_model, command, refuse
-from .methods import DEFAULT, METHODS
+from . import options
+from .checks import check_free, check_model, check_recipes, check_source, check_template
+from .data import in_asked_language, prompts_of, texts_to_fit
+from .options import option, refuse
+from .printing import console
+
+if TYPE_CHECKING:
+    from st_reba.recipes import Recipe
+
+#: By the name of a method, the key of its recipe; each other recipe has its key alone, for ``--recipe``.
+METHODS = {
+    "classical": "classical", "echo": "echo-2", "reba": "reba-2", "echo-layers": "echo-2-layers",
+    "bidirectional": "bidirectional-prompt", "refined-thought": "rt-2", "prompteol": "prompteol", "metaeol": "metaeol",
+    "ck": "ck", "kv-rerouting": "kv-rerouting", "attention-pooling": "attention-pooling",
+    "token-prepending": "token-prepending", "hierarchical-token-prepending": "token-prepending-blocks",
+    "value-aggregation": "value-aggregation", "contrastive-prompting": "contrastive-prompting",
+    "early-late": "early-late", "topic": "topic", "echo-topic": "echo-topic",
+}  # fmt: skip
+DEFAULT = "reba"
+#: The recipe without ``--recipe`` and ``--method``, with ``--sparse``.
+SPARSE = "promptreps"
+
+#: What ``--rerank`` and ``--sparse`` leave nothing to do for.
+_LAYOUT = ("--repetitions", "--layers", "--chunk-length", "--fit-texts", "--multi-vector", "--no-normalize")
 
 
-class SavedDtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-@command("build")
-def build_command(
-    model: ModelOption,
+def build(
+    context: typer.Context,
+    model: options.Model,
     out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")],
     recipe: Annotated[
         str | None,
-        typer.Option(
+        option(
             help='Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", '
-            'behind a filter "classical+whitened".',
-            show_default=False,
+            'behind a filter "classical+whitened".'
         ),
     ] = None,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How the language model is read, in place of a recipe's name: {', '.join(METHODS)}. "
-            f"Default: {DEFAULT}.",
-            show_default=False,
-        ),
+        str | None, option(help=f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.")
     ] = None,
     pooling: Annotated[
-        PoolingMode | None,
-        typer.Option(help="How token vectors become one. Default: as the recipe has it.", show_default=False),
+        options.Poolings | None, option(help="How token vectors become one. Default: as the recipe has it.")
     ] = None,
-    repetitions: Annotated[int | None, typer.Option(help="Copies of the text (echo, reba). Default: 2.")] = None,
+    repetitions: Annotated[int | None, option(help="Copies of the text (echo, reba). Default: 2.")] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
+        option(
             help='Indices such as "-1,-2": the layers that count (reba, value-aggregation; default: all), or those '
-            "that re-route (kv-rerouting; default: the middle third).",
-            show_default=False,
+            "that re-route (kv-rerouting; default: the middle third)."
         ),
     ] = None,
     chunk_length: Annotated[
-        int | None, typer.Option(help="Tokens of a chunk, for texts too long to be repeated whole (reba).")
+        int | None, option(help="Tokens of a chunk, for texts too long to be repeated whole (reba).")
     ] = None,
     template: Annotated[
-        str | None,
-        typer.Option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol" (prompteol).'),
+        str | None, option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
     ] = None,
-    fit_texts: Annotated[
-        str | None,
-        typer.Option(
-            help="Plain texts, one a line or the column text of a table, some hundreds, that what stands around the "
-            "pooling is fitted on, such as the whitening behind early-late. Default: demo texts."
-        ),
-    ] = None,
-    prompt_language: PromptLanguageOption = None,
+    fit_texts: options.FitTexts = None,
+    prompt_language: options.PromptLanguage = None,
     sparse: Annotated[
         bool,
         typer.Option(
             "--sparse",
-            help="A SparseEncoder in place of a SentenceTransformer: what weights the head gives the words of a text "
-            "at the end of the recipe's prompt. Recipe by default: promptreps.",
+            help="A SparseEncoder: the head's weights of words at the end of a prompt, by default promptreps'.",
         ),
     ] = False,
     expansion: Annotated[
-        int | None, typer.Option(help="With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
+        int | None, option(help="With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="With --sparse: how many of the text's own, at most. Default: 128.", min=1)
+        int | None, option(help="With --sparse: how many of the text's own, at most. Default: 128.", min=1)
     ] = None,
     rerank: Annotated[
         bool,
         typer.Option(
-            "--rerank",
-            help="A CrossEncoder, which ranks documents by a two-way choice of the language model; --template then has "
-            "{query} and {document}.",
+            "--rerank", help="A CrossEncoder, by a two-way choice; --template then has {query} and {document}."
         ),
     ] = False,
-    query_prompt: Annotated[
-        str | None, typer.Option(help="Retrieval: what stands before a text in encode_query.", show_default=False)
-    ] = None,
-    document_prompt: Annotated[
-        str | None, typer.Option(help="Retrieval: what stands before a text in encode_document.", show_default=False)
-    ] = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
     multi_vector: Annotated[
         bool,
-        typer.Option(
-            "--multi-vector",
-            help="Retrieval: a vector for each token, for search by late interaction (MaxSim); a MultiVectorEncoder.",
-        ),
+        typer.Option("--multi-vector", help="A MultiVectorEncoder: a vector for each token, for search by MaxSim."),
     ] = False,
     dimensions: Annotated[
         int | None,
-        typer.Option(
-            help="--multi-vector: project vectors to so many values, such as 128, by principal components of the "
-            "tokens of --fit-texts.",
-            min=1,
-            show_default=False,
-        ),
+        option(help="--multi-vector: so many values, by principal components of the tokens of --fit-texts.", min=1),
     ] = None,
     skip_punctuation: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--skip-punctuation/--keep-punctuation",
             help="--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
-            show_default=False,
         ),
     ] = None,
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
-    max_seq_length: LengthOption = None,
+    max_seq_length: options.MaxSeqLength = None,
     dtype: Annotated[
-        SavedDtype, typer.Option(help="Precision of the saved weights; auto: the model's own.")
-    ] = SavedDtype.auto,
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Precision of the saved weights; auto: the model's own."),
+    ] = "auto",
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     if rerank:
-        given: dict[str, object] = {
-            "--recipe": recipe,
-            "--method": method,
-            "--pooling": pooling,
-            "--sparse": sparse or None,
-            "--multi-vector": multi_vector or None,
-        }
-        given |= {"--repetitions": repetitions, "--layers": layers, "--chunk-length": chunk_length}
-        given |= {"--fit-texts": fit_texts, "--query-prompt": query_prompt, "--document-prompt": document_prompt}
-        given |= {"--prompt-language": prompt_language, "--no-normalize": None if normalize else True}
-        refuse("--rerank reads a query and a document together", given)
+        why = "--rerank reads a query and a document together"
+        prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
+        refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *_LAYOUT)
     if sparse:
-        given = {"--pooling": pooling, "--repetitions": repetitions, "--layers": layers}
-        given |= {"--chunk-length": chunk_length, "--fit-texts": fit_texts, "--multi-vector": multi_vector or None}
-        given |= {"--no-normalize": None if normalize else True}
-        refuse("--sparse reads the end of a prompt", given)
+        refuse(context, "--sparse reads the end of a prompt", "--pooling", *_LAYOUT)
     else:
-        refuse("without --sparse no token of the vocabulary is weighed", {"--expansion": expansion, "--top-k": top_k})
+        refuse(context, "without --sparse no token of the vocabulary is weighed", "--expansion", "--top-k")
     if multi_vector and pooling is not None:
         raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
-    for option, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
+    for name, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
         if value is not None and not multi_vector:
-            raise ValueError(f"{option} is for --multi-vector: give that, too, or leave it out.")
+            raise ValueError(f"{name} is for --multi-vector: give that, too, or leave it out.")
     if template is not None and prompt_language is not None:
         raise ValueError("--template and --prompt-language both say which prompt is read: give one of them.")
     if recipe and method:
@@ -160,16 +134,80 @@ def build_command(
             f"There is no --method {method}: give one of {', '.join(METHODS)}; or --recipe with the name or key of any "
             "row of any table."
         )
-    layers_of(layers)
+    indices = _indices(layers)
     check_free(out, "--out")
     check_source(fit_texts)
     check_recipes([recipe] if recipe else [], model)
     if not rerank:
         check_template(template)
-    check_language_model(model)
+    check_model(model)
+
+    from sentence_transformers import SparseEncoder
+
+    import st_reba
+    from st_reba.files import atomic_directory
+    from st_reba.modules import CausalTransformer, PromptRepsModule, RerankModule
+    from st_reba.modules.multi_vector import multi_vector_encoder
+    from st_reba.modules.reranking import cross_encoder
+    from st_reba.ready import note_recipe, prompts_or_own
+    from st_reba.recipes import find
+
+    from .load import Module, load, present, quiet, usable
+
+    context.with_resource(quiet())
+    model = present(model)
+    asked: dict[str, Any] = {
+        "repetitions": repetitions, "layers": indices, "chunk_length": chunk_length, "template": template,
+        "expansion": expansion, "top_k": top_k,
+    }  # fmt: skip
+    settings = {name: value for name, value in asked.items() if value is not None}
+    prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
+
+    def loaded(kind: type[Module], arguments: Mapping[str, Any]) -> Module:
+        return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
+
+    if not rerank:
+        chosen = find(recipe or (METHODS[method] if method else SPARSE if sparse else METHODS[DEFAULT]))
+        (chosen,) = in_asked_language([chosen], prompt_language, "en")
+        if sparse:
+            prompted = chosen.row.module is CausalTransformer and chosen.row.poolings == ("last",)
+            if not prompted or chosen.part or chosen.layer is not None:
+                raise ValueError(
+                    f"--sparse with {chosen.key}: the head is asked at the end of a prompt, behind the last layer. "
+                    f"Give a prompt's recipe, such as {SPARSE} or prompteol."
+                )
+            settings = {**chosen.row.settings, **settings}
+        else:
+            mode = _checked_pooling(chosen, pooling, settings, multi_vector)
+            chosen = _with_texts(chosen, fit_texts, dimensions, by_language=not (prompt_language or template))
+    with atomic_directory(out) as scratch:
+        built: Any
+        if rerank:
+            built = cross_encoder(loaded(RerankModule, settings), device="cpu")
+        elif sparse:
+            own_prompts = prompts_or_own(prompts, settings)
+            built = SparseEncoder(modules=[loaded(PromptRepsModule, settings)], device="cpu", prompts=own_prompts)
+        elif multi_vector:
+            arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
+            built = multi_vector_encoder(
+                loaded(chosen.row.module, arguments), dimension=dimensions, fit_texts=chosen.fit_texts,
+                skip_punctuation=skip_punctuation is not False, normalize=normalize,
+                prompts=prompts_or_own(prompts, arguments),
+            )  # fmt: skip
+            note_recipe(built, chosen, settings)
+        else:
+            with usable(model):
+                built = st_reba.build(
+                    model, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
+                    device="cpu", model_kwargs={"dtype": dtype}, **settings,
+                )  # fmt: skip
+        built.save_pretrained(str(scratch))
+    family = type(built).__name__
+    imported = f"from sentence_transformers import {family}; " if rerank or sparse else ""
+    console.say(f'Wrote {out}. Load it with: import st_reba; {imported}{family}("{out}")')
 
 
-def layers_of(layers: str | None) -> str | list[int] | None:
+def _indices(layers: str | None) -> str | list[int] | None:
     """What ``--layers`` asks for.
 
     Raises:
@@ -181,3 +219,67 @@ def layers_of(layers: str | None) -> str | list[int] | None:
         return [int(layer) for layer in layers.split(",")]
     except ValueError:
         raise ValueError(f'--layers {layers!r}: use "all" or indices separated by commas, such as "-1,-2".') from None
+
+
+def _checked_pooling(chosen: Recipe, pooling: str | None, settings: Mapping[str, object], multi_vector: bool) -> str:
+    """The pooling in ST's words, once settings and pooling, or the vectors of tokens, fit the recipe.
+
+    Raises:
+        ValueError: If the recipe's module has no such setting, or they do not fit it.
+    """
+    from st_reba.ready import check_pooling
+    from st_reba.recipes import every_row
+    from st_reba.recipes.recipe import POOLINGS
+
+    rows = {row.key: row for row in every_row()}
+    for name in settings:
+        if name not in chosen.row.module.config_keys:
+            *others, last = [method for method, key in METHODS.items() if name in rows[key].module.config_keys]
+            having = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(f"--{name.replace('_', '-')} is for --method {having}; {chosen.name} has none.")
+    mode = POOLINGS.get(pooling or chosen.pooling, pooling or "")
+    if not multi_vector:
+        check_pooling(chosen, mode, f"--pooling {mode}")
+    elif chosen.part is not None:
+        raise ValueError(
+            f"--multi-vector: {chosen.part.name} stands around the pooling, and nothing is pooled. Give "
+            f"{chosen.row.key if chosen.row.around is None else 'another recipe, such as echo-2'}."
+        )
+    elif not chosen.row.words:
+        having = ", ".join(key for key, row in rows.items() if row.words)
+        raise ValueError(f"--multi-vector: {chosen.name} does not read every token. Give one of {having}.")
+    return mode
+
+
+def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, by_language: bool) -> Recipe:
+    """The recipe with the texts that its filter, or the projection of token vectors, is fitted on, which is told.
+
+    Args:
+        chosen: The recipe.
+        fit_texts: The user's own texts; None: those of the package.
+        dimensions: Of the projection; None: there is none.
+        by_language: Whether the language of the user's texts is that of the prompt.
+
+    Raises:
+        ValueError: If there are texts, and nothing is fitted.
+    """
+    from st_reba.text.templates import language_of
+
+    if dimensions:
+        fitted = f"the projection to {dimensions} dimensions"
+    elif chosen.part is not None and chosen.part.fitted:
+        fitted = f"what is {chosen.part.name}"
+    elif fit_texts is None:
+        return chosen
+    else:
+        raise ValueError(
+            f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
+            f"{chosen.row.key}+whitened; {chosen.name} is not."
+        )
+    texts = texts_to_fit(fit_texts)
+    hint = "" if fit_texts else ", sentences inside the package: give --fit-texts with some hundreds like your own"
+    count = len(texts) if chosen.part is None else len(chosen.part.drawn(texts))
+    console.say(f"Fitting {fitted} on {count} texts{hint}.")
+    if by_language and fit_texts is not None:
+        (chosen,) = in_asked_language([chosen], None, language_of(texts))
+    return replace(chosen, fit_texts=tuple(texts))

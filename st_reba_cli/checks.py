@@ -15,6 +15,8 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
+from .options import STAND_IN
+
 #: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the rows of the recipes.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
@@ -32,13 +34,13 @@ _BLOCK_COUNT = b".block_count" + (4).to_bytes(4, "little")
 _KEY = re.compile(r"(?P<key>[a-z0-9-]+)(?:@(?P<layer>\d+))?(?:\+(?P<part>[a-z0-9-]+))?")
 
 
-def check_free(out: Path, option: str) -> None:
-    """Refuse a directory that already holds something.
+def check_free(out: Path | None, option: str) -> None:
+    """Refuse a directory that already holds something; None: nothing is written.
 
     Raises:
         ValueError: If something lies there already.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty directory: choose another {option}, or remove it.")
 
 
@@ -49,11 +51,9 @@ def check_file(path: Path | None, option: str) -> None:
         FileNotFoundError: If there is nothing.
         ValueError: If it is a directory.
     """
-    if path is None:
-        return
-    if path.is_dir():
+    if path is not None and path.is_dir():
         raise ValueError(f"{option} {path} is a directory: give a file.")
-    if not path.exists():
+    if path is not None and not path.exists():
         raise FileNotFoundError(f"{option} {path}: there is no such file. Check the name.")
 
 
@@ -74,12 +74,14 @@ def check_source(source: str | None) -> None:
 
 
 def check_model(model: str) -> None:
-    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id.
+    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id, nor the stand-in.
 
     Raises:
         ValueError: If it is another file, or a directory without a model, or can only be a path and nothing is there.
     """
     path = Path(model)
+    if model == STAND_IN:
+        return
     if path.is_file():
         if path.suffix.lower() != ".gguf" and _beginning(path, 4) != b"GGUF":
             raise ValueError(f"The model {model} is a file: give the directory that it lies in.")

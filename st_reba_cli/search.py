@@ -6,43 +6,82 @@ from typing import Annotated
 
 import typer
 
-from .common import (
-    BatchOption,
-    BestOption,
-    DemoModelOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    LengthOption,
-    OutOption,
-    PromptLanguageOption,
-    RandomOption,
-    check_language_model,
-    check_places,
-    command,
-)
-from .data import Given
+from . import options
+from .checks import check_free, check_model
+from .data import Source, in_asked_language
+from .printing import Shown
 
 
-@command("search")
-def search_command(
-    *,
-    model: DemoModelOption,
-    given: Given,
+def search(
+    context: typer.Context,
+    model: options.DemoModel,
+    data: options.Data = None,
+    columns: options.Columns = None,
+    queries: options.Queries = None,
+    corpus: options.Corpus = None,
+    qrels: options.Qrels = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    demo: options.Demo = None,
+    language: options.Language = None,
     seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
-    random: RandomOption = True,
-    prompt_language: PromptLanguageOption = None,
-    out: OutOption = None,
-    best: BestOption = None,
-    batch_size: BatchOption = 32,
-    max_seq_length: LengthOption = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    random: options.Random = True,
+    prompt_language: options.PromptLanguage = None,
+    out: options.Out = None,
+    save_best: options.SaveBest = None,
+    batch_size: options.BatchSize = 32,
+    max_seq_length: options.MaxSeqLength = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and texts.
 
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
-    check_places(out, best)
-    given.check()
-    check_language_model(model)
+    check_free(out, "--out")
+    check_free(save_best, "--save-best")
+    source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
+    check_model(model)
+
+    from st_reba.compare import Recipes, compare, texts_of
+    from st_reba.compare.cost import total_tokens
+    from st_reba.compare.search import candidates, searched, with_selection
+    from st_reba.compare.search import search as found_by_halving
+    from st_reba.data.tables import Labelled
+    from st_reba.lm.backbone import depth
+    from st_reba.modules import CausalTransformer
+    from st_reba.recipes import Recipe
+    from st_reba.text.templates import language_of
+
+    from .load import check_devices, load_fastest, quiet
+    from .show import has_page, kept, running, show, with_command, write
+
+    context.with_resource(quiet())
+    with_page = has_page(out)
+    check_devices(device)
+    labelled = source.read()
+    if not isinstance(labelled, Labelled):
+        raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
+    texts = texts_of(labelled)
+    tried = [Recipe(row, row.poolings[0]) for row in searched()]
+    rows = [recipe.row for recipe in in_asked_language(tried, prompt_language, language_of(texts))]
+    backbone = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    with Shown() as shown:
+        bar = shown.add_task("Searching", total=None, unit="texts")
+        chosen = found_by_halving(
+            backbone,
+            labelled,
+            every=candidates(depth(backbone.model), rows),
+            seed=seed,
+            batch_size=batch_size,
+            on_progress=lambda what, texts: shown.update(bar, advance=texts, description=f"Searching: {what}"),
+        )
+    recipes = Recipes(backbone, chosen.recipes(), batch_size=batch_size, kept=kept(out))
+    with running(recipes, total_tokens(recipes, texts_of(chosen.held_out), random=random)):
+        found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
+    found = with_command(
+        with_selection(chosen, found), context.obj, model, f"{source.described(chosen.held_out)}, held out",
+        max_seq_length=max_seq_length, fitted_on_data=True,
+    )  # fmt: skip
+    show(found)
+    write(found, recipes, out, with_page, save_best)

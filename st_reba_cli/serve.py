@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from . import options
 from .checks import check_model
-from .common import DeviceOption, Dtype, DtypeOption, command
+from .printing import console, notes
 
 MIB = 2**20
 
 
-@command("serve")
-def serve_command(
+def serve(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", help="A SentenceTransformer, for embeddings: a directory or a Hub id."),
     ] = None,
     rerank: Annotated[
-        str | None,
-        typer.Option(
-            help="A CrossEncoder, for /rerank: a directory or a Hub id. Without it, MODEL orders texts by similarity."
-        ),
+        str | None, typer.Option(help="A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What requests call MODEL. Default: the last part of it.")] = None,
     rerank_name: Annotated[
@@ -39,10 +40,7 @@ def serve_command(
             "not the variable.",
         ),
     ] = None,
-    truncate: Annotated[
-        bool,
-        typer.Option("--truncate/--no-truncate", help="Cut texts that are too long for the model, or refuse them."),
-    ] = True,
+    truncate: Annotated[bool, typer.Option(help="Cut texts that are too long for the model, or refuse them.")] = True,
     batch_tokens: Annotated[int, typer.Option(help="Of a batch, padding included, at most.", min=1)] = 8192,
     batch_size: Annotated[int, typer.Option(help="Texts of a batch, at most.", min=1)] = 256,
     queue_tokens: Annotated[
@@ -54,8 +52,8 @@ def serve_command(
     rerank_revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the CrossEncoder on the Hub.")
     ] = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """A model behind OpenAI's /v1/embeddings, /rerank, /health and /metrics. SIGTERM finishes what it has."""
     if model is None and rerank is None:
@@ -66,10 +64,58 @@ def serve_command(
     for given in (model, rerank):
         if given is not None:
             check_model(given)
-    if api_key is not None and not all(key.strip() for key in api_key.split(",")):
+    keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
+    if not all(keys):
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+    if not all(key.isascii() and key.isprintable() for key in keys):
         raise ValueError(
             "An API key (--api-key, ST_REBA_API_KEY) has other characters than printable ASCII, and clients send those "
             "in different ways: give a key of letters, digits and marks."
         )
+
+    from st_reba.optional import require
+
+    from .load import load_saved, placement, quiet, usable
+
+    context.with_resource(quiet())
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, "serve", "Serving")
+
+    from st_reba.serve.app import Server, bound, url_of
+    from st_reba.serve.app import serve as answer_requests
+    from st_reba.serve.batches import Limits
+    from st_reba.serve.models import Embedder, check_kind, load_reranker
+
+    with bound(host, port) as own:
+        limits = Limits(
+            body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
+            queue_tokens=queue_tokens, truncate=truncate,
+        )  # fmt: skip
+        embedder = reranker = None
+        if model is not None:
+            with usable(model, device):
+                check_kind(model, revision, "SentenceTransformer")
+                loaded = load_saved(model, revision, dtype=dtype, device=device)
+                embedder = Embedder(name or _last_part(model), loaded, truncate)
+        if rerank is not None:
+            with usable(rerank, device):
+                # The probabilities of a ranking are as good as equal for many texts: it has the model's precision.
+                where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
+                called = rerank_name or _last_part(rerank)
+                reranker = load_reranker(called, rerank, rerank_revision, where, precision, truncate)
+        server, url = Server(embedder, reranker, limits, keys), url_of(own)
+        if not keys and not ipaddress.ip_address(own.getsockname()[0]).is_loopback:
+            said = f" {host} is open to other machines, and there is no --api-key."
+            notes.say(Text.assemble(("Note:", "yellow"), said))
+
+        def tell() -> None:
+            console.say(f"{', '.join(server.models)} at {url}")
+            if embedder is not None:
+                console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
+
+        answer_requests(server, own, started=tell)
+    console.print("Stopped; every request was answered.")
+
+
+def _last_part(model: str) -> str:
+    return Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]

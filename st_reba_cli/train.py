@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from .checks import check_file
-from .common import command
+from .printing import console
 
 
-class TrainedMethod(StrEnum):
-    bellm = "bellm"
-    freeze = "freeze"
-    jtcse = "jtcse"
-
-
-@command("train")
-def train_command(
-    method: Annotated[TrainedMethod, typer.Argument(help="What to train.")],
+def train(
+    context: typer.Context,
+    method: Annotated[Literal["bellm", "freeze", "jtcse"], typer.Argument(help="What to train.")],
     config: Annotated[
         Path,
         typer.Option(
-            help="A YAML file with lines such as model: org/name, and the data: triplets: nli.tsv (bellm), pairs: "
-            "pairs.tsv (freeze), texts: texts.txt (jtcse). docs/train.md has every key."
+            help="A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key."
         ),
     ],
     out: Annotated[
@@ -34,3 +28,45 @@ def train_command(
 ) -> None:
     """Train a method of the papers on your data: progress bar, checkpoints that resume, a ready model at the end."""
     check_file(config, "--config")
+
+    from transformers import AutoConfig
+
+    from st_reba import train as training
+    from st_reba.train.fitting import is_main
+
+    from .load import quiet, usable
+
+    context.with_resource(quiet())
+    kinds: dict[str, tuple[Any, Any]] = {
+        "bellm": (training.BeLLMTraining, training.train_bellm),
+        "freeze": (training.FreezeTraining, training.train_freeze),
+        "jtcse": (training.JTCSETraining, training.train_jtcse),
+    }
+    kind, run = kinds[method]
+    settings = training.read_settings(config, kind)
+    # Before anything is written. Data may come from the Hub, too: each model is asked for alone.
+    for model in (settings.model, getattr(settings, "second_model", None)):
+        if model is not None:
+            with usable(model):
+                if not Path(model).is_dir():
+                    AutoConfig.from_pretrained(model)
+    with resumable(out):
+        run(settings, out)
+    if is_main():
+        for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:
+            line = f'import st_reba; SentenceTransformer("{directory}")'
+            console.say(f"Wrote {directory}. Load it with: {line}")
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """A run that may be stopped, and is then gone on with; one that diverges ends in a sentence."""
+    from st_reba.train import DivergedError
+
+    try:
+        yield
+    except DivergedError as error:
+        raise ValueError(str(error)) from None
+    except KeyboardInterrupt:
+        console.say(f"Stopped. The same command goes on from the last checkpoint in {out}.")
+        raise typer.Exit(130) from None

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from . import options
 from .checks import check_model
-from .common import DeviceOption, Dtype, DtypeOption, command
+from .options import option
+from .printing import console
 
 
-class FormName(StrEnum):
-    auto = "auto"
-    openai = "openai"
-    tei = "tei"
-
-
-@command("verify")
-def verify_command(
+def verify(
+    context: typer.Context,
     url: Annotated[
         str,
         typer.Argument(metavar="URL", help="A server: its root, or its path (.../v1, .../v1/embeddings, .../embed)."),
@@ -30,17 +25,15 @@ def verify_command(
         str | None, typer.Option(help="What the server calls the model. Default: the first of its /v1/models.")
     ] = None,
     form: Annotated[
-        FormName, typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; by the URL, or whichever is there.")
-    ] = FormName.auto,
+        Literal["auto", "openai", "tei"],
+        typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there."),
+    ] = "auto",
     prompt_name: Annotated[
         str | None, typer.Option(help="Which of the model's prompts the server should put before texts.")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            help="How far two vectors of length 1 may be apart. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.",
-            min=0,
-        ),
+        option(help="Of two vectors of length 1, at most. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.", min=0),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option(help="The long text is longer than what the model reads, if that is below this.", min=16)
@@ -49,11 +42,37 @@ def verify_command(
         str | None, typer.Option(envvar="ST_REBA_API_KEY", show_envvar=True, help="That the server asks for.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.", min=0.1)] = 60.0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    dtype: DtypeOption = Dtype.fastest,
-    device: DeviceOption = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = "fastest",
+    device: options.Device = None,
 ) -> None:
     """Any server beside the saved model, with the reason if they differ. Exits with 1 then."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
     check_model(model)
+
+    from rich.table import Table
+
+    from st_reba.verify import Endpoint
+    from st_reba.verify import verify as verified
+
+    from .load import load_saved, quiet, usable
+
+    context.with_resource(quiet())
+    # Before the model is loaded: it takes longer.
+    endpoint = Endpoint(url, served_name, form, api_key, timeout)
+    with usable(model, device):
+        own = load_saved(model, revision, dtype=dtype, device=device)
+        seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
+    gives = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
+    console.say(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}")
+    for cause in seen.causes:
+        console.say(f"- {cause}")
+    table = Table("text", "tokens", "apart", box=None)
+    for row in seen.rows:
+        apart = "refused" if row.distance is None else f"{row.distance:.1e}"
+        table.add_row(row.probe.name, str(row.probe.tokens), apart)
+    console.print(table)
+    console.print(f"Allowed are {seen.tolerance:g}, of two vectors of length 1.")
+    if not seen.equal:
+        raise typer.Exit(1)

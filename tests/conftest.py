@@ -145,10 +145,10 @@ def commands_run_in_float32():
     """Here, whatever units this machine's processor has: what commands write is held against float32."""
     import torch
 
-    from st_reba_cli.running import models
+    from st_reba_cli import load
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(models, "fastest_on_cpu", lambda: torch.float32)
+        patched.setattr(load, "fastest_on_cpu", lambda: torch.float32)
         yield
 
 

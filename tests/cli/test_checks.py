@@ -6,16 +6,14 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
-from st_reba import TEMPLATES, CausalTransformer, files
+from st_reba import TEMPLATES, files
 from st_reba.compare.report import page
 from st_reba.data import sources
 from st_reba.data.sources import ALL
@@ -24,8 +22,9 @@ from st_reba.recipes import default_recipes, find
 from st_reba.text.templates import Template
 from st_reba_cli import checks
 
-from ..backbones import own
-from ..conftest import pipeline
+from . import typed
+
+refused = partial(typed, expect=1)
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
@@ -34,12 +33,6 @@ pytestmark = pytest.mark.usefixtures("quick_commands")
 def backbone_path(shallow_path):
     """How many layers there are does not matter to what is refused."""
     return lambda: shallow_path
-
-
-def run(*arguments, expect: int = 1) -> str:
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})
-    assert result.exit_code == expect, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture
@@ -70,56 +63,6 @@ def commands(tmp_path, pairs):
     return lines
 
 
-COMMANDS = ("compare", "layers", "encode", "build", "train")
-NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-
-
-@pytest.mark.parametrize("command", COMMANDS[:3])
-@pytest.mark.parametrize(
-    "device", ["gpu", pytest.param("cuda", marks=NO_CUDA), pytest.param("cuda:7", marks=NO_CUDA), "meta", "cuda:x"]
-)
-def test_devices(command, device, commands, backbone_path, tmp_path):
-    said = run(*commands(backbone_path(), device)[command])
-    assert f"--device {device}: PyTorch {torch.__version__} cannot use it here (" in said
-    assert "Give cpu, or one that is there" in said
-    assert not (tmp_path / "out").exists()
-
-
-def test_each_of_several_devices(commands, backbone_path):
-    assert "--device cpu:x: PyTorch" in run(*commands(backbone_path(), "cpu, cpu:x")["encode"])
-
-
-@pytest.fixture
-def odd_models(tmp_path):
-    """Names that are no model, and what is said of each."""
-    empty, bare, packed = tmp_path / "empty", tmp_path / "bare", tmp_path / "packed"
-    for directory in (empty, bare, packed):
-        directory.mkdir()
-    (bare / "notes.txt").write_text("x")
-    (packed / "q4.gguf").write_bytes(b"GGUF")
-    (tmp_path / "model.bin").write_bytes(b"x")
-    return {
-        packed: f"The model {packed} is a directory with a GGUF file: give the file, {packed / 'q4.gguf'}.",
-        empty: f"The model {empty} is an empty directory: give one that a model was saved to.",
-        bare: f"The model {bare} is a directory without a model (none of config.json, modules.json,",
-        tmp_path / "model.bin": f"The model {tmp_path / 'model.bin'} is a file: give the directory",
-        tmp_path / "no": f"The model {tmp_path / 'no'}: there is no such directory. Check the path, or give a Hub id",
-        "./no": "The model ./no: there is no such directory.",
-        "no/such-model": "no/such-model: there is no such directory, and ",
-    }
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_models(command, commands, odd_models, tmp_path):
-    for model, message in odd_models.items():
-        said = run(*commands(model)[command])
-        *read, error = said.strip().splitlines()
-        assert message in error
-        # Before that, what was read of the data where only the Hub could tell.
-        assert len(read) == (model == "no/such-model" and command in ("compare", "layers"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
     response = type("Response", (), {"headers": {}, "request": None, "status_code": 404})()
 
@@ -129,44 +72,10 @@ def test_the_hubs_own_word_is_passed_on(commands, monkeypatch):
         except RepositoryNotFoundError as error:
             raise OSError("long") from error
 
-    monkeypatch.setattr("st_reba_cli.running.compare.CausalTransformer", fail)
-    assert "it cannot be had from the Hub (404 Client Error). Check the name" in run(*commands("org/name")["compare"])
-
-
-def test_damaged_weights(commands, backbone_path, tmp_path):
-    model = tmp_path / "model"
-    pipeline(CausalTransformer(backbone_path())).save_pretrained(str(model))
-    (own(model) / "model.safetensors").write_bytes(b"\x08\0\0\0")
-    for command in ("compare", "encode", "build"):
-        said = run(*commands(model)[command])
-        assert f"{own(model) / 'model.safetensors'}: these weights are damaged or cut short (" in said
-
-
-@pytest.mark.parametrize(
-    ("line", "called"),
-    [
-        (("compare",), "--words"),
-        (("train", "freeze", "--out", "x"), "--config"),
-    ],
-)
-def test_files(line, called, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert f"{called} {tmp_path} is a directory: give a file." in run(*line, called, tmp_path)
-    missing = tmp_path / "no.tsv"
-    assert f"{called} {missing}: there is no such file. Check the name." in run(*line, called, missing)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("line", "called"),
-    [(("compare",), "--data"), (("compare",), "--fit-texts"), (("layers",), "--data"), (("search",), "--data")],
-)
-def test_tables(line, called, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert f"{tmp_path} is a directory without a table in it (nothing): give a file" in run(*line, called, tmp_path)
-    missing = tmp_path / "no.tsv"
-    assert f"{missing}: there is no such file. Check the name." in run(*line, called, missing)
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("st_reba.modules.CausalTransformer", fail)
+    assert "it cannot be had from the Hub (404 Client Error). Check the name" in refused(
+        *commands("org/name")["compare"]
+    )
 
 
 class TestBothSayTheSame:
@@ -190,7 +99,7 @@ class TestBothSayTheSame:
         assert said_by(checks.check_free, pairs.parent, "--out") == said_by(files.check_free, pairs.parent, "--out")
 
     def test_a_directory_that_is_not_there(self, tmp_path):
-        assert said_by(check_saved_model, tmp_path / "no") in run("push", tmp_path / "no", "org/name")
+        assert said_by(check_saved_model, tmp_path / "no") in refused("push", tmp_path / "no", "org/name")
 
     def test_a_template_without_its_text(self):
         shared = "The template 'echoo' has no {text}"
@@ -218,14 +127,14 @@ class TestDiskFull:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba.recipes.asked_for", few)
         paths = ("--out", tmp_path / "report", "--save-best", tmp_path / "best")
         return ("compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", *paths)
 
     def test_the_report(self, line, tmp_path, monkeypatch):
         """Its scores have been shown, nothing is left of it, and the best recipe is written."""
         monkeypatch.setattr(page, "write_csv", full)
-        said = run(*line)
+        said = refused(*line)
         assert f"{tmp_path / 'report'} could not be written: there is no room left on the disk" in said
         assert "choose another --out" in said
         assert "Best on STS" in said
@@ -236,21 +145,21 @@ class TestDiskFull:
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
         monkeypatch.setattr(SentenceTransformer, "save_pretrained", fail)
-        said = run(*line)
+        said = refused(*line)
         assert f"{tmp_path / 'best'} could not be written: there is no room left on the disk" in said
         assert "choose another --save-best" in said
         assert (tmp_path / "report" / "results.csv").exists()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.tsv", "report"]
 
-    def test_embeddings_on_their_way(self, line, tmp_path, monkeypatch):
+    def test_embeddings_on_their_way(self, line, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.embedded.save", full)
-        said = run(*[part for part in line if part not in ("--out", tmp_path / "report")])
+        said = refused(*line)
         assert "the disk is full. Embeddings lie there while they are scored" in said
         assert "TMPDIR" in said
 
     def test_layers(self, commands, backbone_path, tmp_path, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.DependencyEvaluator.draw", full)
-        said = run(*commands(backbone_path(), "cpu")["layers"])
+        said = refused(*commands(backbone_path(), "cpu")["layers"])
         assert f"{tmp_path / 'out'} could not be written: there is no room left on the disk" in said
         assert not (tmp_path / "out").exists()
 
@@ -263,7 +172,7 @@ def test_results_need_neither_matplotlib_nor_jinja(backbone_path, pairs, tmp_pat
     for name in ("matplotlib", "matplotlib.figure", "jinja2"):
         monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "out"
-    said = run(
+    said = refused(
         "compare", "--model", backbone_path(), "--data", pairs, "--device", "cpu", "--out", out,
         "--recipes", "classical", expect=0,
     )  # fmt: skip

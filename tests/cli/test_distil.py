@@ -2,22 +2,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from sentence_transformers import SentenceTransformer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from st_reba.data.demo import demo_sentences
 from st_reba_cli import app
 
+from . import typed
+
+run = partial(typed, "distil")
+
 pytest.importorskip("peft")
-
-
-def run(*arguments: object, expect: int = 0) -> str:
-    result = CliRunner().invoke(app, ["distil", *map(str, arguments)])
-    assert result.exit_code == expect, (result.output, result.exception)
-    return " ".join(result.output.split())
 
 
 @pytest.fixture
@@ -64,18 +62,11 @@ def test_a_recipe_is_called_by_its_key_and_a_folder_by_a_path(
     assert (told in shown) == (student == "prompteol")
 
 
-@pytest.mark.parametrize("student", ["./no", "no/such-model"])
-def test_a_student_that_is_not_there_is_refused_before_the_teacher_reads(student, roomy_path, texts, tmp_path):
-    given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--held-out", 12, "--student", student)
-    assert f"{student}: there is no such directory" in run(*given, "--out", tmp_path / "out", expect=1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_beside_a_config_every_option_is_refused(tmp_path):
     (tmp_path / "distil.yaml").write_text("recipe: echo-2\nmodel: m\ntexts: t.txt\n")
     every = [option.opts[0] for option in get_command(app).commands["distil"].params]
     options = [option for option in every if option not in ("--out", "--config")]
-    given = [f"{option}={'mse' if option == '--loss' else 4}" for option in options]
+    given = [f"{option}=4" for option in options]
     refused = run(*given, "--config", tmp_path / "distil.yaml", "--out", tmp_path / "out", expect=1)
     assert f"{', '.join(options)}: with --config all of it stands in the file." in refused
 
@@ -84,20 +75,6 @@ def test_an_interrupted_run_says_how_to_go_on(roomy_path, texts, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba_cli.running.distil.train_distil", interrupt)
+    monkeypatch.setattr("st_reba.training.train_distil", interrupt)
     given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--output", tmp_path / "out")
     assert "Stopped. The same command goes on" in run(*given, expect=130)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
-        (("--recipe", "a", "--config", "x.yaml"), "--recipe: with --config all of it stands in the file"),
-        (("--config", "no.yaml"), "no.yaml: there is no such file"),
-        (("--recipe", "echo-2", "--model", "./no", "--texts", "x.txt"), "./no: there is no such directory"),
-    ],
-)
-def test_refusals(arguments, message, tmp_path):
-    assert message in run(*arguments, "--out", tmp_path / "out", expect=1)
-    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -13,25 +14,19 @@ import torch
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer
-from st_reba_cli import printing
-from st_reba_cli.running import encode as running
-from st_reba_cli.running import models
+from st_reba_cli import load
 
 from .. import processes
 from ..backbones import TEXTS
 from ..conftest import first, pipeline
+from . import typed
+
+run = partial(typed, "encode")
 
 runner = CliRunner()
 # In a process of its own nothing is patched.
 COMMAND = ("-c", "from st_reba_cli import app; app()", "encode", "--dtype", "float32")
-
-
-def run(*arguments, expect: int = 0) -> str:
-    result = runner.invoke(cli.app, ["encode", *map(str, arguments)], env={"COLUMNS": "200"})
-    assert result.exit_code == expect, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture(scope="module")
@@ -120,38 +115,9 @@ def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "encode_file", stop)
+    monkeypatch.setattr("st_reba.encoding.encode_file", stop)
     output = run(model_directory, texts, "--out", tmp_path / "a.npy", expect=130)
     assert "Stopped. The same command goes on from" in output
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--workers", 2), "--workers is for --engine ray"),
-        (("--device", "cpu,cuda:0"), "give one or more of one kind"),
-        (("--column", "body"), 'plain text has no column "body"'),
-        (("--keep", "text"), "An .npy holds vectors alone"),
-        (("--prompt-name", "passage"), 'prompt_name="passage": the model has "query", "document"'),
-        (("--engine", "ray", "--device", "mps"), 'device "mps": on a Ray cluster give'),
-    ],
-)
-def test_refusals(options, message, model_directory, texts, tmp_path):
-    assert message in run(model_directory, texts, "--out", tmp_path / "a.npy", *options, expect=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
-
-
-def test_a_language_model_without_modules(backbone_path, texts, tmp_path):
-    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
-    bare = tmp_path / "a model"
-    bare.symlink_to(backbone_path())
-    output = run(bare, texts, "--out", tmp_path / "a.npy", expect=1)
-    assert f"{bare} has no modules.json: it is not a saved SentenceTransformer" in output
-    assert f"st-reba build --model '{bare}' --method reba --pooling mean --out my-model" in output
-    (tmp_path / "empty").mkdir()
-    output = run(tmp_path / "empty", texts, "--out", tmp_path / "a.npy", expect=1)
-    assert "empty is an empty directory: give one that a model was saved to." in output
-    assert not (tmp_path / "a.npy").exists()
 
 
 def test_bad_input(model_directory, tmp_path):
@@ -165,11 +131,11 @@ def test_bad_input(model_directory, tmp_path):
 
 
 def test_the_fastest_precision_where_it_is_sound(model_directory, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "fastest_on_cpu", lambda: torch.bfloat16)
+    monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.bfloat16)
     (tmp_path / "texts.txt").write_text("a cat\na dog\nthe bank of the river\n", encoding="utf-8")
     vectors = {}
     for name, alike, options in (("a", 0.999, ()), ("b", 0.9, ()), ("c", 0.999, ("--dtype", "float32"))):
-        monkeypatch.setattr(models, "agreement", lambda first, second, alike=alike: alike)
+        monkeypatch.setattr(load, "agreement", lambda first, second, alike=alike: alike)
         said = run(model_directory, tmp_path / "texts.txt", "--out", tmp_path / f"{name}.npy", *options)
         assert ("In bfloat16, which this processor is fastest in" in said) == (name == "a")
         assert ("In float32, as bfloat16 does not agree" in said) == (name == "b")
@@ -177,20 +143,3 @@ def test_the_fastest_precision_where_it_is_sound(model_directory, tmp_path, monk
     np.testing.assert_array_equal(vectors["b"], vectors["c"])
     assert not np.array_equal(vectors["a"], vectors["c"])
     np.testing.assert_allclose(vectors["a"], vectors["c"], atol=0.1)
-
-
-def test_each_stage_is_counted_in_its_unit():
-    shown = printing.Shown()
-    tell = running._telling(shown)
-    (bar,) = shown.tasks
-    tell("Encoding", 500, 1000)
-    assert (bar.description, bar.completed) == ("Encoding", 500)
-    assert bar.speed is None, "what an interrupted run has left is not speed"
-    for done in (600, 700):
-        tell("Encoding", done, 1000)
-        time.sleep(0.01)
-    assert "700 of 1,000 texts, " in printing._done(bar)
-    assert printing._done(bar).endswith(" texts/s")
-    assert "left" in printing._left(bar)
-    tell(running.HASHING, 500, 1000)
-    assert printing._done(bar) == "500 of 1,000 MB"

@@ -102,19 +102,6 @@ def test_retrieval(backbone_path, tmp_path, undrawn):
     assert "cosine_ndcg@10" in (tmp_path / "out" / "layers.csv").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--template", "no slot"), "The template 'no slot' has no {text}"),
-        (("--data", "no.tsv"), "no.tsv"),
-        (("--model", "no/such-model"), "Error: "),
-    ],
-)
-def test_refusals_leave_nothing_behind(options, message, layers, tmp_path):
-    assert message in layers("--out", tmp_path / "out", *options, expect=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
-
-
 def test_a_plot_that_fails_leaves_nothing(layers, tmp_path, monkeypatch):
     def fail(self, path):
         raise OSError("no space left on device")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import time
+import warnings
+from typing import Annotated
 
 import pytest
 import typer
@@ -13,8 +16,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from st_reba_cli import printing
-from st_reba_cli.common import app, clear_errors
-from st_reba_cli.printing import Commands, EscapingConsole, Shown, printable
+from st_reba_cli.command import Commands, app
+from st_reba_cli.printing import EscapingConsole, Shown, printable
 
 #: Clears the screen, colours, rings, rewrites the line, turns the direction; and the one-byte form of ESC [.
 HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb"
@@ -56,13 +59,50 @@ def test_styles_of_a_terminal_stay(screen):
     assert screen.getvalue() == "\x1b[31mx\x1b[0m\n"
 
 
-def test_errors_are_escaped(capsys):
-    with pytest.raises(typer.Exit), clear_errors():
-        raise ValueError(HOSTILE)
-    assert "a\\x1b[2J\\x9b31m\\u202eb" in capsys.readouterr().err
+def failing(error):
+    """The options of the whole command, and two subcommands that raise an error."""
+    command = typer.Typer(cls=Commands)
+
+    @command.callback()
+    def options(traceback: Annotated[bool, typer.Option("--traceback")] = False) -> None: ...
+
+    @command.command()
+    def fail() -> None:
+        raise error
+
+    @command.command()
+    def warn() -> None:
+        warnings.warn(HOSTILE, stacklevel=1)
+        warnings.warn("for programmers", DeprecationWarning, stacklevel=1)
+
+    return command
 
 
-@pytest.mark.parametrize("line", [["encode", "m", "t", f"--{HOSTILE}"], [HOSTILE], ["compare", "--seed", HOSTILE]])
+def test_errors_are_sentences_and_escaped():
+    said = CliRunner().invoke(failing(ValueError(HOSTILE)), ["fail"], env={"COLUMNS": "900"})
+    assert said.exit_code == 1
+    assert said.stderr == "Error: a\\x1b[2J\\x9b31m\\u202eb\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("an error of our own"), OSError("no room"), ImportError("not there")])
+def test_an_error_is_traced_where_it_is_asked_for(error):
+    said = CliRunner().invoke(failing(error), ["--traceback", "fail"])
+    assert said.exception is error
+
+
+def test_a_disk_that_is_full_is_told():
+    said = CliRunner().invoke(failing(OSError(errno.ENOSPC, "No space left on device")), ["fail"])
+    assert "The disk is full ([Errno 28] No space left on device): make room" in " ".join(said.stderr.split())
+
+
+def test_warnings_are_notes():
+    said = CliRunner().invoke(failing(None), ["warn"], env={"COLUMNS": "900"})
+    assert (said.exit_code, said.stderr) == (0, "Note: a\\x1b[2J\\x9b31m\\u202eb\n")
+
+
+@pytest.mark.parametrize(
+    "line", [["encode", "m", "t", f"--{HOSTILE}"], [HOSTILE], ["compare", "--batch-size", HOSTILE]]
+)
 def test_what_was_mistyped_is_escaped(line):
     """A shell hands on whatever names files have."""
     result = CliRunner().invoke(app, line, env={"COLUMNS": "900"})
@@ -109,6 +149,22 @@ class TestProgress:
         shown = self.run(screen, monkeypatch)
         assert "since it began" not in shown
         assert " of 4,000" in shown
+
+    def test_each_stage_is_counted_in_its_unit(self):
+        shown = Shown()
+        bar = shown.add_task("Loading", total=None, unit="")
+        shown.stage(bar, "Encoding", 500, 1000, "texts")
+        (task,) = shown.tasks
+        assert (task.description, task.completed) == ("Encoding", 500)
+        assert task.speed is None, "what an interrupted run has left is not speed"
+        for done in (600, 700):
+            shown.stage(bar, "Encoding", done, 1000, "texts")
+            time.sleep(0.01)
+        assert printing._done(task).startswith("700 of 1,000 texts, ")
+        assert printing._done(task).endswith(" texts/s")
+        assert "left" in printing._left(task)
+        shown.stage(bar, "Hashing", 500, 1000, "MB")
+        assert printing._done(task) == "500 of 1,000 MB"
 
     def test_nothing_is_said_of_quick_work(self, screen):
         with Shown() as shown:

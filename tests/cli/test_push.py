@@ -2,30 +2,26 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
+from functools import partial
 
 import pytest
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer
 from st_reba.hub import push
 
 from ..conftest import pipeline
+from . import typed
+
+run = partial(typed, "push")
 
 runner = CliRunner()
 
 #: Where the backbone lies.
 OWN = "0_CausalTransformer"
-
-
-def run(*arguments, expect: int = 0) -> str:
-    result = runner.invoke(cli.app, ["push", *map(str, arguments)], env={"COLUMNS": "300"})
-    assert result.exit_code == expect, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture(scope="module")
@@ -225,19 +221,6 @@ def test_a_shard_that_is_missing(directory, hub):
     assert "model-1.safetensors is missing, which model.safetensors.index.json names." in run(
         directory, "org/name", expect=1
     )
-
-
-@pytest.mark.parametrize(
-    ("repo_id", "message"),
-    [("name", '"name": a repository is "org/name"'), ("a/b/c", 'is "org/name"')],
-)
-def test_ids(repo_id, message, directory, hub):
-    assert message in run(directory, repo_id, expect=1)
-    assert "create_repo" not in hub
-
-
-def test_no_directory(tmp_path, hub):
-    assert "there is no such directory. Give one that" in run(tmp_path / "no", "org/name", expect=1)
 
 
 class Response:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from st_reba.compare.results import TIED
-from st_reba_cli.running.showing import show, typed
+from st_reba_cli.show import show, with_command
 
 from ..compare.report import samples
 
@@ -87,12 +87,12 @@ def test_what_only_the_command_line_knows(tmp_path):
     spec = {"Value aggregation": "value-aggregation"}
     results = [dataclasses.replace(result, spec=spec.get(result.recipe, "")) for result in found.results]
     found = dataclasses.replace(found, results=results)
-    made = typed(found, "org/model", "pairs", max_seq_length=64)
+    made = with_command(found, "st-reba compare", "org/model", "pairs", max_seq_length=64)
     expected = (
         "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --dtype bfloat16 --out my-model"
     )
     assert (made.model, made.data, made.build) == ("org/model", "pairs", expected)
     assert made.command.split()[0] == "st-reba"
-    assert typed(dataclasses.replace(found, use=""), "m", "pairs").build == ""
+    assert with_command(dataclasses.replace(found, use=""), "", "m", "pairs").build == ""
     fitted = [dataclasses.replace(result, spec=result.spec and "early-late") for result in results]
-    assert typed(dataclasses.replace(found, results=fitted), "m", "pairs", fitted_on_data=True).build == ""
+    assert with_command(dataclasses.replace(found, results=fitted), "", "m", "pairs", fitted_on_data=True).build == ""

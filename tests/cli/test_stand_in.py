@@ -6,12 +6,12 @@ import huggingface_hub
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from st_reba_cli.running.stand_in import stand_in
+from st_reba_cli.load import stand_in
 
 
 def keep_in(place, monkeypatch):
     kept = partial(huggingface_hub.cached_assets_path, assets_dir=place)
-    monkeypatch.setattr("st_reba_cli.running.stand_in.cached_assets_path", kept)
+    monkeypatch.setattr("st_reba_cli.load.cached_assets_path", kept)
 
 
 def test_it_is_made_once_and_alike_everywhere(tmp_path, monkeypatch):

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner
 
 from st_reba import BidirectionalLastLayer, TwinTower
-from st_reba_cli import app
 
 from ..backbones import TEXTS
+from . import typed
+
+run = partial(typed, "train")
 
 pytest.importorskip("peft")
 
@@ -28,12 +31,6 @@ def config(backbone_path, tmp_path):
         return str(path)
 
     return write
-
-
-def run(*arguments: str, expect: int = 0) -> str:
-    result = CliRunner().invoke(app, ["train", *arguments])
-    assert result.exit_code == expect, result.output
-    return " ".join(result.output.split())
 
 
 def test_bellm(config, tmp_path):

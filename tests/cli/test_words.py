@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi
-from typer.testing import CliRunner
 
 import st_reba
 import st_reba_cli as cli
@@ -18,6 +17,7 @@ from st_reba.recipes import default_recipes
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
+from . import typed
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
@@ -44,19 +44,13 @@ def model(backbone_path):
     return ("--model", backbone_path(), "--device", "cpu")
 
 
-def run(*arguments, expect: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "900"})
-    assert result.exit_code == expect, (result.output, result.exception)
-    return result.output
-
-
 class TestEveryCommand:
     def test_build(self, odd, backbone_path):
         out = odd / "model"
-        assert f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")' in run(
+        assert f'Wrote {out}. Load it with: import st_reba; SentenceTransformer("{out}")' in typed(
             "build", "--model", backbone_path(), "--out", out
         )
-        assert f"{out} exists and is not an empty directory" in run(
+        assert f"{out} exists and is not an empty directory" in typed(
             "build", "--model", backbone_path(), "--out", out, expect=1
         )
 
@@ -64,28 +58,28 @@ class TestEveryCommand:
         def few(names, repetitions, fit_texts):
             return [recipe for recipe in default_recipes(1, fit_texts) if recipe.name == "Classical"]
 
-        monkeypatch.setattr("st_reba_cli.running.compare.asked_for", few)
+        monkeypatch.setattr("st_reba.recipes.asked_for", few)
         report, best = odd / "report", odd / "best"
         renamed = pairs.rename(odd / "[data].tsv")
-        shown = run("compare", *model, "--data", renamed, "--out", report, "--save-best", best)
+        shown = typed("compare", *model, "--data", renamed, "--out", report, "--save-best", best)
         assert "20 pairs of [data].tsv" in shown
         assert f'to {best}. Load it with: import st_reba; SentenceTransformer("{best}")' in shown
         assert f"Report: {report / 'report.html'}" in shown
-        assert f"{odd / 'no.tsv'}" in run("compare", *model, "--data", odd / "no.tsv", expect=1)
+        assert f"{odd / 'no.tsv'}" in typed("compare", *model, "--data", odd / "no.tsv", expect=1)
 
     def test_layers(self, odd, pairs, model):
         out = odd / "layers"
-        shown = run("layers", *model, "--data", pairs, "--out", out)
+        shown = typed("layers", *model, "--data", pairs, "--out", out)
         assert f"{pairs}: 20 pairs" in shown
         assert f"dependency.png to {out}" in shown
-        assert f"{odd / 'no.tsv'}" in run("layers", *model, "--data", odd / "no.tsv", expect=1)
+        assert f"{odd / 'no.tsv'}" in typed("layers", *model, "--data", odd / "no.tsv", expect=1)
 
     def test_encode(self, odd, backbone_path):
         pipeline(CausalTransformer(backbone_path())).save_pretrained(str(odd / "model"))
         texts, out = odd / "texts.txt", odd / "out.npy"
         texts.write_text("\n".join(TEXTS), encoding="utf-8")
-        assert f"vectors to {out}" in run("encode", odd / "model", texts, "--out", out, "--device", "cpu")
-        assert f"{odd / 'no.txt'}" in run(
+        assert f"vectors to {out}" in typed("encode", odd / "model", texts, "--out", out, "--device", "cpu")
+        assert f"{odd / 'no.txt'}" in typed(
             "encode", odd / "model", odd / "no.txt", "--out", odd / "o.npy", "--device", "cpu", expect=1
         )
 
@@ -94,19 +88,16 @@ class TestEveryCommand:
         monkeypatch.setattr(HfApi, "create_repo", lambda self, *args, **options: None)
         monkeypatch.setattr(HfApi, "create_commit", lambda self, *args, **options: commit)
         pipeline(CausalTransformer(backbone_path())).save_pretrained(str(odd / "model"))
-        assert f"Pushed {odd / 'model'} to org/name: https://hub/[a]" in run("push", odd / "model", "org/name")
-        assert f"{odd / 'no'}: there is no such directory" in run("push", odd / "no", "org/name", expect=1)
+        assert f"Pushed {odd / 'model'} to org/name: https://hub/[a]" in typed("push", odd / "model", "org/name")
+        assert f"{odd / 'no'}: there is no such directory" in typed("push", odd / "no", "org/name", expect=1)
 
     def test_train(self, odd, backbone_path):
         config = odd / "freeze.yaml"
         config.write_text(f"model: {backbone_path()}\npairs: '{odd / 'no.tsv'}'\nepochs: 1\n", encoding="utf-8")
-        assert f"{odd / 'no.tsv'}" in run("train", "freeze", "--config", config, "--out", odd / "run", expect=1)
-        assert f"{odd / 'no.yaml'}" in run(
+        assert f"{odd / 'no.tsv'}" in typed("train", "freeze", "--config", config, "--out", odd / "run", expect=1)
+        assert f"{odd / 'no.yaml'}" in typed(
             "train", "freeze", "--config", odd / "no.yaml", "--out", odd / "run", expect=1
         )
-
-    def test_a_choice_that_is_none(self):
-        assert "[red]x[/blue]" in run("build", "--out", "x", "--model", "x", "--method", "[red]x[/blue]", expect=1)
 
 
 def _asked():

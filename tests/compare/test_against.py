@@ -26,8 +26,8 @@ def comparison(
     }
     found = bootstrap.estimate(bootstrap.mean(values))
     results = [Result(name, "mean", False, {"STS": found[f"{name}, mean"]}) for name in right]
-    items = SavedItems.of(bootstrap.mean(values), data)
-    return Comparison("model", "pairs", [TASK], results, items=items, use="A, mean")
+    saved = SavedItems.of(bootstrap.mean(values), data)
+    return Comparison("model", "pairs", [TASK], results, items=saved, use="A, mean")
 
 
 HARD = np.random.default_rng(9).random(400)

@@ -18,7 +18,7 @@ from st_reba.compare.results import Comparison, Result, SavedItems, best_of, lis
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
-from st_reba_cli.running.showing import show
+from st_reba_cli.show import show
 
 from .report import samples
 

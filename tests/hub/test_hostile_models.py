@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import st_reba_cli as cli
 from st_reba import CausalTransformer, EmbeddingFilter
-from st_reba_cli.running.models import usable
+from st_reba_cli.load import usable
 
 OWN = "0_CausalTransformer"
 CONFIG, SETTINGS = f"{OWN}/config.json", f"{OWN}/sentence_bert_config.json"

@@ -296,8 +296,8 @@ def test_the_module_is_the_same_command(script, tmp_path):
 
 #: A line that a file loses, and a case that then has to fail.
 FAULTS = {
-    "st_reba_cli/running/layers.py": ("from st_reba.optional import require\n", layers),
-    "st_reba_cli/running/encode.py": ("import signal\n", encode),
+    "st_reba_cli/layers.py": ("    from st_reba.optional import require\n", layers),
+    "st_reba_cli/encode.py": ("import signal\n", encode),
     "st_reba/modules/__init__.py": ("from .reba import ReBAModule\n", build),
 }
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,8 +24,7 @@ from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
 from st_reba.recipes import find
 
-from ..common import STAND_IN, marked
-from ..printing import Shown, console, notes
+from .printing import Shown, best_in_bold, console, model_name, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -42,13 +39,14 @@ def has_page(out: Path | None) -> bool:
         require("matplotlib.figure", "report", "Drawing")
         require("jinja2", "report", "A report")
     except ImportError as error:
-        notes.print(f"--out will be results.csv and comparison.json, without a page. {error}", soft_wrap=True)
+        notes.say(f"--out will be results.csv and comparison.json, without a page. {error}")
         return False
     return True
 
 
-def typed(
+def with_command(
     found: Comparison,
+    command: str,
     model: str,
     data: str,
     *,
@@ -60,19 +58,69 @@ def typed(
 
     Args:
         found: What was found.
+        command: What was typed.
         model: As given.
         data: In words.
         fit_texts: As given.
         max_seq_length: As given.
         fitted_on_data: Whether filters were fitted on part of the data, which no command builds again.
     """
-    command = shlex.join(["st-reba", *sys.argv[1:]])
     build = ""
     if found.use and not (fitted_on_data and find(found.choice().spec).fitted):
         build = build_command(
             found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", "")
         )
-    return replace(found, model=shown_model(model), data=data, command=command, build=build)
+    return replace(found, model=model_name(model), data=data, command=command, build=build)
+
+
+def kept(out: Path | None) -> TensorCache | None:
+    """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
+    if out is None:
+        return None
+    directory = _partial(out)
+    if directory.is_dir() and any(directory.glob("*.safetensors")):
+        notes.say(f"Going on from {directory}, which a stopped run has left.")
+    return TensorCache(directory)
+
+
+@contextmanager
+def running(recipes: Recipes, total: float | None) -> Iterator[None]:
+    """A progress bar of ``total`` tokens while recipes run."""
+    with Shown() as shown:
+        bar = shown.add_task("Comparing", total=total, unit="tokens")
+        recipes.on_progress = lambda what, tokens: shown.update(bar, advance=tokens, description=what)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if recipes.kept is not None:
+                notes.say(f"Stopped: the same command goes on from {recipes.kept.directory}.")
+            raise
+
+
+def _partial(out: Path) -> Path:
+    """Where what was embedded lies until all is written."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
+    """The report and the best recipe; what keeps one from being written does not keep the other."""
+    failed: list[str] = []
+    try:
+        if out is not None:
+            written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
+            console.say(f"Report: {written}")
+            shutil.rmtree(_partial(out), ignore_errors=True)
+    except OSError as error:
+        failed.append(str(error))
+    try:
+        if best is not None:
+            save_best(found, recipes, best)
+            line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
+            console.say(f"Wrote {found.choice().name} to {best}. {line}")
+    except OSError as error:
+        failed.append(str(error))
+    if failed:
+        raise OSError(" ".join(failed))
 
 
 def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:
@@ -112,86 +160,13 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
     for name in ("Before", "Now", "Difference"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in found.changes:
-        tied = change.difference.tied
-        interval = found.task.show_interval(change.difference)
-        table.add_row(
-            change.name,
-            found.task.show(change.old.value),
-            found.task.show(change.new.value),
-            Text(f"{TIED if tied else ''}{found.task.show(change.difference.value)} {interval}".rstrip(),
-                 style="" if tied else "bold"),
-        )  # fmt: skip
+        ahead = change.difference
+        shown = f"{found.task.show(ahead.value)} {found.task.show_interval(ahead)}".rstrip()
+        told = Text(f"{TIED}{shown}") if ahead.tied else Text(shown, style="bold")
+        table.add_row(change.name, found.task.show(change.old.value), found.task.show(change.new.value), told)
     to.print(table)
     for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
         to.print(sentence)
-
-
-def _left_out(found: Comparison) -> list[str]:
-    """What could not be run, by the reason."""
-    reasons: dict[str, list[str]] = {}
-    for recipe, reason in found.skipped:
-        reasons.setdefault(reason, []).append(recipe)
-    return [f"Left out {listed(names, 'recipes')}: {reason}" for reason, names in reasons.items()]
-
-
-def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
-    """The report and the best recipe; what keeps one from being written does not keep the other."""
-    failed: list[str] = []
-    try:
-        if out is not None:
-            written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
-            console.print(f"Report: {written}", soft_wrap=True)
-            shutil.rmtree(_partial(out), ignore_errors=True)
-    except OSError as error:
-        failed.append(str(error))
-    try:
-        if best is not None:
-            save_best(found, recipes, best)
-            console.print(
-                f'Wrote {found.choice().name} to {best}. Load it with: import st_reba; SentenceTransformer("{best}")',
-                soft_wrap=True,
-            )
-    except OSError as error:
-        failed.append(str(error))
-    if failed:
-        raise OSError(" ".join(failed))
-
-
-def shown_model(model: str) -> str:
-    """What to call a model: as it was given, a file by its name."""
-    if model == STAND_IN:
-        return "random weights that stand in for a model"
-    path = Path(model)
-    return path.name if path.is_file() else model
-
-
-def _partial(out: Path) -> Path:
-    """Where what was embedded lies until all is written."""
-    return out.with_name(f"{out.name}.partial")
-
-
-def kept(out: Path | None) -> TensorCache | None:
-    """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
-    if out is None:
-        return None
-    directory = _partial(out)
-    if directory.is_dir() and any(directory.glob("*.safetensors")):
-        notes.print(f"Going on from {directory}, which a stopped run has left.", soft_wrap=True)
-    return TensorCache(directory)
-
-
-@contextmanager
-def running(recipes: Recipes, total: float | None) -> Iterator[None]:
-    """A progress bar of ``total`` tokens while recipes run."""
-    with Shown() as progress:
-        bar = progress.add_task("Comparing", total=total, unit="tokens")
-        recipes.on_progress = lambda what, tokens: progress.update(bar, advance=tokens, description=what)
-        try:
-            yield
-        except KeyboardInterrupt:
-            if recipes.kept is not None:
-                notes.print(f"Stopped: the same command goes on from {recipes.kept.directory}.", soft_wrap=True)
-            raise
 
 
 def _table(found: Comparison) -> Table:
@@ -200,16 +175,14 @@ def _table(found: Comparison) -> Table:
     # Long names take a second line, so that the numbers have room.
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
-    tasks = found.tasks[:_SHOWN_TASKS]
-    random = found.on_random_weights
+    tasks, random = found.tasks[:_SHOWN_TASKS], found.on_random_weights
     for task in tasks:
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
         if random:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
     timed = any(result.cost is not None for result in found.results)
-    if timed:
-        table.add_column("Text/s", justify="right", no_wrap=True)
-        table.add_column("Cost", justify="right", no_wrap=True)
+    for name in ("Text/s", "Cost") if timed else ():
+        table.add_column(name, justify="right", no_wrap=True)
     beside = {result.name for result in random.values()}
     shown = [result for result in found.results if result.name not in beside]
     shown.sort(key=lambda result: (result.control, rank(result, found.tasks[0])))
@@ -238,21 +211,25 @@ def _cell(task: Measure, score: Estimate | None, best: bool, with_interval: bool
     if with_interval:
         text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
     # In front, so that the numbers stand below each other.
-    return Text.assemble(TIED if score.tied and not best else "", marked(text, best))
+    return Text.assemble(TIED if score.tied and not best else "", best_in_bold(text, best))
 
 
 def _legend(found: Comparison) -> list[str]:
     """What the columns are, and where the others are."""
-    notes = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
+    told = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
-        notes.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
-    random = "Random: the same on random weights, for the best alone. " if found.on_random_weights else ""
-    timed = any(result.cost is not None for result in found.results)
-    cost = (
-        " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s." if timed else ""
-    )
-    return [
-        *notes,
-        f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best. {random}".rstrip()
-        + cost,
-    ]
+        told.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
+    last = f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best."
+    if found.on_random_weights:
+        last += " Random: the same on random weights, for the best alone."
+    if any(result.cost is not None for result in found.results):
+        last += " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s."
+    return [*told, last]
+
+
+def _left_out(found: Comparison) -> list[str]:
+    """What could not be run, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for recipe, reason in found.skipped:
+        reasons.setdefault(reason, []).append(recipe)
+    return [f"Left out {listed(names, 'recipes')}: {reason}" for reason, names in reasons.items()]

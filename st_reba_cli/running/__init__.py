@@ -1,1 +1,0 @@
-"""What the commands do: ``run`` in the file of each one's name, which is imported when it runs."""
