@@ -15,7 +15,7 @@ from st_reba.data.demo import demo_sentences
 from st_reba.text.templates import TEMPLATES
 
 from .backbones import TEXTS
-from .cli import typed
+from .cli import typed as run
 from .logged import logged
 
 CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
@@ -38,7 +38,7 @@ def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_p
     (tmp_path / "texts.txt").write_text("\n".join(CORPUS))
     if given:
         options = (*options, "--fit-texts", tmp_path / "texts.txt")
-    typed("build", "--model", roomy_path, "--recipe", recipe, "--out", tmp_path / "by-command", *options)
+    run("build", "--model", roomy_path, "--recipe", recipe, "--out", tmp_path / "by-command", *options)
     typed = SentenceTransformer(str(tmp_path / "by-command"), device="cpu")
     built = st_reba.build(roomy_path, recipe, CORPUS if given else None, device="cpu", **settings)
     assert [type(part) for part in built] == [type(part) for part in typed]
