@@ -88,6 +88,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "precision": str, "language": str, "stage": str, "copies": int, "task": str, "readout": str,
         "ending": str, "origin": str, "score": float, "texts": int, "date": str, "versions": str,
     },
+    "beginnings": {
+        "model": str, "precision": str, "language": str, "task": str, "layout": str, "score": float, "texts": int,
+        "date": str, "versions": str,
+    },
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
@@ -113,6 +117,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "serving": ("model", "clients", "quantity"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
+    "beginnings": ("model", "precision", "language", "task", "layout"),
     "install": ("part", "python", "system"),
 }
 FRACTIONS = {
@@ -127,6 +132,7 @@ FRACTIONS = {
     "jtcse": ("score", "ahead"),
     "held_out": ("score", "ahead"),
     "wordings": ("score",),
+    "beginnings": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}
 
