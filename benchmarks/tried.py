@@ -165,7 +165,7 @@ def changed(parts: Parts, own: Parts, others: Mapping[str, Parts]) -> Iterator[t
     Args:
         parts: Of the texts of pairs.
         own: Of texts of the training part.
-        others: Of texts of other kinds.
+        others: Of texts of other kinds; without them nothing is fitted on another number of texts, either.
     """
     used = some(own, 0, USED)
     yield "as it is", added(parts, used, SUM)
@@ -196,6 +196,8 @@ def changed(parts: Parts, own: Parts, others: Mapping[str, Parts]) -> Iterator[t
         yield name, added(parts, used, shares)
     yield "as the states are", added(parts, used, SUM, how="raw")
     yield "centred alone", added(parts, used, SUM, how="centred")
+    if not others:
+        return
     for power in (0.25, 0.5, 1.0):
         yield f"standardised and whitened, power {power}, on 1,000 texts", added(parts, own, SUM, power)
     for count in (50, 100):
@@ -213,7 +215,8 @@ def some(parts: Parts, start: int, count: int) -> Parts:
 def rows(model: str, language: str, options: argparse.Namespace) -> Iterator[dict[str, records.Value]]:
     task = similarity(options.data, language, PAIRS)
     train = read_pairs(options.data / f"stsb_{language}_train.tsv").texts()
-    own = random.Random(0).sample(train, OWN)
+    sample = random.Random(0).sample(train, OWN)
+    own = sample[: options.own]
     kinds = ("Banking77", "StackOverflow") if language == "en" else ("TNews",)
     others = {
         f"texts of {' and '.join(kinds)}": [
@@ -224,11 +227,13 @@ def rows(model: str, language: str, options: argparse.Namespace) -> Iterator[dic
         "sentences of the package": demo_sentences("en" if language == "en" else "zh"),
         "sentences of the package, both languages": demo_sentences(),
     }
-    reader = Reader(MODELS[model].located(options.out / "models"), language, own)
+    reader = Reader(MODELS[model].located(options.out / "models"), language, sample)
     directory = options.out / "tried" / model / language
     parts = read(reader, task.texts, directory / "pairs")
     of_own = read(reader, own, directory / "own")
-    of_others = {name: read(reader, each, directory / name) for name, each in others.items()}
+    of_others = {}
+    if options.own == OWN:
+        of_others = {name: read(reader, each, directory / name) for name, each in others.items()}
     names, cosines = [], []
     for name, vectors in changed(parts, of_own, of_others):
         names.append(name)
@@ -260,6 +265,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/held_out"), help="directory of models and what is kept")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
     parser.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
+    parser.add_argument("--own", type=int, choices=[USED, OWN], default=OWN, help="texts of the training part")
     options = parser.parse_args()
     for model in options.models:
         for language in (each for each in options.languages if each in MODELS[model].languages):
