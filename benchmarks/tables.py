@@ -25,7 +25,7 @@ from records import RESULTS, ROOT, RecordsError, shown
 from spread import Spread
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
-from st_reba.recipes.parts import PARTS
+from st_reba.recipes.rows import PARTS
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.checks import NAMES
 from targets import Targets

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
 
 from records import ROOT
 
@@ -22,10 +24,48 @@ def printed_in(tree: Path, script: str, *arguments: str) -> str:
     Raises:
         SystemExit: If it fails.
     """
-    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, script, *arguments], env=_environment(tree), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{tree}: {' '.join(arguments)}: {done.stderr}")
     return done.stdout
+
+
+class Contender:
+    """A script in a process of one tree, which answers each line that it is given with a line; a context manager."""
+
+    def __init__(self, tree: Path, script: str, *arguments: str) -> None:
+        command = [sys.executable, script, *arguments]
+        self._process = subprocess.Popen(
+            command, env=_environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def asked(self, line: str) -> str:
+        """What it answers.
+
+        Raises:
+            SystemExit: If it ended instead.
+        """
+        given, printed = self._process.stdin, self._process.stdout
+        assert given is not None
+        assert printed is not None
+        given.write(f"{line}\n")
+        given.flush()
+        answer = cast(str, printed.readline())
+        if not answer:
+            raise SystemExit(f"{self._process.args} ended with {self._process.wait()}.")
+        return answer.strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

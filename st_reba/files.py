@@ -29,7 +29,7 @@ class NoRoomError(OSError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left to write, which nobody has told in a sentence yet."""
+    """Whether an error says that there is no room left to write, and is not yet a :class:`NoRoomError`."""
     if isinstance(error, NoRoomError):
         return False
     text = str(error)
@@ -70,7 +70,7 @@ def check_free(out: Path, called: str) -> None:
 
 @contextmanager
 def atomic_directory(out: Path, called: str = "--out") -> Iterator[Path]:
-    """A directory to write in, which takes its place ``out`` when all is written, or vanishes.
+    """A directory to write in, which is moved to ``out`` when all is written, and removed on an error.
 
     Args:
         out: Where it shall lie; directories above it are made.
@@ -97,7 +97,7 @@ _SCRATCH = ".writing-"
 
 @contextmanager
 def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
-    """A stream whose content becomes ``path`` when all of it is on the disk; on an error what was there before is.
+    """A stream whose content becomes ``path`` when all of it is on the disk; on an error ``path`` stays as it was.
 
     Args:
         path: The file.
@@ -106,7 +106,7 @@ def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]
     Raises:
         NoRoomError: If the disk is full.
     """
-    # Of its own name: another worker may be writing the same file, with the same bytes.
+    # A name of its own: another worker may be writing the same file, with the same bytes.
     scratch = path.with_name(f"{_SCRATCH}{uuid.uuid4().hex}")
     try:
         with _room(path, "Make room, and run the same again"):

@@ -15,8 +15,8 @@ def require(name: str, extra: str, purpose: str) -> Any:
         purpose: What needs it, as a sentence begins.
 
     Raises:
-        ImportError: If it is not installed, with what for and how to install it; or if it is and cannot be imported,
-            with what it says.
+        ImportError: If it is not installed, saying what needs it and how to install it; or if it is installed and
+            cannot be imported, saying why.
     """
     package = name.partition(".")[0]
     install = f'pip install "st-reba[{extra}]"'

@@ -15,7 +15,7 @@ from .data.demo import demo_sentences
 from .hub.card import add_recipe
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
-from .recipes.parts import POOLINGS
+from .recipes.recipe import POOLINGS
 from .text.templates import PromptLanguage, language_of, preset
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def prompts_or_own(prompts: Mapping[str, str] | None, arguments: Mapping[str, An
 
 
 def note_recipe(model: Any, recipe: Recipe, settings: Mapping[str, Any]) -> None:
-    """Put the recipe on a model's card, if with these settings of its module it still is one."""
+    """Put the recipe on a model's card, unless with these settings of its module it is no listed recipe any more."""
     own = {name: value for name, value in settings.items() if name in recipe.row.module.config_keys}
     row = matching(recipe.row.module, {**recipe.row.settings, **own})
     if row is not None:

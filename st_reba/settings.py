@@ -71,7 +71,7 @@ def tokens(name: str) -> Setting[int | None]:
 
 
 def layers_or_all(name: str) -> Setting[Any]:
-    """All layers, or a list of their indices, of which the model is not asked yet."""
+    """All layers, or a list of their indices; whether the model has these is not asked here."""
     return Setting(
         name,
         lambda value: (

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -126,66 +125,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
-    """Of a pipeline of three tiny layers, the first two take most of the time: ST reads, for its card, which versions
-    are installed, and compiles the card's template; typer makes every command anew to run one. mteb reads, for every
-    score that it keeps, which versions are installed.
-
-    Five things are not done at all: the collection of garbage after every training, the cards of a trainer's
-    checkpoints, the drawing of random weights that have no storage, which those of the file then replace, torch's
-    note, at every seed, of the stack from which a GPU would get it too, and the question, whenever a configuration is
-    asked for a value, whether the model's layers differ in it.
-    """
-
-    def drawn_where_there_is_storage(draw):
-        def reset_parameters(module):
-            if not module.weight.is_meta:
-                draw(module)
-
-        return reset_parameters
-
-    def without_a_card(save):
-        def _save(trainer, *args, **kwargs):
-            trainer.model._create_model_card = lambda *args, **kwargs: None
-            try:
-                save(trainer, *args, **kwargs)
-            finally:
-                del trainer.model._create_model_card
-
-        return _save
-
+    """ST reads, for each pipeline's card, which versions are installed, and compiles the card's template; mteb reads
+    versions for every score. Of a pipeline of three tiny layers that takes most of the time."""
     import jinja2
-    import torch
-    import typer.testing
-    from sentence_transformers import SentenceTransformerTrainer
     from sentence_transformers.util import environment
-    from transformers import PreTrainedConfig
 
-    repeated = (
-        (environment, "check_package_availability"), (jinja2.Environment, "compile"), (typer.testing, "_get_command")
-    )  # fmt: skip
+    repeated = ((environment, "check_package_availability"), (jinja2.Environment, "compile"))
     with pytest.MonkeyPatch.context() as patched:
         for module, name in repeated:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
-        patched.setattr(SentenceTransformerTrainer, "_save", without_a_card(SentenceTransformerTrainer._save))
-        patched.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
-        for device in ("cuda", "mtia", "xpu"):
-            patched.setattr(f"torch.{device}.traceback", SimpleNamespace(format_stack=list), raising=False)
         patched.setattr(metadata, "distribution", functools.cache(metadata.distribution))
         version = vars(metadata.Distribution)["version"].fget
         patched.setattr(metadata.Distribution, "version", property(functools.cache(version)))
-        for kind in PreTrainedConfig.__mro__:
-            if kind.__name__ == "HeterogeneousConfigMixin":
-                patched.delattr(kind, "__getattribute__")
-        for kind in (torch.nn.Linear, torch.nn.Embedding):
-            patched.setattr(kind, "reset_parameters", drawn_where_there_is_storage(kind.reset_parameters))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def models_are_read_once():
-    from .loading import read_once
-
-    with read_once():
         yield
 
 
@@ -248,13 +199,11 @@ def spawned_by_fork(monkeypatch):
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
-    from . import backbones, loading
+    from . import backbones
 
     @functools.cache
     def made(name: str, kind: str) -> str:
-        path = backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
-        loading.LASTING.add(path)
-        return path
+        return backbones.save(backbones.backbone(name), tmp_path_factory.mktemp(f"{name}-{kind}"), kind)
 
     return lambda name="llama", kind="bytes": made(name, kind)
 

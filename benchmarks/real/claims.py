@@ -12,7 +12,7 @@ from st_reba.compare.mteb import score_statistic
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Statistic
 from st_reba.recipes import find
-from st_reba.recipes.parts import PARTWISE
+from st_reba.recipes.rows import PARTWISE
 
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings

@@ -23,7 +23,8 @@ from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import Row, find
-from st_reba.recipes.parts import PARTS, POOLINGS, SUM
+from st_reba.recipes.recipe import POOLINGS
+from st_reba.recipes.rows import PARTS, SUM
 from st_reba.text.templates import preset
 
 from .endings import MEANS

@@ -14,7 +14,7 @@ from torch import nn
 from st_reba.modules import CausalModule, EmbeddingFilter
 from st_reba.modules.moments import Moments
 from st_reba.recipes import every_row
-from st_reba.recipes.parts import IDF, PARTS
+from st_reba.recipes.rows import IDF, PARTS
 
 from .texts import FIT_TEXTS
 from .vectors import Vectors

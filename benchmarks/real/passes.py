@@ -17,7 +17,7 @@ from st_reba.modules import CausalModule, ReBAModule, RefinedThoughtModule
 from st_reba.reading.layers import LayerReader
 from st_reba.reading.words import find_words, pool_words
 from st_reba.recipes import find
-from st_reba.recipes.parts import POOLINGS
+from st_reba.recipes.recipe import POOLINGS
 from st_reba.text.layout import Layout
 
 #: From B texts (and their words, where words are asked for) to (B, D) or (B, layers, D) by variant.

@@ -15,7 +15,7 @@ from st_reba.compare.mteb import TaskScores, mteb_estimates, run_tasks
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalModule
-from st_reba.recipes.parts import PARTWISE
+from st_reba.recipes.rows import PARTWISE
 
 from .cosines import cosines_of
 from .filtered import Kept, Variant

@@ -18,7 +18,7 @@ from ..modules import CausalModule
 from ..modules.moments import Moments
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, Row
-from ..recipes.parts import POOLINGS
+from ..recipes.recipe import POOLINGS
 from .kept import Kept
 from .workload import Workload
 

@@ -72,19 +72,18 @@ class Schema:
         """What to do where a file calls its columns something else."""
         return f"say with {self.option} which is what" if self.option else "call them so"
 
-    def find(self, header: Collection[str]) -> dict[str, str] | None:
-        """By the columns' names, what a header calls them; None if it lacks one that is needed."""
-        if self.lacking(header):
-            return None
+    def find(self, header: Collection[str]) -> dict[str, str]:
+        """By the columns' names, what a header calls those that it has."""
         titles = {column.name: column.find(header) for column in self.columns}
         return {name: title for name, title in titles.items() if title is not None}
 
-    def lacking(self, header: Collection[str]) -> list[str]:
-        """The needed columns that a header does not have."""
-        return [column.name for column in self.columns if column.needed and column.find(header) is None]
+    def lacking(self, titles: Collection[str]) -> list[str]:
+        """The needed columns that are not among these, by their names."""
+        # A kept column may be called as that of the texts.
+        return [name for name in dict.fromkeys(self.needed) if name not in titles]
 
-    def asked(self, columns: str) -> dict[str, str] | None:
-        """By the columns' names, what a user calls them; None if that does not fit.
+    def asked(self, columns: str) -> dict[str, str]:
+        """By the columns' names, what a user calls them; nothing if that does not fit.
 
         Args:
             columns: As ``--columns`` has it: ``"sentence1=question1,sentence2=question2,score=is_duplicate"``, or
@@ -94,9 +93,9 @@ class Schema:
         every = [column.name for column in self.columns]
         if not any("=" in part for part in parts):
             names = every if len(parts) == len(every) else self.needed
-            return dict(zip(names, parts, strict=True)) if len(parts) == len(names) else None
+            return dict(zip(names, parts, strict=True)) if len(parts) == len(names) else {}
         found = {name.strip(): title.strip() for name, _, title in (part.partition("=") for part in parts)}
-        return found if set(self.needed) <= found.keys() <= set(every) and all(found.values()) else None
+        return found if found.keys() <= set(every) and not self.lacking(found) and all(found.values()) else {}
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,8 @@ class Header:
         schema: What its rows are.
         titles: By the columns' names, what the file calls them: places, from 1, where it does not say.
         every: All that the file calls its columns.
-        unsure: Where the first row stands, if the file does not say and that row may do so in words not known here.
+        unsure: Where the first row stands, if the file does not name its columns, or names them in words that are not
+            known here; else empty.
         fixed: Whether all rows have these titles: lines of JSON may differ in what they call things.
     """
 
@@ -135,7 +135,7 @@ def named_columns(
     """
     for schema in schemas:
         titles = schema.find(header) if asked is None else schema.asked(asked)
-        if titles is not None and set(titles.values()) <= set(header):
+        if not schema.lacking(titles) and set(titles.values()) <= set(header):
             return schema, titles
     return None
 
@@ -153,21 +153,16 @@ def _header(where: str, kind: str, names: list[str], schemas: Sequence[Schema], 
     meant_as_names = schemas[0].headed or len(_known(names, schemas)) > 1
     if kind in ("jsonl", "parquet") or (asked is None and meant_as_names):
         raise _unfit(where, names, schemas, asked)
-    if asked is None:
-        return _header_by_count(where, len(names), schemas)
     places = [str(place) for place, _ in enumerate(names, 1)]
-    found = named_columns(places, schemas, asked)
-    if found is None:
-        raise _unfit(where, names, schemas, asked)
-    return Header(*found, places, where)
-
-
-def _header_by_count(where: str, count: int, schemas: Sequence[Schema]) -> Header:
-    """The columns of a file that does not name them, and that nobody has named."""
-    fitting = [schema for schema in schemas if len(schema.needed) == count]
+    if asked is not None:
+        found = named_columns(places, schemas, asked)
+        if found is None:
+            raise _unfit(where, names, schemas, asked)
+        return Header(*found, places, where)
+    fitting = [schema for schema in schemas if len(schema.needed) == len(names)]
     if not fitting and len(schemas) > 1:
         ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
-        said = f"{where}: {count} columns, and no header that names them. Rows are {ways}."
+        said = f"{where}: {len(names)} columns, and no header that names them. Rows are {ways}."
         raise ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
     schema = (fitting or schemas)[0]
     titles = {name: str(place) for place, name in enumerate(schema.needed, 1)}
@@ -229,7 +224,7 @@ def read_table(
         OSError: If it cannot be read.
         ImportError: If a package is missing that reads it.
     """
-    if columns is not None and all(schema.asked(columns) is None for schema in schemas):
+    if columns is not None and not any(schema.asked(columns) for schema in schemas):
         ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
         raise ValueError(f"--columns {columns}: give {ways}, with the file's own names, or places from 1.")
     first: Header | None = None
@@ -281,8 +276,7 @@ def opened(
 
 def _values(file: File, header: Header, content: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[Any]]]:
     """The line and the values of each row, in the order of the schema's columns."""
-    schema, titles = header.schema, header.titles
-    places = [header.every.index(titles[each.name]) if each.name in titles else None for each in schema.columns]
+    schema = header.schema
     for line, row in content:
         if isinstance(row, list):
             if len(row) != len(header.every):
@@ -291,12 +285,11 @@ def _values(file: File, header: Header, content: Iterable[tuple[int, Any]]) -> I
                     f"{place(file, line)}: {len(row)} columns where {len(header.every)} are expected. "
                     f"{schema.expected}{more}"
                 )
-            cells = [None if index is None else row[index] for index in places]
-        else:
-            found = titles if header.fixed or list(row) == header.every else schema.find(row)
-            if found is None:
-                raise _unfit(place(file, line), row, [schema])
-            cells = [row.get(found.get(each.name)) for each in schema.columns]
+            row = dict(zip(header.every, row, strict=True))
+        titles = header.titles if header.fixed or list(row) == header.every else schema.find(row)
+        if not header.fixed and schema.lacking(titles):
+            raise _unfit(place(file, line), row, [schema])
+        cells = [row.get(titles.get(column.name)) for column in schema.columns]
         values = []
         try:
             for column, cell in zip(schema.columns, cells, strict=True):
@@ -335,10 +328,10 @@ def _sniffed(file: File, schemas: Sequence[Schema]) -> File:
 def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked: str | None = None) -> ValueError:
     """What is wrong with titles that fit no schema."""
     if asked is not None:
-        wanted = next(titles for schema in schemas if (titles := schema.asked(asked)) is not None)
+        wanted = next(titles for schema in schemas if (titles := schema.asked(asked)))
         missing = [title for title in wanted.values() if title not in header]
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
-    lack = " or ".join(f"{', '.join(schema.lacking(header))} ({schema.name})" for schema in schemas)
+    lack = " or ".join(f"{', '.join(schema.lacking(schema.find(header)))} ({schema.name})" for schema in schemas)
     said = f"{where} lacks {lack}; its columns are {', '.join(header)}."
     return ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
 

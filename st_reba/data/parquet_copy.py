@@ -135,7 +135,7 @@ class TextFiles:
         schema = pa.schema([(name, pa.null()) for name in self.keep])
         done = 0
         for file in self.files:
-            for lines, _, *columns in self._batches(file):
+            for lines, (_, *columns) in self._batches(file):
                 for name, values in zip(self.keep, columns, strict=True):
                     with _unchanged(file, lines, name):
                         own = pa.schema([(name, pa.array(values).type)])
@@ -152,7 +152,7 @@ class TextFiles:
         if file.kind == "parquet":
             yield from self._parquet_tables(file, schema)
             return
-        for lines, *columns in self._batches(file):
+        for lines, columns in self._batches(file):
             arrays = []
             for field, values in zip(schema, columns, strict=True):
                 with _unchanged(file, lines, field.name):
@@ -191,27 +191,24 @@ class TextFiles:
             raise ValueError(f'{file.name}: column "{name}" is {kind}, but texts are strings.')
         return name, pa.schema([schema.field(each) for each in self.keep])
 
-    def _batches(self, file: File) -> Iterator[list[tuple[Any, ...]]]:
-        """The lines, texts and kept values of some rows at a time, each as a column."""
+    def _batches(self, file: File) -> Iterator[tuple[list[int], list[tuple[Any, ...]]]]:
+        """The lines of some rows at a time, and their texts and kept values as columns."""
         content = self._rows(file)
         while batch := list(islice(content, BATCH)):
-            yield list(zip(*batch, strict=True))
+            yield [line for line, _ in batch], list(zip(*(values for _, values in batch), strict=True))
 
-    def _rows(self, file: File) -> Iterator[tuple[Any, ...]]:
-        """Line, text and kept values of each row of a file of lines."""
+    def _rows(self, file: File) -> Iterator[tuple[int, list[Any]]]:
+        """Line, and text and kept values, of each row of a file of lines."""
         if file.kind == "txt":
-            yield from self._lines(file)
-            return
+            return self._lines(file)
         others = _TEXT.others if self.column is None else ()
-        # Of an object it shows only in the end whether a column is there at all.
+        # A line of JSON may lack a kept column that another line has.
         kept = (Column(name, (), lambda cell: cell, needed=file.kind != "jsonl") for name in self.keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
         named = self.column is not None or len(self.keep) > 0
-        _, content = opened(file, [Schema("texts", columns, "--column", headed=named)])
-        for line, values in content:
-            yield line, *values
+        return opened(file, [Schema("texts", columns, "--column", headed=named)])[1]
 
-    def _lines(self, file: File) -> Iterator[tuple[Any, ...]]:
+    def _lines(self, file: File) -> Iterator[tuple[int, list[str]]]:
         """Plain text: an empty line is an empty text, so that rows stay aligned."""
         if self.column is not None:
             said = f'{file.name}: plain text has no column "{self.column}"'
@@ -219,8 +216,7 @@ class TextFiles:
         if any(name != "text" for name in self.keep):
             given = listed(self.keep)
             raise ValueError(f'{file.name}: plain text has no columns to keep but "text" itself, not {given}.')
-        for line, text in rows(file):
-            yield line, text, *(text for _ in self.keep)
+        return ((line, [text, *(text for _ in self.keep)]) for line, text in rows(file))
 
 
 def chunk_end(row: int, smallest: int, largest: int) -> int:

@@ -40,7 +40,7 @@ _SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLIT_OF)})(?=$|[^a-z])")
 #: Which part is read of a data set that has several, where none is asked for: to measure on, and to train on.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
-#: Where all is wanted, none stands for it: of several splits one has to be named.
+#: To read all that there is: no split is taken by itself, so that of several one has to be named.
 ALL: tuple[str, ...] = ()
 
 # What a web server answers where there is no such file, or no longer.
@@ -158,9 +158,19 @@ def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
 def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
     """Copies of the files of a remote path."""
     core = require("fsspec.core", "data", "A remote path")
+    folder: list[PurePosixPath] | None = None
     with _asking(name):
         filesystem, path = core.url_to_fs(name)
-    paths = _remote_paths(filesystem, path, name, splits)
+        paths = [path]
+        if has_magic(path):
+            paths = sorted(filesystem.glob(path), key=_natural)
+            if not paths:
+                raise FileNotFoundError(path)
+        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
+        elif not File.of(Path(_file_name(path))).kind and filesystem.isdir(path):
+            folder = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
+    if folder is not None:
+        paths = [str(each) for each in _shards(name, folder, splits)]
     # A folder of its own for each, so that it keeps its name, by whose end it is read.
     places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
     with _asking(name):
@@ -176,20 +186,6 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
             # Last: where it is, all are whole.
             copied.write_text(wanted, "utf-8")
     return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
-
-
-def _remote_paths(filesystem: Any, path: str, name: str, splits: Sequence[str]) -> list[str]:
-    with _asking(name):
-        if has_magic(path):
-            found = [str(each) for each in filesystem.glob(path)]
-            if not found:
-                raise FileNotFoundError(path)
-            return sorted(found, key=_natural)
-        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
-        if File.of(Path(_file_name(path))).kind or not filesystem.isdir(path):
-            return [path]
-        inside = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
-    return [str(each) for each in _shards(name, inside, splits)]
 
 
 @contextmanager
@@ -229,8 +225,8 @@ def _shards(name: str, inside: Sequence[Any], splits: Sequence[str]) -> list[Any
     for path in tables:
         words = _SPLIT.findall(path.name.lower())
         of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(path)
-    # Where some names hold no split's word, the others may hold one by chance. All is then what the folder holds; but
-    # to measure or to train on all might mix splits.
+    # Where some names hold no split's word, the others may hold one by chance. To read all is then to read the whole
+    # folder; but to measure or to train on the whole folder might mix splits.
     by_chance = "" in of_split
     if len(of_split) > 1 and not (by_chance and not splits):
         asked = "" if by_chance else next((each for each in splits if each in of_split), "")

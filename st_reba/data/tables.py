@@ -14,7 +14,7 @@ from .sources import is_remote
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
 
-#: Is told in a line what was read.
+#: Called with a line that says what was read.
 Tell = Callable[[str], None]
 
 
@@ -181,7 +181,7 @@ Data: TypeAlias = Labelled | list[str]
 
 
 def _quietly(line: str) -> None:
-    """Nobody is told."""
+    """Default callback: does nothing."""
 
 
 def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Data:
@@ -194,7 +194,7 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     Args:
         source: As for :func:`st_reba.data.sources.files_of`.
         columns: What the columns are called: see :meth:`st_reba.data.columns.Schema.asked`.
-        tell: Is told in a line what was read.
+        tell: Called with a line that says what was read.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
@@ -246,7 +246,7 @@ def read_retrieval(
         qrels: With ``query-id``, ``corpus-id`` and ``score``; above 0 is relevant. Queries without anything relevant
             are left out.
         prompts: As :attr:`Retrieval.prompts`.
-        tell: Is told in a line what was read.
+        tell: Called with a line that says what was read.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if an identifier stands twice, or a judgement is of

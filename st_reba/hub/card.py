@@ -35,9 +35,9 @@ _LONGEST_LINE = 2000
 
 
 class _OurCardData(BaseModelCardData):
-    """What our template asks for, besides what the card data of one of ST's families of models has.
+    """What our template needs, on top of the card data that ST has for a family of models.
 
-    It stands before a family's dataclass, and adds no field to it.
+    A class lists it before that family's dataclass; it adds no field of a dataclass.
     """
 
     #: The path or Hub id of the language model that it was made of.
@@ -68,7 +68,7 @@ class _OurCardData(BaseModelCardData):
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)
         if self._was_trained and self._module is None:
-            # Then there is training to report, which ST's own card does. Ours has that part of it: see to_dict.
+            # ST's own card reports the training. Of ours, to_dict adds that section.
             self.template_path = type(self).template_path
 
     @property
@@ -76,7 +76,7 @@ class _OurCardData(BaseModelCardData):
         return "generated_from_trainer" in (self.tags or [])
 
     def to_dict(self) -> dict[str, Any]:
-        """What the templates are filled with; for ours, of a trained model, what ST's card tells of the training."""
+        """What a template is filled with. For a trained model ours also gets the training section of ST's card."""
         found: dict[str, Any] = super().to_dict()
         if self._was_trained and self.template_path == TEMPLATE:
             # In the same object, which ST looks up once more.
@@ -84,12 +84,12 @@ class _OurCardData(BaseModelCardData):
         return found
 
     def try_to_set_base_model(self) -> None:
-        """Called by ST when it writes a card, which no error here keeps it from."""
+        """Called by ST when it writes a card; an error here does not keep it from that."""
         super().try_to_set_base_model()
         if not self.origin:
             return
         if self.base_model is None and _cached(self.origin, "config.json") is not None:
-            # The Hub cannot be asked, but that is where the backbone came from.
+            # The Hub cannot be asked, but its cache shows that the backbone came from there.
             self.base_model = self.origin
         card = self._base_card()
         self.license = self.license or card.license
@@ -119,7 +119,7 @@ class _OurCardData(BaseModelCardData):
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
         added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
-        # As they are saved: what is at its default and not written is not shown.
+        # Settings as they are saved: one that is not saved, because it is at its default, is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
@@ -129,7 +129,7 @@ class _OurCardData(BaseModelCardData):
             "cost": " ".join(filter(None, [module.cost, *added])),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
-            # A class of a package of its own is made known by that, which imports st_reba.
+            # Another package's class is made known by importing that package, which imports st_reba.
             "package": type(module).__module__.partition(".")[0],
             "module_class": f"{type(module).__module__}.{type(module).__name__}",
             "settings": {key: _code(getattr(module, key)) for key in shown},
@@ -190,7 +190,7 @@ def adopt(model: Any) -> Any:
 
 
 def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> None:
-    """Put onto a model's card what the trainer noted of another, which became a part of it, or of which it was made."""
+    """Put onto a model's card what the trainer noted of another, its part or the one it was made from."""
     model.model_card_data = trained.model_card_data
     model.model_card_data.register_model(model)
     adopt(model)

@@ -69,9 +69,9 @@ class ReportingTransformer(Transformer):
 
 @contextmanager
 def tokenizer_apart() -> Iterator[None]:
-    """Loads a model with ``tokenizer_name_or_path``, against which ST advises in its log.
+    """Keeps ST's advice against ``tokenizer_name_or_path`` out of its log while a model is loaded with it.
 
-    For an adapter that has no tokenizer beside it, ST knows no other way.
+    For an adapter that has no tokenizer beside it, ST has no other way.
     """
 
     def is_other_advice(record: logging.LogRecord) -> bool:

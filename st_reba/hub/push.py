@@ -32,8 +32,8 @@ def push(
 ) -> str:
     """Upload a saved SentenceTransformer, as one commit.
 
-    The repository is made if there is none, and so is the branch. Hidden files stay here; a model card that leaves the
-    model's id open gets it.
+    The repository is made if there is none, and so is the branch. Hidden files are not sent. A model card that leaves
+    the model's id open is filled in.
 
     Args:
         directory: A saved model; it is checked before anything is sent.

@@ -96,13 +96,13 @@ def check_values(found: Mapping[str, Any], schema: Schema, file: object, needed:
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence quotes it: of a file, so that it may be long, and hold anything."""
+    """A value of a file, as a message quotes it: cut short, for it may be long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def quoted(key: str) -> str:
-    """A name that a file gives, as it is where that is a plain word, else in quotes: it may hold anything."""
+    """A name that a file gives, as a message has it: in quotes and cut short where it is long or cannot be printed."""
     return key if key.isprintable() and len(key) <= 80 else shown(key)
 
 
@@ -215,7 +215,7 @@ def _reads_text(value: Any) -> bool:
 
 
 _MODULE = (_a(str, "type"), _a(str, "path"), _a(str, "name"))
-# What ``config_sentence_transformers.json`` ``requires`` ST itself reads with care.
+# What stands under ``requires`` in ``config_sentence_transformers.json``, ST itself checks.
 _SENTENCE_TRANSFORMERS = (
     _many(dict, optional(_a(str, "prompts"))),
     optional(_a(str, "default_prompt_name")),
@@ -291,7 +291,7 @@ def read_modules(file: Path) -> list[dict[str, Any]]:
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """Which file has which weight, if the files that an index names, which lie beside it, lie there in truth.
+    """Which file has which weight, by an index; the files must lie beside it.
 
     Args:
         index: The file, such as ``model.safetensors.index.json``.

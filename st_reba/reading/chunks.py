@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -21,8 +21,6 @@ from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
 
-#: Tokens of chunks that are pooled at a time, padding counted.
-_TOGETHER = 2**16
 # A part of a text may have a few more tokens on its own than within the text.
 _SLACK = 8
 
@@ -120,7 +118,7 @@ def encode_chunks(
             character has several tokens and would not fit beside them.
         prompt_name: One of the model's prompts, by name; None: its default prompt.
         prompt: A prompt in full: it stands before every text, and before every window.
-        batch_size: Texts, or windows, at a time.
+        batch_size: Texts, or windows, that are read at a time, and chunks that are pooled at a time.
         truncate_dim: Keep a vector's first values; the model's own setting if None.
         normalize_embeddings: Scale vectors to length 1, after truncation.
         show_progress_bar: Whether to show one.
@@ -133,22 +131,19 @@ def encode_chunks(
     Raises:
         ValueError: If a setting or a span cannot be used, or the model has no vectors of tokens.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give a whole number from 1.")
     if isinstance(texts, str):
         several, spans = [texts], None if spans is None else [spans]
     else:
         several = list(texts)
-    _check_settings(several, spans, chunk_tokens, overlap, batch_size)
     reader, prompt = _reader(model), _prompt(model, prompt_name, prompt)
-    known: list[list[Span]] = []
+    own = reader.own_offsets(several)
+    known = _spans(several, own, spans, chunk_tokens, overlap)
     # By the characters of a text that are read at a time, the chunks that are read off them.
     windows: dict[_Window, list[int]] = {}
-    for number, (text, own) in enumerate(zip(several, reader.own_offsets(several), strict=True)):
-        if chunk_tokens is not None:
-            known.append(_cut(own, chunk_tokens, overlap))
-        else:
-            assert spans is not None
-            known.append([_checked(span, text, number) for span in spans[number]])
-        for chunk, part in enumerate(_parts(reader, text, number, own, known[-1], prompt)):
+    for number, text in enumerate(several):
+        for chunk, part in enumerate(_parts(reader, text, number, own[number], known[number], prompt)):
             windows.setdefault((number, part), []).append(chunk)
     dimension = truncate_dim or model.truncate_dim
     found: dict[_Chunk, np.ndarray] = {}
@@ -160,7 +155,11 @@ def encode_chunks(
         for start in range(0, len(windows), batch_size):
             batch = {window: windows[window] for window in order[start : start + batch_size]}
             chunks = _read(reader, several, known, batch, prompt)
-            found.update(_pooled(model, reader, chunks, dimension, normalize_embeddings))
+            # Those of like length together, so that little is padded.
+            lengths = sorted(chunks, key=lambda chunk: len(chunks[chunk][1]))
+            for first in range(0, len(lengths), batch_size):
+                together = {chunk: chunks[chunk] for chunk in lengths[first : first + batch_size]}
+                found.update(_pooled(model, reader, together, dimension, normalize_embeddings))
             progress.update(len(batch))
             on_windows(start + len(batch), len(windows))
     width = model.get_embedding_dimension() or 0
@@ -187,23 +186,20 @@ def check_chunk_tokens(chunk_tokens: int, overlap: int) -> None:
         )
 
 
-def _check_settings(
-    texts: Sequence[str],
-    spans: Sequence[Sequence[Span]] | None,
-    chunk_tokens: int | None,
-    overlap: int,
-    batch_size: int,
-) -> None:
-    if (spans is None) == (chunk_tokens is None):
-        raise ValueError("Give the chunks either as spans, or by chunk_tokens, how many tokens each has.")
-    if spans is not None and len(spans) != len(texts):
-        raise ValueError(f"{len(texts)} texts and {len(spans)} lists of spans were given: give one list a text.")
-    if chunk_tokens is not None:
+def _spans(
+    texts: Sequence[str], own: Sequence[Sequence[Span]], spans: Any, chunk_tokens: int | None, overlap: int
+) -> list[list[Span]]:
+    """The characters of each text's chunks: those of so many tokens, or those that were given."""
+    if spans is None and chunk_tokens is not None:
         check_chunk_tokens(chunk_tokens, overlap)
-    elif overlap:
+        return [_cut(tokens, chunk_tokens, overlap) for tokens in own]
+    if spans is None or chunk_tokens is not None:
+        raise ValueError("Give the chunks either as spans, or by chunk_tokens, how many tokens each has.")
+    if len(spans) != len(texts):
+        raise ValueError(f"{len(texts)} texts and {len(spans)} lists of spans were given: give one list a text.")
+    if overlap:
         raise ValueError(f"overlap={overlap}: spans say themselves where they overlap. Leave it out.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give a whole number from 1.")
+    return [[_checked(span, text, number) for span in spans[number]] for number, text in enumerate(texts)]
 
 
 def _reader(model: SentenceTransformer) -> CausalModule:
@@ -305,6 +301,13 @@ def _read(
     found = {}
     for row, (number, (part_begin, part_end)) in enumerate(windows):
         text, offsets = texts[number], reader.token_offsets(parts[row], prompt)
+        # Where each token of the text begins among those that are handed on, and where the last one ends.
+        edges = list(range(leading[row], leading[row] + len(offsets) + 1))
+        # What stands around the text belongs to the chunks at its ends.
+        if part_begin == 0:
+            edges[0] = 0
+        if part_end == len(text):
+            edges[-1] = counts[row]
         for chunk in windows[number, (part_begin, part_end)]:
             begin, end = spans[number][chunk]
             first, last = begin - part_begin, end - part_begin
@@ -314,14 +317,8 @@ def _read(
                     f"Text {number} has the span {(begin, end)}, {text[begin:end]!r}, in which the tokenizer finds no "
                     "token. Leave it out, or make it longer."
                 )
-            start, stop = leading[row] + own[0], leading[row] + own[-1] + 1
-            # What stands around the text belongs to the chunks at its ends.
-            if own[0] == 0 and part_begin == 0:
-                start = 0
-            if own[-1] == len(offsets) - 1 and part_end == len(text):
-                stop = counts[row]
-            own_states, own_ids = handed["token_embeddings"][row, start:stop], handed["input_ids"][row, start:stop]
-            found[number, chunk] = own_states, own_ids
+            tokens = slice(edges[own[0]], edges[own[-1] + 1])
+            found[number, chunk] = handed["token_embeddings"][row, tokens], handed["input_ids"][row, tokens]
     return found
 
 
@@ -331,37 +328,24 @@ def _pooled(
     chunks: Mapping[_Chunk, tuple[Tensor, Tensor]],
     dimension: int | None,
     normalize_embeddings: bool,
-) -> Iterator[tuple[_Chunk, np.ndarray]]:
+) -> dict[_Chunk, np.ndarray]:
     """What the rest of the model makes of each chunk."""
-    for together in _groups({chunk: len(ids) for chunk, (_, ids) in chunks.items()}):
-        states, ids = (pad_sequence([chunks[chunk][which] for chunk in together], batch_first=True) for which in (0, 1))
-        counts = torch.tensor([len(chunks[chunk][1]) for chunk in together], device=states.device)
-        mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-        reading = reader.combined(TokenVectors(states, mask, ids))
-        features: dict[str, Any] = {
-            "token_embeddings": reading.states,
-            "attention_mask": reading.mask.long(),
-            "input_ids": reading.ids,
-            **({ONE_BY_ONE: True} if reader.deterministic else {}),
-        }
-        for module in list(model.children())[1:]:
-            features = module(features)
-        embeddings = features.get("sentence_embedding")
-        if embeddings is None:
-            raise ValueError("The model has no pooling, so a chunk has no vector: add Pooling behind its first module.")
-        embeddings = embeddings[:, :dimension]
-        if normalize_embeddings:
-            embeddings = normalize(embeddings, dim=1)
-        yield from zip(together, embeddings.float().cpu().numpy(), strict=True)
-
-
-def _groups(lengths: Mapping[_Chunk, int]) -> Iterator[list[_Chunk]]:
-    """The chunks that are pooled together, those of like length."""
-    group: list[_Chunk] = []
-    for chunk in sorted(lengths, key=lambda chunk: lengths[chunk]):
-        if group and (len(group) + 1) * lengths[chunk] > _TOGETHER:
-            yield group
-            group = []
-        group.append(chunk)
-    if group:
-        yield group
+    states, ids = (pad_sequence(list(tokens), batch_first=True) for tokens in zip(*chunks.values(), strict=True))
+    counts = torch.tensor([len(own) for _, own in chunks.values()], device=states.device)
+    mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
+    reading = reader.combined(TokenVectors(states, mask, ids))
+    features: dict[str, Any] = {
+        "token_embeddings": reading.states,
+        "attention_mask": reading.mask.long(),
+        "input_ids": reading.ids,
+        **({ONE_BY_ONE: True} if reader.deterministic else {}),
+    }
+    for module in list(model.children())[1:]:
+        features = module(features)
+    embeddings = features.get("sentence_embedding")
+    if embeddings is None:
+        raise ValueError("The model has no pooling, so a chunk has no vector: add Pooling behind its first module.")
+    embeddings = embeddings[:, :dimension]
+    if normalize_embeddings:
+        embeddings = normalize(embeddings, dim=1)
+    return dict(zip(chunks, embeddings.float().cpu().numpy(), strict=True))

@@ -16,7 +16,6 @@ from ..hub import compat
 from ..modules import CausalModule
 from ..text.templates import PromptLanguage
 from . import rows
-from .parts import FILTERS, IDF, PARTS
 from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
 
 #: The result of the control without a model.
@@ -25,8 +24,8 @@ TF_IDF_RESULT = f"{TF_IDF}, mean"
 #: Copies of a text, at most, of what can be had by its name.
 _MOST_COPIES = 64
 
-# A name as tables show it: a row's, with a layer and what stands around the pooling.
-_SHOWN = re.compile(rf"(.+?)(?:, layer (\d+))?(?:, ({'|'.join(map(re.escape, PARTS))}))?")
+# After which layer a recipe is read: in its key, and in its name as tables show it.
+_LAYER = re.compile(r"(?:@|, layer )(\d+)")
 
 # Of other people's modules.
 _registered: list[Row] = []
@@ -42,7 +41,7 @@ def every_row(repetitions: int = 3) -> list[Row]:
 
 
 def changed(row: Row) -> list[Row]:
-    """A row under each change that makes another recipe of it; one that is listed, as it is listed.
+    """A row under each change that makes another recipe of it; where such a recipe is listed, its listed row.
 
     What does not go together is refused when it is built: see :func:`st_reba.modules.changes.combined`.
     """
@@ -62,7 +61,7 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     texts = tuple(fit_texts or ())
     compared = [row for row in every_row(repetitions) if row.compared == "all"]
     recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
-    around = [PARTS[name] for name in (*FILTERS, IDF)]
+    around = [rows.PARTS[name] for name in (*rows.FILTERS, rows.IDF)]
     recipes += [Recipe(rows.CLASSICAL, pooling, texts, part) for part in around for pooling in part.poolings]
     return without_repeats(recipes)
 
@@ -94,7 +93,7 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
             recipes += default_recipes(repetitions, fit_texts)
         elif name == "few":
             recipes += worth_trying(fit_texts)
-        elif "," in name and _shown_as(name) is None:
+        elif "," in name and _known(name) is None:
             recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
         else:
             found = replace(find(name), fit_texts=tuple(fit_texts or ()))
@@ -103,13 +102,13 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
 
 
 def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
-    """The same recipes, each once, with their prompts in a language where they are there in it.
+    """The same recipes, each once, with prompts in a language where they have such prompts.
 
-    What asks in Chinese by its key stays as it is.
+    A recipe that asks in Chinese by its key keeps its prompt.
 
     Args:
         recipes: As they are asked for.
-        language: That :func:`st_reba.text.templates.language_of` finds the texts in, or that someone asks for.
+        language: The one that the user asks for, or that of the texts: see :func:`st_reba.text.templates.language_of`.
     """
     found: list[Recipe] = []
     for recipe in recipes:
@@ -130,25 +129,18 @@ def find(name: str) -> Recipe:
     Raises:
         ValueError: If there is no such recipe.
     """
-    known = _by_key()
-    key, _, part = name.partition("+")
-    key, _, layer = key.partition("@")
-    parts = {own.key: own for own in PARTS.values()}
-    if key in known and (not part or part in parts) and (not layer or layer.isdecimal()):
-        row = known[key]
-        found = Recipe(row, "", (), parts.get(part, row.around), int(layer) if layer else None)
-    elif (shown := _shown_as(name)) is not None:
-        found = shown
-    elif name == TF_IDF or _shown_as(name.removeprefix(f"{RANDOM}, ")) is not None:
+    found = _known(name)
+    if found is None and (name == TF_IDF or _known(name.removeprefix(f"{RANDOM}, ")) is not None):
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
-    else:
+    if found is None:
         keys = [row.key for row in [*every_row(), rows.BAG]]
-        with_parts = [f"{row}+{own}" for row in keys for own in parts]
-        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if part else 3, cutoff=0.4)
+        parts = [f"+{part.key}" for part in rows.PARTS.values()]
+        with_parts = [f"{key}{part}" for key in keys for part in parts]
+        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
             f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
-            f"{', '.join('+' + key for key in parts)}; that of what a search tries, before that with one of "
+            f"{', '.join(parts)}; that of what a search tries, before that with one of "
             f"{', '.join('-' + name for name in rows.CHANGES)}; that of a prompt, with -zh for its Chinese words."
         )
     if found.part is not None and not found.poolings:
@@ -160,17 +152,11 @@ def find(name: str) -> Recipe:
     return replace(found, pooling=found.poolings[0])
 
 
-def _shown_as(name: str) -> Recipe | None:
-    """The recipe that tables show under a name, if any; its pooling is still to be chosen."""
-    whole = _SHOWN.fullmatch(name)
-    if whole is None:
-        return None
-    method, layer, part = whole.groups()
-    row = next((row for row in _by_key().values() if row.name == method), None)
-    if row is None or (layer is not None and not row.searched):
-        return None
-    recipe = Recipe(row, "", (), row.around if part is None else PARTS[part], None if layer is None else int(layer))
-    return recipe if recipe.name == name else None
+def _known(name: str) -> Recipe | None:
+    """The recipe of a name or a key, if there is one; its pooling is still to be chosen."""
+    layer = _LAYER.search(name)
+    found = _by_name().get(_LAYER.sub("", name, count=1))
+    return found if found is None or layer is None else replace(found, layer=int(layer[1]))
 
 
 @cache
@@ -180,6 +166,16 @@ def _by_key() -> dict[str, Row]:
     every = [*listed.values(), *(row for row in plain if row.key not in listed)]
     under_changes = chain(*(changed(row) for row in every if row.searched))
     return {row.key: row for row in [*every, *under_changes, rows.IN_CHINESE, rows.BAG]}
+
+
+@cache
+def _by_name() -> dict[str, Recipe]:
+    """Every recipe that is read at its own end, by its key and by its name as tables show it."""
+    found: dict[str, Recipe] = {}
+    for row in _by_key().values():
+        found[row.key] = Recipe(row, "", (), row.around)
+        found |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in rows.PARTS.values()}
+    return {recipe.name: recipe for recipe in reversed(found.values())} | found
 
 
 def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:
@@ -222,11 +218,12 @@ def register(module: _Class, *own: Row) -> _Class:
     compat.make_known(module)
     _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
     _by_key.cache_clear()
+    _by_name.cache_clear()
     return module
 
 
 def _row_of(module: type[CausalModule]) -> Row:
-    """What can be told of a module by itself."""
+    """The row of a module that comes without one, from what its class says."""
     key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
     summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
     name = module.method if "method" in vars(module) else module.__name__
@@ -238,11 +235,11 @@ def _reference(module: type[Any]) -> str:
 
 
 def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The same with one recipe in the place of those that are one by definition: it names the others.
+    """The same, with one recipe in place of several that are equal by definition: it names the others.
 
     Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer gives it
-    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. The words of such
-    recipes differ, and do not depend on the pooling: the rows under other poolings have them.
+    nothing new, and without repetition it looks back at itself alone, at :math:`e_n = a_{nn} v_n`. Their word
+    embeddings do differ. Those do not depend on the pooling, so that the same rows under other poolings give them.
     """
     last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
     kept = []
@@ -256,7 +253,7 @@ def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The control that looks at no context: as it is, and with each filter and weighting that some of these have.
+    """The control that looks at no context: as it is, and with each filter and weighting that one of these has.
 
     What helps a recipe there helps the bag, too, so that its gain means little without it.
     """
@@ -266,9 +263,10 @@ def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def controls_of(recipe: Recipe) -> tuple[Control, ...]:
-    """What a recipe is to be held against.
+    """What a recipe is compared with.
 
-    What stands around a recipe's pooling helps the bag of input embeddings, too, so that is a control of its own.
+    What stands around a recipe's pooling helps the bag of input embeddings, too. A bag with the same around it is
+    therefore a control of its own.
     """
     if recipe.random:
         return ()

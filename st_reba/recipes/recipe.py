@@ -1,9 +1,9 @@
-"""What a recipe is: a row, and that row under one pooling, ready to be run."""
+"""What a recipe is: a row, what can stand around its pooling, and that row under one pooling, ready to be run."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -13,14 +13,99 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ..modules import CausalModule, CausalTransformer, EchoModule, IdfWeights, InputEmbeddings
+from .. import modules
+from ..modules.embedding_transforms import SHRINKAGE
+from ..modules.moments import Moments, embedding_moments
+from ..modules.partwise_whitening import SHRINKAGE as PARTWISE_SHRINKAGE
 from ..text.templates import SLOT, TEMPLATES, PromptLanguage
-from .parts import POOLINGS, Part
+
+#: Poolings as the papers call them, and as ST does.
+POOLINGS = {"mean": "mean", "last": "lasttoken"}
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
 #: What stands before a recipe's name where it is run on random weights.
 RANDOM = "Random weights"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A filter behind the pooling of any recipe, or weights of tokens before it.
+
+    Attributes:
+        name: As tables show it.
+        says: What it does, without a full stop.
+        module: Its class.
+        poolings: Those that it can stand around.
+        enough: How many texts, at most, it is fitted on: it gains nothing from more. None: it gains from all.
+    """
+
+    name: str
+    says: str
+    module: type[Any]
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+    enough: int | None = None
+
+    @property
+    def key(self) -> str:
+        """As people type it behind a recipe's key: ``classical+all-but-the-top``."""
+        return self.name.replace(" ", "-")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is fitted on plain texts; the other is computed from the language model's head."""
+        return self.module is not modules.EmbeddingFilter
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether it stands before the pooling."""
+        return self.module is modules.IdfWeights
+
+    @property
+    def needs_covariance(self) -> bool:
+        """Whether it is fitted on more than mean and variances."""
+        return self.module is not modules.StandardizedSum
+
+    def drawn(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Those of these texts that it is fitted on: all, or some, evenly drawn."""
+        if self.enough is None or len(texts) <= self.enough:
+            return tuple(texts)
+        return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
+
+    def settings(self, shares: Sequence[float]) -> dict[str, Any]:
+        """What a filter is fitted with, besides texts.
+
+        Args:
+            shares: How much each part of the vectors counts: ``shares`` of the module that gives them.
+        """
+        if self.module is modules.PartwiseWhitening:
+            return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
+        if self.module is modules.StandardizedSum:
+            return {"shares": shares}
+        return {"shrinkage": SHRINKAGE} if self.module is modules.WhiteningTransform else {}
+
+    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.shares) -> nn.Module:
+        """A filter that is fitted, on embeddings that were seen elsewhere.
+
+        Args:
+            moments: Of the embeddings of plain texts.
+            shares: As for :meth:`settings`.
+
+        Raises:
+            ValueError: If there are too few texts, or they are too much alike.
+        """
+        return cast(nn.Module, self.module.from_moments(moments, **self.settings(shares)))
+
+    def made(self, model: SentenceTransformer, texts: Sequence[str]) -> nn.Module:
+        """A filter for a model that begins with a module of st_reba's and ends in its pooling.
+
+        Raises:
+            ValueError: If there are too few texts, or the model has no head.
+        """
+        if not self.fitted:
+            return modules.EmbeddingFilter.from_language_model(model)
+        moments = embedding_moments(model, self.drawn(texts), covariance=self.needs_covariance)
+        return self.from_moments(moments, cast(modules.CausalModule, model[0]).shares)
 
 
 @dataclass(frozen=True)
@@ -45,15 +130,15 @@ class Row:
             name; None if it has to be run on its own.
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
-        own_template: Arguments that hold where the user gives a template's text of their own.
+        own_template: Arguments to add where the user gives a template of their own.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
-        chinese: The module's arguments that ask in Chinese; none: there is no such prompt, or it is Chinese as it is.
+        chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
     """
 
     key: str
     name: str
-    module: type[CausalModule]
+    module: type[modules.CausalModule]
     says: str
     page: str = ""
     cost: str = "1"
@@ -84,12 +169,14 @@ class Row:
         return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
 
     def with_own_template(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that someone gives, and how a template's text of their own is read, where one is among them."""
+        """The given arguments, and how a template is read where one of the user's own is among them."""
         template = given.get("template")
         reading = {} if template is None or template in TEMPLATES else self.own_template
         return {**{name: value for name, value in reading.items() if name in self.module.config_keys}, **given}
 
-    def build(self, backbone: CausalModule, pooling: str = "", layer: int | None = None) -> CausalModule:
+    def build(
+        self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None
+    ) -> modules.CausalModule:
         """The module, on a backbone that is already loaded.
 
         Raises:
@@ -98,7 +185,7 @@ class Row:
         return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
 
     def in_chinese(self) -> Row:
-        """The same recipe with its Chinese prompt: nobody runs it who does not ask for it, or has Chinese texts."""
+        """The same recipe with its Chinese prompt, which is run for Chinese texts, or where it is asked for."""
         return replace(
             self,
             key=f"{self.key}-zh",
@@ -112,14 +199,14 @@ class Row:
 
     @property
     def prompt_languages(self) -> tuple[PromptLanguage, ...]:
-        """Those that it can ask in: none where it has no prompt, or one in English that has no counterpart."""
+        """The languages that it can ask in: none if it has no prompt, or an English one alone."""
         if self.chinese:
             return ("en", "zh")
         return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
 
     @property
     def own_poolings(self) -> tuple[str, ...]:
-        """Those under which it is not another recipe."""
+        """The poolings under which its vectors are not, by definition, those of another recipe."""
         return tuple(pooling for pooling in self.poolings if pooling != "last" or not self.same_if_last)
 
     @property
@@ -130,7 +217,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variant:
-    """What makes another row of a row: a change of how the model reads, see :mod:`st_reba.modules.changes`.
+    """A change of how the model reads, which makes another row of a row: see :mod:`st_reba.modules.changes`.
 
     Attributes:
         name: As tables show it behind the row's.
@@ -151,10 +238,10 @@ class Variant:
     poolings: tuple[str, ...] = tuple(POOLINGS)
 
     def row(self, row: Row) -> Row:
-        """That row under the change: it is read at its own end, and nobody runs it who does not ask for it."""
+        """The row under the change. It is read at its own end, and run only where it is asked for."""
         same = row.same_if_last and f"{row.same_if_last}-{self.name}"
         if self.unseen_at_the_end:
-            reads_the_last = issubclass(row.module, (CausalTransformer, EchoModule))
+            reads_the_last = issubclass(row.module, (modules.CausalTransformer, modules.EchoModule))
             same = row.same_if_last or (row.key if reads_the_last else "")
         return replace(
             row,
@@ -179,7 +266,7 @@ Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
 
 @dataclass(frozen=True)
 class Control:
-    """What a recipe is to be held against.
+    """What a recipe is compared with.
 
     Attributes:
         kind: Which control it is.
@@ -253,7 +340,7 @@ class Recipe:
     @property
     def bag(self) -> bool:
         """Whether this is the control that looks at no context."""
-        return self.row.module is InputEmbeddings
+        return self.row.module is modules.InputEmbeddings
 
     @property
     def poolings(self) -> tuple[str, ...]:
@@ -262,7 +349,7 @@ class Recipe:
 
     @property
     def control(self) -> bool:
-        """Whether it is there to be beaten."""
+        """Whether it is one of the controls."""
         return self.bag or self.random
 
     @property
@@ -276,7 +363,7 @@ class Recipe:
 
     @property
     def copies(self) -> int | None:
-        """As the row's, where its tokens are read at its own end and pooled as they are."""
+        """As the row's; None if it is read after another layer, or its tokens are weighed."""
         weighed = self.part is not None and self.part.weighs_tokens
         return self.row.copies if self.layer is None and not weighed else None
 
@@ -300,11 +387,11 @@ class Recipe:
         """Those of ``fit_texts`` that what stands around the pooling is fitted on."""
         return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
 
-    def build(self, backbone: CausalModule) -> CausalModule:
+    def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
         """The module, on a backbone that is already loaded."""
         return self.row.build(backbone, self.pooling, self.layer)
 
-    def model(self, backbone: CausalModule, *, filtered: bool = True) -> SentenceTransformer:
+    def model(self, backbone: modules.CausalModule, *, filtered: bool = True) -> SentenceTransformer:
         """The recipe as a ready model, on the backbone's device.
 
         Args:
@@ -320,7 +407,7 @@ class Recipe:
             parts.append(self.filter.made(SentenceTransformer(modules=parts, device=device), self.fit_texts))
         return SentenceTransformer(modules=parts, device=device)
 
-    def pipeline(self, module: CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
+    def pipeline(self, module: modules.CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
         """A module, what weighs its tokens, and the pooling.
 
         Args:
@@ -333,16 +420,16 @@ class Recipe:
         pooling = Pooling(module.get_embedding_dimension(), modes)
         if self.part is None or not self.part.weighs_tokens:
             return [module, pooling]
-        return [module, IdfWeights.fit(module, self.fit_texts), pooling]
+        return [module, modules.IdfWeights.fit(module, self.fit_texts), pooling]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""
         return replace(self, random=True)
 
 
-def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
+def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
     """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
-    control = CausalTransformer(backbone)
+    control = modules.CausalTransformer(backbone)
     control.model = random_model(backbone.model, seed)
     return control
 

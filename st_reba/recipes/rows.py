@@ -11,13 +11,49 @@ from typing import Any
 from .. import modules
 from ..modules.changes import BeforeFeedForward, Prepend, Reroute, Steer
 from ..text.templates import PRESETS
-from .parts import PARTS, PARTWISE, SUM
-from .recipe import Row, Variant
+from .recipe import Part, Row, Variant
 
 # A table is set by hand: key, name and class first, then what it does, then all else.
 # fmt: off
 
-#: Under what other rows can be read, by the name that it adds to a recipe's.
+#: What stands behind a recipe whose vectors are made of parts, and behind its controls.
+PARTWISE = "partwise whitened"
+#: What stands behind a recipe whose parts are added, and behind its controls.
+SUM = "standardised sum"
+#: What stands before a pooling.
+IDF = "idf-weighted"
+
+#: All there are, by name.
+PARTS = {
+    part.name: part
+    for part in (
+        Part("filtered",
+            "without the directions that frequent tokens are written in, as the model's head shows them",
+            modules.EmbeddingFilter),
+        Part("centred", "less the mean of a sample of plain texts", modules.Centering),
+        Part("standardised",
+            "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
+            modules.Standardization),
+        Part("whitened",
+            "the principal directions of a sample of plain texts, scaled to nearly one variance",
+            modules.WhiteningTransform),
+        Part("all but the top",
+            "less the mean of a sample of plain texts and the directions in which they vary most",
+            modules.AllButTheTop),
+        Part(PARTWISE,
+            "each part standardised, a little whitened over a sample of plain texts, and given its share",
+            modules.PartwiseWhitening),
+        Part(SUM,
+            "each part standardised over a sample of plain texts and scaled to one length, and their sum taken",
+            modules.StandardizedSum, enough=200),
+        Part(IDF, "each token counts by how few of a sample of plain texts have it", modules.IdfWeights, ("mean",)),
+    )
+}
+
+#: What can stand behind the pooling of any recipe.
+FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))
+
+#: The changes under which other rows can be read, by the name that each adds to a recipe's.
 CHANGES = {
     change.name: change
     for change in (
@@ -104,7 +140,7 @@ FIRST = (
         words=True, same_if_last="classical"),
 )
 
-#: Those that ``--recipes all`` shows beside what they are without the change.
+#: Rows under a change that ``--recipes all`` shows beside the same rows without it.
 _TURNED, _TURNED_ECHO, _TURNED_REBA = (
     replace(CHANGES["bidirectional"].row(row), compared="all") for row in (CLASSICAL, *repeated(2))
 )
@@ -187,7 +223,7 @@ OTHERS = (
     CHANGES["before-mlp"].row(_EARLY_LATE),
 )
 
-#: No table shows it: it is there for Chinese texts under the name of the row that it is in Chinese.
+#: No table shows it. For Chinese texts it is run in place of the row whose Chinese form it is.
 IN_CHINESE = CHANGES["before-mlp"].row(_EARLY_LATE.in_chinese())
 
 #: The control that looks at no context.

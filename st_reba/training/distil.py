@@ -25,7 +25,7 @@ from ..files import atomic_file
 from ..modules import CausalModule, CausalTransformer
 from ..optional import require
 from ..recipes import Recipe, find
-from ..recipes.parts import POOLINGS
+from ..recipes.recipe import POOLINGS
 from .bellm import add_lora, merge_adapter
 from .digests import weights_digest
 from .fitting import asked, begin, fit, publish, save

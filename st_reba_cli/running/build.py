@@ -15,7 +15,7 @@ from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.modules.reranking import cross_encoder
 from st_reba.ready import build, check_pooling, note_recipe, prompts_or_own
 from st_reba.recipes import Recipe, Row, every_row, find
-from st_reba.recipes.parts import POOLINGS
+from st_reba.recipes.recipe import POOLINGS
 from st_reba.text.templates import language_of
 
 from ..build import SavedDtype, layers_of

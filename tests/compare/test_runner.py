@@ -23,7 +23,7 @@ from st_reba.data.demo import demo_sentences
 from st_reba.evaluation.store import EmbeddingStore
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
-from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS

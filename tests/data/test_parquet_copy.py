@@ -290,6 +290,12 @@ def test_missing_columns(tmp_path):
         copied(tmp_path / "t.parquet")
 
 
+@pytest.mark.parametrize(("name", "data"), [("t.jsonl", b'{"sentence": "a"}\n'), ("t.csv", b"sentence\na\n")])
+def test_a_kept_column_that_is_not_there_and_called_as_that_of_the_texts(name, data, tmp_path):
+    with pytest.raises(ValueError, match=r"line 1 lacks text \(texts\); its columns are sentence"):
+        copied(write(tmp_path / name, data), keep=["text"])
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 class TestCells:
     def test_quoted_cells(self, suffix, tmp_path):

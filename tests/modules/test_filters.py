@@ -28,7 +28,7 @@ from st_reba import (
 )
 from st_reba.modules.embedding_transforms import SHRINKAGE
 from st_reba.modules.moments import Moments, embedding_moments
-from st_reba.recipes.parts import PARTS
+from st_reba.recipes.rows import PARTS
 from st_reba.version import REQUIREMENT
 
 from .. import oracles

@@ -13,7 +13,7 @@ from st_reba.compare.runner import Recipes
 from st_reba.data.demo import demo_sentences
 from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, without_repeats
-from st_reba.recipes.parts import FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from .. import backbones
 from ..backbones import TEXTS

@@ -14,8 +14,8 @@ from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
 from st_reba.recipes import Recipe, asked_for, default_recipes, every_row, find, rows, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_of, matching
-from st_reba.recipes.parts import PARTS
 from st_reba.recipes.recipe import RANDOM
+from st_reba.recipes.rows import PARTS
 
 from ..catalogued import PUBLIC_MODULES
 from ..conftest import long
@@ -84,6 +84,8 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     recipe = find("reba-2@3+all-but-the-top")
     assert (recipe.row.key, recipe.layer, recipe.part.name) == ("reba-2", 3, "all but the top")
     assert (recipe.name, recipe.pooling) == ("ReBA-2, layer 3, all but the top", "mean")
+    assert find("ReBA-2, layer 3, all but the top") == recipe
+    assert find("RT-2, layer 3").key == "rt-2@3"
     assert find("early-late").part.name == "partwise whitened"
     assert find("early-late+whitened").part.name == "whitened"
     assert find("classical+idf-weighted").poolings == ("mean",)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...reading.layers import reads_one_layer
 from ...recipes import Recipe, Row, every_row, find
 from ...recipes.lookup import changed
-from ...recipes.parts import FILTERS, PARTS
+from ...recipes.rows import FILTERS, PARTS
 from ...text.templates import preset
 
 
@@ -20,7 +20,7 @@ class Candidate:
         row: How the model is run, and under which change.
         layer: After which layer it is read; None for the recipe's own end.
         pooling: How token vectors become one.
-        filter: What stands behind that, one of :data:`~st_reba.recipes.parts.FILTERS`; empty for none.
+        filter: What stands behind that, one of :data:`~st_reba.recipes.rows.FILTERS`; empty for none.
     """
 
     row: Row

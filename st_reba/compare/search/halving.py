@@ -25,7 +25,8 @@ from ...modules import CausalModule, EmbeddingFilter
 from ...modules.moments import Moments
 from ...reading.layers import LayerReader
 from ...recipes import Recipe
-from ...recipes.parts import PARTS, POOLINGS
+from ...recipes.recipe import POOLINGS
+from ...recipes.rows import PARTS
 from .candidates import PLAIN, Candidate, candidates, end, gives_every_layer
 from .splitting import LEAST_PAIRS, split
 

@@ -26,7 +26,7 @@ from st_reba.compare.search.candidates import PLAIN
 from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
-from st_reba.recipes.parts import FILTERS
+from st_reba.recipes.rows import FILTERS
 
 from ...conftest import examples
 
