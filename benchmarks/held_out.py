@@ -194,21 +194,24 @@ def rows(
         for place, name in enumerate(names):
             row = {**about, "set": task, "metric": metric, "texts": texts[task], "recipe": name}
             row |= {"score": float(values[task, metric][place])}
-            if CLUSTERS not in metric:
-                # Texts that are drawn twice make clusters look better: differences are spared, scores are not.
+            # Texts that are drawn twice make clusters look better, some contenders' more: V-measure has no interval.
+            sure = metric != CLUSTERS
+            if sure:
                 row |= dict(zip(("low", "high"), map(float, bootstrap.interval(replicates[place])), strict=True))
             yield {**row, "against": ""}
             for against in (each for each in references if each != name):
                 other = names.index(against)
                 low, high = bootstrap.interval(replicates[place] - replicates[other])
                 ahead = float(values[task, metric][place] - values[task, metric][other])
-                yield {**row, "against": against, "ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
+                row |= {"ahead_low": float(low), "ahead_high": float(high)} if sure else {}
+                yield {**row, "against": against, "ahead": ahead}
 
 
 def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """What is averaged, by set and metric as tables call them: pairs and :data:`TOGETHER`; of a metric, all sets."""
     near = [key for key in keys if key[1] in (SPEARMAN, NEAREST)]
-    first = [key for key in near if key[1] == SPEARMAN or key[0].removesuffix(" test") in TOGETHER]
+    first = [key for key in near if key[1] == SPEARMAN]
+    first += [key for name in TOGETHER for key in near if key[0] == f"{name} test"]
     found = {(f"{MEAN} of {', '.join(name for name, _ in first)}", MEAN): first} if len(first) > 1 else {}
     for metric in (NEAREST, LOGISTIC, CLUSTERS):
         some = [key for key in keys if key[1] == metric]
