@@ -64,10 +64,9 @@ BETWEEN_ZH = ("”，也就是说：“", "”，换句话说：“", "”“", 
 
 def layouts(language: str) -> list[str]:
     """What is tried before and between two copies of ``{text}``: the usual words, and others for either of them."""
+    begun, joints = [*WHOLE_EN, *(f'{words}this sentence : "' for words in BEFORE_EN)], list(BETWEEN_EN)
     if language == "zh":
-        begun, joints = list(WHOLE_ZH), BETWEEN_ZH
-    else:
-        begun, joints = [*WHOLE_EN, *(f'{words}this sentence : "' for words in BEFORE_EN)], BETWEEN_EN
+        begun, joints = list(WHOLE_ZH), list(BETWEEN_ZH)
     return [
         USUAL[language],
         *(f"{words}{{text}}{BETWEEN[language]}{{text}}" for words in begun),
