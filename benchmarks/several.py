@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 import records
-from held_out import FIT_TEXTS, MEAN, HeldOut, rows
+from held_out import FIT_TEXTS, MEAN, NEAREST, SPEARMAN, HeldOut, beside
 from real.endings import Ending
 from real.labelled import Matrix, Task, labelled_part, pairs_of
 from real.models import MODELS
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Statistic
+from st_reba.evaluation.bootstrap import Items
 from wordings import SUM, Kept, Search, added
 
 NAMED = {
@@ -47,10 +47,10 @@ TEXTS = 300
 def sets(data: Path, labelled: Path) -> Iterator[HeldOut]:
     """Development parts, and other texts of the training parts to fit on."""
     train = read_pairs(data / "stsb_en_train.tsv").texts()
-    yield HeldOut(pairs_of(data, "en", "dev", TEXTS), random.Random(0).sample(train, FIT_TEXTS), "Spearman")
+    yield HeldOut(pairs_of(data, "en", "dev", TEXTS), random.Random(0).sample(train, FIT_TEXTS))
     for name in ("Banking77", "StackOverflow"):
         whole = labelled_part(name, labelled, data, "train", TEXTS + FIT_TEXTS)
-        yield HeldOut(whole.only(range(TEXTS)), whole.texts[TEXTS:], "accuracy of 5 neighbours")
+        yield HeldOut(whole.only(range(TEXTS)), whole.texts[TEXTS:])
 
 
 def plain(own: HeldOut) -> Task:
@@ -70,7 +70,7 @@ def vectors(search: Search, own: HeldOut, names: Sequence[str]) -> Matrix:
     return added(*parts)
 
 
-def measured(search: Search, own: HeldOut) -> Statistic:
+def measured(search: Search, own: HeldOut) -> Items:
     """The scores of all sums."""
     found = {" + ".join(names): vectors(search, own, names) for names in SUMS}
     unit = {name: each / np.linalg.norm(each, axis=1, keepdims=True) for name, each in found.items()}
@@ -93,19 +93,31 @@ def main() -> None:
         fixed: dict[str, records.Value] = {
             "precision": "bfloat16", "copies": copies, "date": time.strftime("%Y-%m-%d"), "versions": records.versions()
         }  # fmt: skip
-        found, shared = {}, {}
+        found: list[tuple[dict[str, records.Value], Items]] = []
         for model in options.models:
             search = Search(model, "en", copies, "several", options.out)
             tasks = [*(own.task for own in every), *map(plain, every)]
             search.run(list(NAMED.values()), tasks, MODELS[model].located(options.out / "models"))
             for own in every:
-                key = f"{model}, {own.task.name}"
-                found[key] = measured(search, own)
-                about = {"model": model, "set": own.task.name, "metric": own.metric, "texts": len(own.task.texts)}
-                shared[key] = {**fixed, **about}
-        about = {"model": ", ".join(options.models), "set": MEAN, "metric": MEAN, "texts": 0}
-        shared[MEAN] = {**fixed, **about, "texts": sum(len(own.task.texts) for own in every)}
-        records.rewrite("several", list(rows(found, shared, REFERENCES)))
+                metric = SPEARMAN if own.task.pairs else NEAREST
+                about: dict[str, records.Value] = {
+                    "model": model,
+                    "set": own.task.name,
+                    "metric": metric,
+                    "texts": len(own.task.texts),
+                }
+                found.append(({**fixed, **about}, measured(search, own)))
+        names, texts = found[0][1].recipes, sum(len(own.task.texts) for own in every)
+        mean: dict[str, records.Value] = {
+            "model": ", ".join(options.models),
+            "set": MEAN,
+            "metric": MEAN,
+            "texts": texts,
+        }
+        made = [row for about, each in found for row in beside(names, each.scores, each.replicates, about, REFERENCES)]
+        scores = np.mean([each.scores for _, each in found], axis=0)
+        drawn = np.mean([each.replicates for _, each in found], axis=0)
+        records.rewrite("several", [*made, *beside(names, scores, drawn, {**fixed, **mean}, REFERENCES)])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ from statistics import fmean, quantiles
 from pivot import Conditions, Store, markdown
 from records import Record, Value
 
-#: What has a line of its own.
-SETTING = ("model", "language", "copies", "stage")
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -22,39 +19,47 @@ class Spread:
     A wording's score is the mean over the tasks of its line.
 
     Attributes:
-        where: Which rows of wordings.csv.
         chosen: The wording that was chosen in each language.
         compared: The wording that it is compared with in each language.
+        where: Which rows of the file.
+        file: A key of ``records.COLUMNS``.
+        by: Its column that has the wordings.
+        setting: Its columns of which each combination has lines of its own: model and language first.
+        title: The head of what is compared.
     """
 
     chosen: Mapping[str, str]
     compared: Mapping[str, str]
     where: Conditions = field(default_factory=dict)
+    file: str = "wordings"
+    by: str = "ending"
+    setting: tuple[str, ...] = ("model", "language", "copies", "stage")
+    title: str = "PromptEOL's"
 
     def render(self, store: Store, page: Path) -> str:
         """Markdown; empty where nothing was measured."""
         settings: dict[tuple[Value, ...], list[Record]] = defaultdict(list)
-        for record in store.select("wordings", self.where):
+        for record in store.select(self.file, self.where):
             kind = "similarity" if str(record["task"]).startswith("STS-B") else "classification"
-            settings[(*(record[name] for name in SETTING), kind)].append(record)
+            settings[(*(record[name] for name in self.setting), kind)].append(record)
         if not settings:
             return ""
         head = [
-            "model", "language", "copies", "wordings", "tasks (texts)", "lowest", "quartiles", "best", "chosen",
-            "PromptEOL's", "the best is",
+            *self.setting[:3], "wordings", "tasks (texts)", "lowest", "quartiles", "best", "chosen", self.title,
+            "the best is",
         ]  # fmt: skip
         return markdown([head, *(self._line(setting, records) for setting, records in settings.items())])
 
     def _line(self, setting: tuple[Value, ...], records: Sequence[Record]) -> list[str]:
         scores: dict[str, list[float]] = defaultdict(list)
         for record in records:
-            scores[str(record["ending"])].append(float(record["score"]))  # type: ignore[arg-type]
+            scores[str(record[self.by])].append(float(record["score"]))  # type: ignore[arg-type]
         means = {ending: fmean(own) for ending, own in scores.items()}
         best = max(means, key=means.__getitem__)
         language = str(setting[1])
         named = [means.get(each[language]) for each in (self.chosen, self.compared)]
         return [
-            *map(str, setting[:3]),
+            *map(str, setting[: min(3, len(self.setting))]),
             str(len(means)),
             ", ".join(dict.fromkeys(f"{record['task']} ({record['texts']})" for record in records)),
             _shown(min(means.values())),

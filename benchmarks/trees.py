@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from records import ROOT
 
@@ -36,9 +36,9 @@ class Contender:
     """A script in a process of one tree, which answers each line that it is given with a line; a context manager."""
 
     def __init__(self, tree: Path, script: str, *arguments: str) -> None:
-        command = [sys.executable, script, *arguments]
+        self._command = [sys.executable, script, *arguments]
         self._process = subprocess.Popen(
-            command, env=_environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self._command, env=_environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def asked(self, line: str) -> str:
@@ -52,9 +52,9 @@ class Contender:
         assert printed is not None
         given.write(f"{line}\n")
         given.flush()
-        answer = cast(str, printed.readline())
+        answer = printed.readline()
         if not answer:
-            raise SystemExit(f"{self._process.args} ended with {self._process.wait()}.")
+            raise SystemExit(f"{self._command} ended with {self._process.wait()}.")
         return answer.strip()
 
     def __enter__(self) -> Self:

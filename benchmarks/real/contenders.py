@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,14 +24,18 @@ from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import Row, find
 from st_reba.recipes.recipe import POOLINGS
-from st_reba.recipes.rows import PARTS, PARTWISE
+from st_reba.recipes.rows import PARTS, SUM
 from st_reba.text.templates import preset
+
+from .endings import MEANS
 
 Array = NDArray[np.float32]
 #: What is kept of some texts, by the names of the arrays in a file.
 Kept = Mapping[str, NDArray[Any]]
 #: Documents that filters are fitted on, without any label.
 FIT_DOCUMENTS = 400
+#: A sum whose parts are standardised on documents for these, and on queries for those.
+APART = f"{SUM}, apart"
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,15 @@ class Contender(ABC):
         """What is kept of texts in another order."""
 
     @abstractmethod
-    def rank(self, queries: Any, documents: Any, count: int) -> dict[str, list[Hits]]:
-        """For each query the best documents, behind each filter."""
+    def rank(self, queries: Any, documents: Any, count: int, seen: Any) -> dict[str, list[Hits]]:
+        """For each query the best documents, behind each filter; ``seen`` are queries that may be fitted on."""
+
+
+class Vectors(NamedTuple):
+    """Of some texts, (texts, D), and how much each part of them counts."""
+
+    vectors: Array
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -74,31 +86,29 @@ class Dense(Contender):
 
     Attributes:
         filters: What else stands behind the pooling, fitted on documents.
-        shares: Of the parts of a vector.
     """
 
     filters: tuple[str, ...] = ("", "centred", "whitened")
-    shares: tuple[float, ...] = field(default=(1.0,))
 
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
         encode = model.encode_query if role == "query" else model.encode_document
         vectors = encode(list(texts), batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
-        return {"vectors": vectors.float().cpu().numpy()}
+        shares = getattr(model[0], "shares", CausalModule.shares)
+        return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(shares)}
 
-    def joined(self, blocks: Sequence[Kept]) -> Array:
-        return np.concatenate([block["vectors"] for block in blocks])
+    def joined(self, blocks: Sequence[Kept]) -> Vectors:
+        return Vectors(np.concatenate([block["vectors"] for block in blocks]), tuple(blocks[0]["shares"].tolist()))
 
-    def in_order(self, whole: Array, order: NDArray[np.int64]) -> Kept:
-        return {"vectors": whole[order]}
+    def in_order(self, whole: Vectors, order: NDArray[np.int64]) -> Kept:
+        return {"vectors": whole.vectors[order], "shares": np.array(whole.shares)}
 
-    def rank(self, queries: Array, documents: Array, count: int) -> dict[str, list[Hits]]:
-        moments = Moments(documents.shape[1])
-        chosen = np.random.default_rng(0).permutation(len(documents))[:FIT_DOCUMENTS]
-        moments.add(torch.from_numpy(documents[chosen]))
+    def rank(self, queries: Vectors, documents: Vectors, count: int, seen: Vectors) -> dict[str, list[Hits]]:
         found = {}
         for name in self.filters:
-            module = PARTS[name].from_moments(moments, self.shares) if name else None
-            sides = [_unit(each if module is None else _mapped(module, each)) for each in (queries, documents)]
+            fitted = [_fitted(name, documents)] * 2
+            if name == APART:
+                fitted[0] = _fitted(name, seen)
+            sides = [_unit(make(each.vectors)) for make, each in zip(fitted, (queries, documents), strict=True)]
             found[name] = best(sides[0] @ sides[1].T, count)
         return found
 
@@ -119,7 +129,7 @@ class Sparse(Contender):
     def in_order(self, whole: csr_matrix, order: NDArray[np.int64]) -> Kept:
         return _sparse(whole[order])
 
-    def rank(self, queries: csr_matrix, documents: csr_matrix, count: int) -> dict[str, list[Hits]]:
+    def rank(self, queries: csr_matrix, documents: csr_matrix, count: int, seen: csr_matrix) -> dict[str, list[Hits]]:
         return {"": best((queries @ documents.T).toarray(), count)}
 
 
@@ -138,7 +148,9 @@ class Tokens(Contender):
     def in_order(self, whole: list[Array], order: NDArray[np.int64]) -> Kept:
         return _tokens([whole[index] for index in order])
 
-    def rank(self, queries: list[Array], documents: list[Array], count: int) -> dict[str, list[Hits]]:
+    def rank(
+        self, queries: list[Array], documents: list[Array], count: int, seen: list[Array]
+    ) -> dict[str, list[Hits]]:
         # A document without tokens matches nothing: beside all others it has one vector of zeros.
         held = [own if len(own) else np.zeros((1, documents[0].shape[1]), dtype=np.float16) for own in documents]
         vectors = np.concatenate(held).astype(np.float32)
@@ -174,28 +186,31 @@ def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count:
     return best(scores, count)
 
 
-def recipe(key: str, pooling: str = "", *, name: str = "", settings: Mapping[str, Any] | None = None) -> Dense:
+def recipe(key: str, pooling: str = "", *, name: str = "", templates: Mapping[str, str] | None = None) -> Dense:
     """A row of the recipes, its prompt in the language of the texts.
 
     Args:
         key: Its key.
         pooling: Under which; the row's own if empty.
         name: As tables call it, where that is not the row's name.
-        settings: More of the module's arguments.
+        templates: Its prompt by language, where that is not the row's.
     """
     row: Row = find(key).row
     pooling = pooling or row.poolings[0]
 
     def make(backbone: CausalModule, language: str) -> SentenceTransformer:
-        arguments = {**row.arguments(pooling), **(settings or {})}
-        if language == "zh" and (row.around is not None or "template" in arguments):
+        arguments = row.arguments(pooling)
+        if templates is not None:
+            arguments |= row.with_own_template({"template": templates[language]})
+        elif language == "zh" and (row.around is not None or "template" in arguments):
             arguments["template"] = f"{arguments.get('template', 'prompteol')}-zh"
         module = row.module(backbone, **arguments)
         pooled = Pooling(module.get_embedding_dimension(), POOLINGS[pooling])
         return SentenceTransformer(modules=[module, pooled], device=str(module.model.device))
 
-    filters = ("", "centred", PARTWISE if row.around is not None else "whitened")
-    return Dense(name or row.name, pooling, make, filters, row.module.shares)
+    around = "whitened" if row.around is None else row.around.name
+    filters = ("", "centred", around, *([APART] if around == SUM else ()))
+    return Dense(name or row.name, pooling, make, filters)
 
 
 def promptreps() -> Dense:
@@ -257,6 +272,9 @@ CONTENDERS: dict[str, Contender] = {
         recipe("prompteol"),
         sparse(0),
         recipe("early-late"),
+        recipe("topic"),
+        recipe("echo-topic"),
+        recipe("echo-topic", name="Echo means", templates=MEANS),
         recipe("prompteol-before-mlp"),
         recipe("early-late-before-mlp"),
         promptreps(),
@@ -268,6 +286,17 @@ CONTENDERS: dict[str, Contender] = {
         static(),
     )
 }
+
+
+def _fitted(name: str, texts: Vectors) -> Callable[[Array], Array]:
+    """What a filter makes of vectors, fitted on some of these."""
+    if not name:
+        return lambda vectors: vectors
+    moments = Moments(texts.vectors.shape[1])
+    chosen = np.random.default_rng(0).permutation(len(texts.vectors))[:FIT_DOCUMENTS]
+    moments.add(torch.from_numpy(texts.vectors[chosen]))
+    module = PARTS[SUM if name == APART else name].from_moments(moments, texts.shares)
+    return partial(_mapped, module)
 
 
 def _sparse(rows: csr_matrix) -> Kept:

@@ -5,6 +5,73 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROMPT_EOL = "PromptEOL"
+#: What stands before a text, by language, and what between two copies of it.
+BEGINNINGS = {
+    "en": "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms "
+    'provide additional but less central details. With this in mind , this sentence : "',
+    "zh": "一句话的要义往往在于它的主语和动作，修饰性的词语只补充次要的细节。考虑到这一点，这句话：“",
+}
+BETWEEN = {"en": '" can be rewritten as : "', "zh": "”可以改写为：“"}
+#: The words of Echo topic up to the ending.
+USUAL = {language: f"{BEGINNINGS[language]}{{text}}{BETWEEN[language]}{{text}}" for language in BEGINNINGS}
+#: What is tried in the place of Knowledge's words, each before `this sentence : "`; and whole beginnings.
+BEFORE_EN = (
+    "After thinking step by step , ", "Every text has a topic. In this case , ",
+    "Texts on one topic belong together. As to ",
+    "The topic of a text is what it is about. With this in mind , ",
+    "The topic of a text can be said in one word. With this in mind , ",
+    "A text is about one thing above all: its topic. With this in mind , ",
+    "A librarian files each text under one word. With this in mind , ",
+    "An expert sorts texts by what they are about. With this in mind , ",
+    "You are a careful annotator. You name the topic of each text. With this in mind , ",
+    "The essence of a sentence is often captured by its main subjects and actions. With this in mind , ",
+    "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms "
+    "provide additional but less central details. ",
+    "The meaning of a sentence lies in its main subjects and actions. With this in mind , ",
+    "Descriptive terms matter less than subjects and actions. With this in mind , ",
+    "A sentence is defined by who does what to whom. With this in mind , ",
+    "Two sentences are alike if they say the same. With this in mind , ",
+    "Two sentences that mean the same have the same topic. With this in mind , ",
+    "Words differ, but what is meant may be the same. With this in mind , ",
+    "A good summary keeps subjects, actions and objects. With this in mind , ",
+    "Topics of texts in one word are, for instance, sports, music, cooking, travel, law. With this in mind , ",
+    '"A man plays a guitar." is about music. "Shares fell on Monday." is about finance. And ',
+    'This sentence : "A man plays a guitar." and its topic in one word is:"music". And ',
+    "Here is a sentence and what it is about. In short , ", "Read this carefully. ", "As everybody knows , ",
+    "The weather is fine today, and the sea is calm. ", "Once upon a time there was a king who had three daughters. ",
+)  # fmt: skip
+WHOLE_EN = (
+    '"',
+    'This sentence : "',
+    'Text: "',
+    'Sentence: "',
+    'The following text: "',
+    'Query: "',
+    'I sort texts. This one : "',
+)
+BETWEEN_EN = (
+    '" , that is , "', '" In other words : "', '" means "', '" "', '" and again : "', '" can be repeated as : "',
+    '" is about : "', '" can be said as : "',
+)  # fmt: skip
+WHOLE_ZH = (
+    "“", "这句话：“", "文本：“", "新闻标题：“", "每句话都有一个主题。这句话：“",
+    "一段话讲的是什么，可以用一个词说出来。这句话：“",
+    "意思相同的话，主题也相同。考虑到这一点，这句话：“", "图书管理员把每段文字归入一个领域。这句话：“",
+    "一句话的要义往往在于它的主语和动作。这句话：“",
+)  # fmt: skip
+BETWEEN_ZH = ("”，也就是说：“", "”，换句话说：“", "”“", "”的意思是：“")
+
+
+def layouts(language: str) -> list[str]:
+    """What is tried before and between two copies of ``{text}``: the usual words, and others for either of them."""
+    begun, joints = [*WHOLE_EN, *(f'{words}this sentence : "' for words in BEFORE_EN)], list(BETWEEN_EN)
+    if language == "zh":
+        begun, joints = list(WHOLE_ZH), list(BETWEEN_ZH)
+    return [
+        USUAL[language],
+        *(f"{words}{{text}}{BETWEEN[language]}{{text}}" for words in begun),
+        *(f"{BEGINNINGS[language]}{{text}}{words}{{text}}" for words in joints),
+    ]
 
 
 @dataclass(frozen=True)
@@ -134,3 +201,7 @@ def endings(language: str) -> list[Ending]:
     written = [Ending(quoted.format(words=each), origin) for origin, each in WRITTEN[language]]
     unique = {each.words: each for each in (*written, *map(Ending, words), first)}
     return sorted(unique.values(), key=lambda each: each.origin != PROMPT_EOL)
+
+
+#: The layout of Echo topic, by language, with PromptEOL's ending.
+MEANS = {language: f"{before}{endings(language)[0].words}" for language, before in USUAL.items()}

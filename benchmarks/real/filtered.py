@@ -24,8 +24,8 @@ Array = NDArray[np.float32]
 #: Nothing first; then that of the language model's head, and those that are fitted on vectors.
 FILTERS = ("", *(name for name in PARTS if name != IDF))
 
-#: What is never without its filter: which that is, and the shares of the parts of its vectors.
-NEVER_WITHOUT = {row.name: (row.around.name, row.module.shares) for row in every_row() if row.around is not None}
+#: What is never without its filter.
+NEVER_WITHOUT = {row.name: row for row in every_row() if row.around is not None}
 
 #: Which list's vectors filters are fitted on, for each list.
 _FIT = {
@@ -70,11 +70,15 @@ class Kept:
     Args:
         directory: Below which they lie, ``list/pass/``.
         head: The filter of the language model's head; None leaves it out.
+        backbone: What a recipe is built on, to see how much each part of its vectors counts.
     """
 
-    def __init__(self, directory: Path, head: EmbeddingFilter | None = None) -> None:
+    def __init__(
+        self, directory: Path, head: EmbeddingFilter | None = None, backbone: CausalModule | None = None
+    ) -> None:
         self.directory = directory
         self.head = head
+        self.backbone = backbone
 
     def sources(self, lists: Sequence[str]) -> dict[tuple[str, str], Source]:
         """By recipe and pooling, those that all of these lists have."""
@@ -105,8 +109,12 @@ class Kept:
         """The vectors of some lists that share a fit, behind each filter."""
         own = [self.vectors(name, source, layer) for name in lists]
         moments: Moments | None = None
-        recipe = source.name.rpartition(", ")[0]
-        for name in NEVER_WITHOUT[recipe][:1] if recipe in NEVER_WITHOUT else filters:
+        row = NEVER_WITHOUT.get(source.name.rpartition(", ")[0])
+        shares = CausalModule.shares
+        if row is not None and row.around is not None:
+            filters = (row.around.name,)
+            shares = row.module.shares if self.backbone is None else row.build(self.backbone).shares
+        for name in filters:
             if not name:
                 yield name, own
                 continue
@@ -120,8 +128,6 @@ class Kept:
                 moments = Moments(fit.shape[1])
                 moments.add(torch.from_numpy(fit[:FIT_TEXTS]))
             try:
-                # One vector is one part.
-                _, shares = NEVER_WITHOUT.get(recipe, ("", CausalModule.shares))
                 module = PARTS[name].from_moments(moments, shares)
             except ValueError:
                 # Vectors that do not vary, such as a prompt's last state before the first layer.

@@ -151,6 +151,15 @@ def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) 
     return Task(f"{name} {part}", chosen, classes=tuple(all_texts[text] for text in chosen))
 
 
+def training(name: str, labelled: Path, data: Path, texts: int) -> Task:
+    """Some texts of each official class of a training part, as for :func:`labelled_part`."""
+    draw, chosen = random.Random(0), dict[str, str]()
+    for label, own in sorted(_by_class(name, labelled, data, "train").items()):
+        if len(set(own)) >= FEWEST:
+            chosen |= dict.fromkeys(draw.sample(sorted(set(own)), texts), label)
+    return Task(f"{name} train", list(chosen), classes=tuple(chosen.values()))
+
+
 def _by_class(name: str, labelled: Path, data: Path, part: str) -> dict[str, list[str]]:
     """The texts of each class."""
     if name in ENGLISH:
