@@ -151,9 +151,9 @@ class TestDiskFull:
         assert (tmp_path / "report" / "results.csv").exists()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.tsv", "report"]
 
-    def test_embeddings_on_their_way(self, line, monkeypatch):
+    def test_embeddings_on_their_way(self, line, tmp_path, monkeypatch):
         monkeypatch.setattr("st_reba.evaluation.embedded.save", full)
-        said = refused(*line)
+        said = refused(*[part for part in line if part not in ("--out", tmp_path / "report")])
         assert "the disk is full. Embeddings lie there while they are scored" in said
         assert "TMPDIR" in said
 

@@ -75,6 +75,6 @@ def test_an_interrupted_run_says_how_to_go_on(roomy_path, texts, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba.training.train_distil", interrupt)
+    monkeypatch.setattr("st_reba.train.train_distil", interrupt)
     given = ("--recipe", "echo-2", "--model", roomy_path, "--texts", texts, "--output", tmp_path / "out")
     assert "Stopped. The same command goes on" in run(*given, expect=130)

@@ -115,7 +115,7 @@ def test_stopped_by_hand(model_directory, texts, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("st_reba.encoding.encode_file", stop)
+    monkeypatch.setattr("st_reba.encode.encode_file", stop)
     output = run(model_directory, texts, "--out", tmp_path / "a.npy", expect=130)
     assert "Stopped. The same command goes on from" in output
 
