@@ -11,6 +11,7 @@ processor's, of one thread. Rows are added to results/cost.csv; ``make tables`` 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +58,12 @@ def measured(what: str, path: str, share: float) -> list[float]:
 
     torch.set_num_threads(1)
     if what == LOADING:
-        return [seconds(lambda: st_reba.CausalTransformer(path)) for _ in range(3)]
+        found = []
+        for _ in range(3):
+            # The model before lies in cycles: to free it is no part of the next one's loading.
+            gc.collect()
+            found.append(seconds(lambda: st_reba.CausalTransformer(path)))
+        return found
     method, workload = what.split("; ")
     make = {
         "Classical, mean": lambda: st_reba.CausalTransformer(path),

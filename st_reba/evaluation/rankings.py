@@ -123,7 +123,7 @@ class LateInteraction:
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """For each query the documents that score highest, at most so many: their indices and scores, falling."""
         asked = self._encoded(queries, "encode_query")
-        best, where = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long)
+        best, where = torch.empty(len(queries), 0, dtype=torch.float32), torch.empty(len(queries), 0, dtype=torch.long)
         for start in range(0, len(documents), self.chunk_size):
             chunk = self._encoded(documents[start : start + self.chunk_size], "encode_document")
             scores = self.model.similarity(asked, chunk).cpu()

@@ -232,7 +232,7 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
     norm = final_norm(module.model)
     weights = list(norm.parameters())
     kept = [weight.clone() for weight in weights]
-    states = torch.randn(4, module.get_embedding_dimension()).to(weights[0])
+    states = torch.randn(4, module.get_embedding_dimension(), dtype=torch.float32).to(weights[0])
     try:
         # Some architectures add 1 to the weights.
         for value in (1, 0):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sklearn.metrics import v_measure_score
 
 from st_reba import StandardizedSum, TopicModule
 
@@ -65,16 +64,15 @@ def test_what_lies_apart_is_told_apart(options):
     found = dict(held_out.scores(own, {"own": texts["task"]}, {"own": texts["train"]}))
     assert set(found) == {held_out.NEAREST, held_out.LOGISTIC, held_out.CLUSTERS}
     for statistic in found.values():
-        assert statistic.values() == pytest.approx([1.0])
+        assert statistic.scores == pytest.approx([1.0])
 
 
-def test_v_measure_is_scikit_learns():
-    clusters = DRAW.integers(0, 5, size=(2, len(CLASSES)))
-    statistic = held_out.v_measure({"own": clusters}, CLASSES)
-    assert statistic.values()[0] == pytest.approx(np.mean([v_measure_score(CLASSES, own) for own in clusters]))
-    twice = np.where(np.arange(len(CLASSES)) < 22, 2.0, 0.0)[:, None]
-    expected = np.mean([v_measure_score(CLASSES[:22], own[:22]) for own in clusters])
-    assert statistic.of_counts(twice)[0, 0] == pytest.approx(expected)
+def test_clusters_have_no_interval():
+    clusters = held_out.v_measures({"own": np.array([[0, 1] * 22, [1, 0] * 22]), "other": np.zeros((1, 44))}, CLASSES)
+    assert clusters.scores == pytest.approx([1.0, 0.0])
+    alone, ahead, _ = held_out.beside(clusters.recipes, clusters.scores, clusters.replicates, {}, ["other"])
+    assert (alone["score"], ahead["ahead"]) == (1.0, 1.0)
+    assert not {"low", "ahead_low"} & {*alone, *ahead}
 
 
 def test_rows_have_means_over_sets(tmp_path):

@@ -93,7 +93,10 @@ class TestEveryCommand:
 
     def test_train(self, odd, backbone_path):
         config = odd / "freeze.yaml"
-        config.write_text(f"model: {backbone_path()}\npairs: '{odd / 'no.tsv'}'\nepochs: 1\n", encoding="utf-8")
+        config.write_text(
+            f"model: {backbone_path()}\npairs: '{odd / 'no.tsv'}'\narguments: {{num_train_epochs: 1}}\n",
+            encoding="utf-8",
+        )
         assert f"{odd / 'no.tsv'}" in typed("train", "freeze", "--config", config, "--out", odd / "run", expect=1)
         assert f"{odd / 'no.yaml'}" in typed(
             "train", "freeze", "--config", odd / "no.yaml", "--out", odd / "run", expect=1
@@ -112,7 +115,7 @@ def _asked():
 #: What says that something is not installed: one place, what hands on the sentence of a file system of fsspec's, and
 #: what transformers' other quantisers need.
 REFUSING = {
-    ("optional.py", "require"), ("sources.py", "_asking"), ("quantization.py", "_read"),
+    ("optional.py", "require"), ("sources.py", "_asking"), ("settings.py", "_quantization"),
 }  # fmt: skip
 
 
