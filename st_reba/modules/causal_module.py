@@ -508,7 +508,7 @@ class CausalModule(SafeTransformer):
         return tokenized(self._tokenizer, self._texts(texts))
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Their ids."""
+        """The token ids of each text, whole, without special tokens."""
         return [found.ids for found in self.tokenized(texts)]
 
     # The pass
