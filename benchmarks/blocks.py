@@ -1,17 +1,39 @@
-"""What stands in each table of README.md, RESULTS.md and docs/."""
+"""What stands in each table of README.md, RESULTS.md and docs/: a function of the results, in Markdown."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NamedTuple
 
-from listing import OF_THE_PAGE, WORTH_TRYING, Listing, Measured
-from picture import ByCost, ByLabels, ByLayer, Named, Panel, Picture, Series
-from pivot import ANY, REFERENCES, Best, Column, Conditions, Each, Row, Table
+import polars as pl
+from polars import col as c
+
+import records
+from cells import (
+    REFERENCES,
+    Row,
+    Show,
+    ahead,
+    alone,
+    beyond_overlap,
+    cells,
+    cost,
+    difference,
+    fraction,
+    markdown,
+    number,
+    percent,
+    points,
+    score,
+    table,
+)
 from real.endings import BETWEEN, CHOSEN, USUAL, WHOLE_EN, WHOLE_ZH, endings
-from records import Value
-from spread import Spread
-from targets import SPEED as SPEED_TARGETS
-from targets import Targets
+from st_reba.recipes import Row as Recipe
+from st_reba.recipes import every_row
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
@@ -21,704 +43,773 @@ WORD_SETS = ("SLPWC", "WSD")
 WORDS = ("accuracy, Euclidean", "accuracy, cosine")
 TITLES = ("TNews", "THUCNews")
 BAG = "Bag of input embeddings"
+PROMPTEOL = ["PromptEOL", "PromptEOL, Chinese"]
 CONTROLS = (BAG, "tf-idf", "Bag of random embeddings")
-PROMPTEOL = ("PromptEOL", "PromptEOL, Chinese")
 #: What stands behind the pooling.
 PARTWISE = "partwise whitened"
 FILTERS = ("centred", "standardised", "filtered", "whitened", "all but the top", PARTWISE)
-
-TRAINED = {"weights": "trained"}
-RANDOM = {"weights": "random"}
-AT_ITS_END = {"layer": None, "filter": ""}
-SPEARMAN = {"metric": "Spearman"}
-RECIPES = Each(("recipe", "pooling"))
-#: How FREEZE's scores are read: by the trained similarity, and by what a vector store sees.
-OWN, COSINE = {"reading": "its own similarity"}, {"reading": "cosine"}
-PEARSON = {"metric": "Pearson"}
-#: The methods of the paper's table.
+#: The methods of FREEZE's paper's table.
 PAPERS_ROWS = (
     "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
     "autoencoder, log-variance, the paper's head",
 )  # fmt: skip
 #: The sets of held_out.csv, and what its recipes are compared with.
-HELD_OUT = tuple(
-    Column(title, {"set": name})
-    for title, name in (
-        ("STS-B en, Spearman", ENGLISH),
-        ("Banking77, accuracy", "Banking77 test"),
-        ("StackOverflow, accuracy", "StackOverflow test"),
-        ("mean, English", f"mean of {ENGLISH}, Banking77 test, StackOverflow test"),
-        ("STS-B zh, Spearman", CHINESE),
-        ("TNews, accuracy", "TNews test"),
-        ("mean, Chinese", f"mean of {CHINESE}, TNews test"),
-    )
-)
+HELD_OUT = {
+    "STS-B en, Spearman": ENGLISH,
+    "Banking77, accuracy": "Banking77 test",
+    "StackOverflow, accuracy": "StackOverflow test",
+    "mean, English": f"mean of {ENGLISH}, Banking77 test, StackOverflow test",
+    "STS-B zh, Spearman": CHINESE,
+    "TNews, accuracy": "TNews test",
+    "mean, Chinese": f"mean of {CHINESE}, TNews test",
+}
 #: How well labelled texts are told apart, and the sets; their mean is over all of them.
 NEAREST = "accuracy of 5 neighbours"
 TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
 LABELLED = ("Banking77", "CLINC150", "HWU64", "StackOverflow", "TREC", "TNews")
+OF_ALL_LABELLED = c.set.str.ends_with(" labelled sets")
 #: What the first tables show of held_out.csv.
-FIRST = {"metric": ("Spearman", NEAREST, "mean")}
+FIRST = c.metric.is_in(["Spearman", NEAREST, "mean"])
 OTHERS = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small", "tf-idf", "early-late", "prompteol", "topic")
 #: The layers and the width that were best on the development pairs of both models, with the rate of each.
 WHITENED, WHITENED_FASTER = "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001"
 #: The paper's method, read where it reads and at the end of a prompt.
 LOG_VARIANCE, LOG_VARIANCE_PROMPTED = "autoencoder, log-variance", "autoencoder, log-variance, prompt"
 
-
-def is_layer(value: Value) -> bool:
-    return value is not None
-
-
-def each_fifth(value: Value) -> bool:
-    """A layer in five."""
-    return isinstance(value, int) and value % 5 == 0
-
-
-def of_test_queries(value: Value) -> bool:
-    return str(value).endswith(" test")
+TRAINED, RANDOM = c.weights == "trained", c.weights == "random"
+AT_ITS_END = c.layer.is_null() & (c.filter == "")
+EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
+is_control = c.recipe.is_in(CONTROLS)
+RECIPES = {"recipe": "{recipe}", "pooling": "{pooling}"}
+#: How a model is read.
+READ = ("recipe", "pooling", "layer", "filter")
 
 
-def all_pairs(value: Value) -> bool:
-    """All labelled pairs that there are, not a few of them."""
-    return isinstance(value, int) and value > 1000
+class Results:
+    """The files of results, each read once."""
+
+    def __init__(self, directory: Path = records.RESULTS) -> None:
+        self.directory = directory
+        self._read = cache(partial(records.read, directory=directory))
+
+    def of(self, name: str, *where: pl.Expr) -> pl.DataFrame:
+        """The rows of a file that fit; ``at`` is their place in it.
+
+        Raises:
+            RecordsError: If the file is missing or cannot be read.
+        """
+        return self._read(name).with_row_index("at").filter(*where)
 
 
-def of_all_labelled(value: Value) -> bool:
-    return str(value).endswith(" labelled sets")
+Block = Callable[[Results, Path], str]
+BLOCKS: dict[str, Block] = {}
 
 
-def is_control(value: Value) -> bool:
-    return value in CONTROLS
+def block(name: str) -> Callable[[Block], Block]:
+    """What stands in the table of this name; empty where nothing was measured."""
+
+    def add(function: Block) -> Block:
+        BLOCKS[name] = function
+        return function
+
+    return add
 
 
-def is_recipe(value: Value) -> bool:
-    return not is_control(value)
+def one_precision(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those of each model in the precision that most of them have, so that none is ahead by its rounding."""
+    count = rows.group_by("model", "precision").len()
+    # Of as many in both, float32.
+    chosen = count.sort("len", "precision").unique("model", keep="last")
+    return rows.join(chosen, on=["model", "precision"], how="semi", maintain_order="left")
 
 
-def dev(pairs: str) -> str:
-    """The development part beside a test part."""
-    return pairs.replace("test", "dev")
+def best(
+    title: str, rows: pl.DataFrame, chosen_on: pl.DataFrame, of: Sequence[str], *shown: str, bold: str = ""
+) -> pl.DataFrame:
+    """A column of what scores highest on other rows, for each combination of the fields ``of``; cells say by which of
+    the fields ``shown`` it was chosen."""
+    high = chosen_on.drop_nulls("score").sort("score", descending=True, maintain_order=True)
+    high = high.unique(of, keep="first", maintain_order=True).select({*of, *READ})
+
+    def show(row: Row) -> str:
+        said = [f"layer {row[name]}" if name == "layer" else row[name] for name in shown if row[name] not in ("", None)]
+        return f"{score(row)} ({', '.join(said) or 'own end'})"
+
+    found = rows.join(high, on=high.columns, nulls_equal=True, how="semi", maintain_order="left")
+    return cells(found, title, show, bold)
 
 
-EARLY_LATE = {"recipe": "Early and late", "pooling": "mean", "layer": None, "filter": PARTWISE}
-ANY_RECIPE = {"recipe": Best(is_recipe), "pooling": ANY, "layer": ANY, "filter": ANY}
-ANY_CONTROL = {**ANY_RECIPE, "recipe": Best(is_control)}
+def labelled(rows: pl.DataFrame, named: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """Rows with a name of their own in the field ``label``, in this order."""
+    parts = [
+        rows.filter(where).with_columns(label=pl.lit(title), at=pl.lit(place, pl.UInt32))
+        for place, (title, where) in enumerate(named.items())
+    ]
+    return pl.concat(parts)
 
 
-def all_recipes(where: Conditions, *split: str) -> Table:
+def columns(
+    rows: pl.DataFrame, named: Mapping[str, pl.Expr], show: Show | None = None, bold: str = ""
+) -> list[pl.DataFrame]:
+    """Columns named by hand, that show alike."""
+    return [cells(rows.filter(where), title, show, bold) for title, where in named.items()]
+
+
+def is_set(names: Mapping[str, str] | Sequence[str]) -> dict[str, pl.Expr]:
+    """A column for each set, by its own name or by another."""
+    named = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    return {title: c.set == name for title, name in named.items()}
+
+
+def recipes(rows: Sequence[Recipe], link: str = "") -> str:
+    """A table with a line for each recipe.
+
+    Args:
+        rows: Which.
+        link: What stands before a page's name where the recipes' names are links to their pages.
+    """
+    lines = [["recipe", "`--recipe`", "module", "pooling", "what is read", "cost beside Classical"]]
+    for row in rows:
+        name = f"[{row.name}]({link}{row.page}.md)" if link else row.name
+        lines.append([name, f"`{row.key}`", f"`{row.module.__name__}`", ", ".join(row.poolings), row.says, row.cost])
+    return markdown(lines) if rows else ""
+
+
+@block("recipes")
+def _(results: Results, page: Path) -> str:
+    return recipes([row for row in every_row() if row.page == page.stem])
+
+
+@block("worth-trying")
+def _(results: Results, page: Path) -> str:
+    return recipes([row for row in every_row() if row.tried])
+
+
+@block("first-screen")
+def _(results: Results, page: Path) -> str:
+    named = {
+        "Echo topic, ours": "echo-topic", "Topic, ours, at half the cost": "topic",
+        "Early and late, ours": "early-late", "PromptEOL": "prompteol", "tf-idf, without a model": "tf-idf",
+        "all-MiniLM-L6-v2, trained": "all-MiniLM-L6-v2", "all-mpnet-base-v2, trained": "all-mpnet-base-v2",
+    }  # fmt: skip
+    sets = {
+        "STS-B, Spearman": ENGLISH, "StackOverflow, accuracy": "StackOverflow test",
+        "Banking77, accuracy": "Banking77 test",
+    }  # fmt: skip
+    rows = results.of("held_out", c.against == "", c.model == SMOLLM2, FIRST)
+    rows = labelled(rows, {title: c.recipe == key for title, key in named.items()})
+    return table(columns(rows, is_set(sets)), {"read by": "{label}"})
+
+
+def all_recipes(rows: pl.DataFrame, *split: str) -> str:
     """Every recipe at its own end, behind nothing and behind each filter."""
-    return Table(
-        "scores",
-        where={**where, "layer": None},
-        split=("model", *split),
-        rows=Each(("recipe", "pooling"), where=TRAINED),
-        columns=(
-            Column("as it is", {**TRAINED, "filter": ""}),
-            Column("random weights", {**RANDOM, "filter": ""}, interval=False, bold=False),
-            Column("beyond overlap", {**TRAINED, "filter": ""}, show="beyond overlap"),
-            *(Column(name, {**TRAINED, "filter": name}) for name in FILTERS),
-        ),
-        references=True,
-    )
+    rows = one_precision(rows.filter(c.layer.is_null()))
+    # In the order of trained weights.
+    rows = rows.sort("weights", descending=True, maintain_order=True).drop("at").with_row_index("at")
+    trained = rows.filter(TRAINED)
+    own = trained.filter(c.filter == "")
+    made = [
+        cells(own, "as it is", bold="score"),
+        cells(rows.filter(RANDOM, c.filter == ""), "random weights", alone),
+        cells(own, "beyond overlap", beyond_overlap, bold="beyond_overlap"),
+        *(cells(trained.filter(c.filter == name), name, bold="score") for name in FILTERS),
+    ]
+    return table(made, RECIPES, ("model", *split), references=True)
 
 
-def best_layers(pairs: str) -> Table:
+@block("recipes-stsb-en")
+def _(results: Results, page: Path) -> str:
+    return all_recipes(results.of("scores", c.set == ENGLISH, c.metric == "Spearman"))
+
+
+@block("recipes-stsb-zh")
+def _(results: Results, page: Path) -> str:
+    return all_recipes(results.of("scores", c.set == CHINESE, c.metric == "Spearman"))
+
+
+@block("titles")
+def _(results: Results, page: Path) -> str:
+    return all_recipes(results.of("scores", c.set.is_in(TITLES)), "set", "metric")
+
+
+def best_layers(results: Results, pairs: str) -> str:
     """Every recipe where it is best on the development part, read on the test part."""
-    return Table(
-        "scores",
-        where={**TRAINED, **SPEARMAN, "set": pairs},
-        split=("model",),
-        rows=Each(("recipe", "pooling"), where={"layer": is_layer}),
-        columns=(
-            Column("own end", AT_ITS_END),
-            Column("best layer", {"layer": ANY, "filter": ""}, chosen=dev(pairs)),
-            Column("best layer and filter", {"layer": ANY, "filter": ANY}, chosen=dev(pairs)),
-        ),
-    )
+    rows = one_precision(results.of("scores", TRAINED, c.metric == "Spearman", c.set == pairs))
+    dev = results.of("scores", TRAINED, c.metric == "Spearman", c.set == pairs.replace("test", "dev"))
+    dev = dev.join(rows, on=["model", "precision"], how="semi", maintain_order="left")
+    of = ("model", "recipe", "pooling")
+    made = [
+        cells(rows.filter(AT_ITS_END), "own end", bold="score"),
+        best("best layer", rows, dev.filter(c.filter == ""), of, "layer", bold="score"),
+        best("best layer and filter", rows, dev, of, "layer", "filter", bold="score"),
+    ]
+    # Of what was read at its own end alone, there is nothing to choose.
+    by_layer = rows.filter(c.layer.is_not_null())
+    made = [each.join(by_layer, on=of, how="semi", maintain_order="left") for each in made]
+    return table(made, RECIPES, ("model",))
 
 
-def costs(table: str, quantities: tuple[str, ...], rows: Each, columns: Each, *split: str, **where: Value) -> Table:
-    """Some quantities of one table of cost.csv; what neither rows nor columns say stands above."""
-    said = ("precision", "batch", "how", "date", "versions")
-    return Table(
-        "cost",
-        where={"table": table, "quantity": quantities, **where},
-        split=(*split, "model", "machine"),
-        rows=rows,
-        columns=columns,
-        caption=tuple(name for name in said if name not in (*rows.fields, *columns.fields)),
-    )
+@block("layers-stsb-en")
+def _(results: Results, page: Path) -> str:
+    return best_layers(results, ENGLISH)
 
 
-def trained_on_states(rows: Each, *columns: Column, **where: object) -> Table:
-    """FREEZE's methods: means over the seeds."""
-    return Table(
-        "freeze",
-        where={"seed": None, "set": PAIRS, **where},
-        split=("model", "set"),
-        rows=rows,
-        columns=(
-            *columns,
-            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}),
-            Column("ahead of Early and late", {**SPEARMAN, **COSINE}, show="ahead", bold=False),
-        ),
-        caption=("precision", "pairs", "date"),
-    )
+@block("layers-stsb-zh")
+def _(results: Results, page: Path) -> str:
+    return best_layers(results, CHINESE)
 
 
-RATIO = Each(("quantity", "contender", "unit"), (("ratio", "{quantity}: {contender} / {unit}"),))
-RATIO_BY_BATCH = Each((*RATIO.fields, "batch"), (("ratio", "{quantity}: {contender} / {unit}, batch {batch}"),))
-SPEED = Each(("contender",), (("recipe", "{contender}"),))
-SPEEDS = ("tokens of text/s", "MiB of encoding")
-LENGTHS = Each(("tokens",), (("", "n = {tokens}"),), sort=True)
-LENGTHS_BY_BATCH = Each(("tokens", "batch"), (("", "n = {tokens}, batch {batch}"),), sort=True)
-SHAPES = Each(("batch", "tokens"), (("", "{batch} x {tokens}"),), sort=True)
+@block("word-sense")
+def _(results: Results, page: Path) -> str:
+    rows = one_precision(results.of("scores", c.metric.is_in(WORDS), c.filter == ""))
+    made = []
+    for metric in WORDS:
+        own = rows.filter(c.metric == metric)
+        at_end, layers = own.filter(c.layer.is_null()), own.filter(TRAINED, c.layer.is_not_null())
+        made += [
+            cells(at_end.filter(TRAINED), metric.removeprefix("accuracy, "), bold="score"),
+            cells(at_end.filter(RANDOM), "random weights", alone),
+            best("its best layer", layers, layers, ("model", "set", "recipe", "pooling"), "layer", bold="score"),
+        ]
+    return table(made, RECIPES, ("model", "set"))
 
-BLOCKS: dict[str, Table | Picture | Listing | Measured | Targets | Spread] = {
-    "recipes": OF_THE_PAGE,
-    "worth-trying": WORTH_TRYING,
-    "first-screen": Table(
-        "held_out",
-        where={"against": "", "model": SMOLLM2, **FIRST},
-        label="read by",
-        rows=(
-            Row("Echo topic, ours", {"recipe": "echo-topic"}),
-            Row("Topic, ours, at half the cost", {"recipe": "topic"}),
-            Row("Early and late, ours", {"recipe": "early-late"}),
-            Row("PromptEOL", {"recipe": "prompteol"}),
-            Row("tf-idf, without a model", {"recipe": "tf-idf"}),
-            Row("all-MiniLM-L6-v2, trained", {"recipe": "all-MiniLM-L6-v2"}),
-            Row("all-mpnet-base-v2, trained", {"recipe": "all-mpnet-base-v2"}),
+
+@block("claims")
+def _(results: Results, page: Path) -> str:
+    made = cells(one_precision(results.of("claims")), "{set}", difference)
+    return table([made], {"claim": "{claim}", "difference": "{first} − {second}"}, ("model",))
+
+
+@block("ablations")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("ablations", c.recipe != "Echo topic")
+    made = [cells(rows, "score", alone), cells(rows, "ahead of PromptEOL", difference)]
+    return table(made, {"recipe": "{recipe}", "change": "{change}"}, ("model", "set"))
+
+
+@block("tried")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("ablations", c.recipe == "Echo topic")
+    made = []
+    for model in (SMOLLM2, GEMMA):
+        own = rows.filter(c.model == model)
+        made += [cells(own, model, alone), cells(own, "ahead of it as it is", difference)]
+    return table(made, {"changed": "{change}"}, ("set",))
+
+
+def quartiles(row: Row) -> str:
+    return fraction(row, "median", "low", "high")
+
+
+@block("dependency")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("dependency", c.layer.is_null())
+    named = {"median, and quartiles": TRAINED, "random weights": RANDOM}
+    return table(columns(rows, named, quartiles), {"recipe": "{recipe}"}, ("model", "set"))
+
+
+@block("dependency-layers")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("dependency", TRAINED, c.recipe == "Classical", c.layer % 5 == 0)
+    return table([cells(rows, "median, and quartiles", quartiles)], {"after layer": "{layer}"}, ("model", "set"))
+
+
+@block("retrieval")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("retrieval", c.set.str.ends_with(" test"))
+    by_rank = rows.filter(c.metric == "nDCG@10")
+    made = [
+        cells(by_rank, "nDCG@10", bold="score"),
+        cells(rows.filter(c.metric == "recall@100"), "recall@100", bold="score"),
+        cells(by_rank, "processor seconds for 1,000", number("seconds")),
+    ]
+    said = ("precision", "max_tokens", "queries", "documents", "machine", "date")
+    return table(made, {**RECIPES, "filter": "{filter}"}, ("set", "model"), said, references=True)
+
+
+@block("static")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("static")
+    made = [
+        cells(rows, "Spearman x 100", bold="score"),
+        cells(rows, "texts a second of one thread", number("speed")),
+        cells(rows, "MiB of weights", number("size")),
+    ]
+    labels = {
+        "recipe": "{recipe}", "tokens read after layer": "{layer}", "dimensions": "{dimensions}",
+        "precision": "{precision}",
+    }  # fmt: skip
+    return table(made, labels, ("model", "set"), ("machine", "date"))
+
+
+@block("precision")
+def _(results: Results, page: Path) -> str:
+    split = ("model", "set", "metric")
+    rows = results.of("scores", TRAINED, AT_ITS_END, c.set.is_in([*PAIRS, *WORD_SETS, *TITLES]))
+    rows = rows.filter(c.precision.n_unique().over(split) == 2)
+    rows = rows.filter((c.precision == "float32").any().over(*split, "recipe", "pooling"))
+    named = {name: c.precision == name for name in ("float32", "bfloat16")}
+    return table(columns(rows, named), RECIPES, split, ("date",))
+
+
+@block("measured")
+def _(results: Results, page: Path) -> str:
+    labels = {name: f"{{{name}}}" for name in ("model", "precision", "versions")}
+    return table([cells(results.of("scores"), "last measured", lambda row: row["date"])], labels, caption=())
+
+
+@block("choose-best")
+def _(results: Results, page: Path) -> str:
+    lines = {
+        **{f"{pairs}, Spearman": (c.set == pairs) & (c.metric == "Spearman") for pairs in PAIRS},
+        **{f"{name}, accuracy, cosine": (c.set == name) & (c.metric == WORDS[1]) for name in WORD_SETS},
+        **{name: c.set == name for name in TITLES},
+    }
+    rows = one_precision(results.of("scores", TRAINED))
+    own, other = rows.filter(~c.model.is_in(REFERENCES)), rows.filter(c.model.is_in(REFERENCES), AT_ITS_END)
+    # What is chosen is chosen on the development part, where there is one.
+    dev = own.filter(c.set.str.ends_with(" dev")).with_columns(set=c.set.str.replace(" dev", " test"))
+    chosen_on, own = (labelled(each, lines) for each in (pl.concat([dev, own.filter(~c.set.is_in(PAIRS))]), own))
+    # The others stand in the table of each model.
+    models = own.select("model").unique().rename({"model": "beside"})
+    other = labelled(other.join(models, how="cross"), lines)
+    ends, of = own.filter(AT_ITS_END), ("model", "label")
+    authors, controls = chosen_on.filter(AT_ITS_END, ~is_control), chosen_on.filter(is_control)
+    classical = ends.filter(c.recipe == "Classical")
+    made = [
+        cells(classical.filter(c.pooling.is_in(["mean", ""])), "Classical, mean"),
+        cells(classical.filter(c.pooling == "last"), "Classical, last"),
+        best("best recipe, as its authors read it", own, authors, of, "recipe", "pooling"),
+        best("best recipe, layer and filter", own, chosen_on.filter(~is_control), of, *READ),
+        best("best control", own, controls, of, *READ),
+        *(
+            cells(other.filter(c.model == name).with_columns(model=c.beside).drop("beside"), name)
+            for name in REFERENCES
         ),
-        columns=(
-            Column("STS-B, Spearman", {"set": ENGLISH}, bold=False),
-            Column("StackOverflow, accuracy", {"set": "StackOverflow test"}, bold=False),
-            Column("Banking77, accuracy", {"set": "Banking77 test"}, bold=False),
-        ),
-    ),
-    "recipes-stsb-en": all_recipes({**SPEARMAN, "set": ENGLISH}),
-    "recipes-stsb-zh": all_recipes({**SPEARMAN, "set": CHINESE}),
-    "layers-stsb-en": best_layers(ENGLISH),
-    "layers-stsb-zh": best_layers(CHINESE),
-    "layers-picture": ByLayer(
-        "layers.svg",
-        panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, ENGLISH), Panel(GEMMA, CHINESE)),
-        series=(
-            Series("Classical, mean", {"recipe": "Classical", "pooling": "mean"}),
-            Series("Classical, last", {"recipe": "Classical", "pooling": "last"}),
-            Series("Echo-2, mean", {"recipe": "Echo-2", "pooling": "mean"}),
-            Series("PromptEOL", {"recipe": "PromptEOL", "pooling": "last"}),
-        ),
-        level=Series(BAG, {"recipe": BAG, "layer": None}),
-    ),
-    "cost-picture": ByCost(
-        "cost.svg",
-        Panel(SMOLLM2, ENGLISH),
-        recipes=(
-            Named("Classical", "mean", up=-7),
-            Named("Classical", "last"),
-            Named("KV re-routing", "mean", right=-7),
-            Named("Echo-2", "mean", right=2, up=17),
-            Named("ReBA-2", "mean"),
-            Named("PromptEOL", "last", right=-7, up=-6),
-            Named("Value aggregation", "last", right=-7, up=3),
-            Named("Pretended CoT", "last", up=-14),
-            Named("CK", "mean"),
-            Named("MetaEOL", "mean", right=-7),
-            Named("Early and late", "mean", right=-7, filter=PARTWISE),
-        ),
-        levels=(
-            Series("bag of input embeddings", {"model": SMOLLM2, "recipe": BAG, "filter": ""}),
-            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
-        ),
-        unit="Classical, mean",
-    ),
-    "cost-recipes": costs("recipes", ("time",), RATIO, Each(("batch",), (("", "batch {batch}"),))),
-    "word-sense": Table(
-        "scores",
-        where={"metric": WORDS, "filter": ""},
-        split=("model", "set"),
-        rows=Each(("recipe", "pooling"), where=TRAINED),
-        columns=tuple(
-            column
-            for metric in WORDS
-            for column in (
-                Column(metric.removeprefix("accuracy, "), {**TRAINED, "metric": metric, "layer": None}),
-                Column("random weights", {**RANDOM, "metric": metric, "layer": None}, interval=False, bold=False),
-                Column("its best layer", {**TRAINED, "metric": metric, "layer": Best(is_layer)}),
-            )
-        ),
-    ),
-    "titles": all_recipes({"set": TITLES}, "set", "metric"),
-    "claims": Table(
-        "claims",
-        split=("model",),
-        rows=Each(("claim", "first", "second"), (("claim", "{claim}"), ("difference", "{first} − {second}"))),
-        columns=Each(("set",), (("", "{set}"),)),
-    ),
-    "ablations": Table(
-        "ablations",
-        where={"recipe": lambda name: name != "Echo topic"},
-        split=("model", "set"),
-        rows=Each(("recipe", "change")),
-        columns=(
-            Column("score", interval=False, bold=False),
-            Column("ahead of PromptEOL", show="difference", bold=False),
-        ),
-    ),
-    "dependency": Table(
-        "dependency",
-        where={"layer": None},
-        split=("model", "set"),
-        rows=Each(("recipe",)),
-        columns=(
-            Column("median, and quartiles", TRAINED, show="median", bold=False),
-            Column("random weights", RANDOM, show="median", bold=False),
-        ),
-    ),
-    "dependency-layers": Table(
-        "dependency",
-        where={**TRAINED, "recipe": "Classical", "layer": is_layer},
-        split=("model", "set"),
-        rows=Each(("layer",), (("after layer", "{layer}"),), where={"layer": each_fifth}),
-        columns=(Column("median, and quartiles", show="median", bold=False),),
-    ),
-    "retrieval": Table(
-        "retrieval",
-        where={"set": of_test_queries},
-        split=("set", "model"),
-        rows=Each(("recipe", "pooling", "filter")),
-        columns=(
-            Column("nDCG@10", {"metric": "nDCG@10"}),
-            Column("recall@100", {"metric": "recall@100"}),
-            Column("processor seconds for 1,000", {"metric": "nDCG@10"}, show="seconds", bold=False),
-        ),
-        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+    ]
+    return table(made, {"texts": "{label}"}, ("model",))
+
+
+def with_titles(rows: pl.DataFrame, bold: str, show: Show | None = None) -> list[pl.DataFrame]:
+    """Columns of the pairs and of the titles."""
+    pairs = rows.filter(c.metric == "Spearman")
+    return [*columns(pairs, is_set(PAIRS), show, bold), *columns(rows, is_set(TITLES), show, bold)]
+
+
+@block("choose-recipes")
+def _(results: Results, page: Path) -> str:
+    rows = one_precision(results.of("scores", TRAINED, AT_ITS_END))
+    recipes = rows.filter(c.set.is_in([*PAIRS, *TITLES])).select("model", "recipe", "pooling", "at")
+    recipes = recipes.unique(["model", "recipe", "pooling"], keep="first", maintain_order=True)
+    # Word embeddings do not depend on the pooling.
+    words = rows.filter(c.metric == WORDS[1], c.pooling.is_in(["", "mean"])).drop("pooling", "at")
+    words = recipes.join(words, on=["model", "recipe"], maintain_order="left_right").select(rows.columns)
+    shown = with_titles(rows, bold="score", show=alone)
+    return table(
+        [*shown[:2], *columns(words, is_set(WORD_SETS), alone, bold="score"), *shown[2:]],
+        RECIPES,
+        ("model",),
         references=True,
+    )
+
+
+@block("filters")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("scores", TRAINED, c.metric == "Spearman", c.set.is_in(PAIRS), c.layer.is_null())
+    named = {
+        "Classical, mean": (c.recipe == "Classical") & (c.pooling == "mean"),
+        "Classical, last": (c.recipe == "Classical") & (c.pooling == "last"),
+        "Echo-2, mean": (c.recipe == "Echo-2") & (c.pooling == "mean"),
+        "PromptEOL": c.recipe.is_in(PROMPTEOL),
+        "bag of input embeddings": c.recipe == BAG,
+    }
+    made = columns(one_precision(rows), named, bold="score")
+    return table(made, {"behind the pooling": "{filter}"}, ("model", "set"))
+
+
+@block("scores-of-the-page")
+def _(results: Results, page: Path) -> str:
+    names = [row.name for row in every_row() if row.page == page.stem]
+    rows = results.of("scores", TRAINED, AT_ITS_END, c.recipe.is_in(["Classical", *names]))
+    if rows.filter(c.recipe.is_in(names)).is_empty():
+        return ""
+    return table(with_titles(one_precision(rows), bold="score"), RECIPES, ("model",))
+
+
+@block("early-late")
+def _(results: Results, page: Path) -> str:
+    at_end = c.filter == ""
+    named = {
+        "Early and late": EARLY_LATE & (c.pooling == "mean"),
+        "PromptEOL, last": (c.recipe == "PromptEOL") & (c.pooling == "last") & at_end,
+        "PromptEOL, last, whitened alike": (c.recipe == "PromptEOL") & (c.pooling == "last") & (c.filter == PARTWISE),
+        "bag of input embeddings, whitened alike": (c.recipe == BAG) & (c.filter == PARTWISE),
+        "Classical, mean": (c.recipe == "Classical") & (c.pooling == "mean") & at_end,
+        "Classical, last": (c.recipe == "Classical") & (c.pooling == "last") & at_end,
+    }
+    rows = labelled(one_precision(results.of("scores", TRAINED, c.layer.is_null())), named)
+    return table(with_titles(rows, bold="score"), {"recipe": "{label}"}, ("model",))
+
+
+def trained_on_states(rows: pl.DataFrame, labels: Mapping[str, str], *metrics: str) -> str:
+    """FREEZE's methods: means over the seeds, by the trained similarity and by what a vector store sees."""
+    rows = rows.filter(c.seed.is_null(), c.set.is_in(PAIRS))
+    own, cosine = c.reading == "its own similarity", (c.reading == "cosine") & (c.metric == "Spearman")
+    named = {f"{metric} of its own similarity": own & (c.metric == metric) for metric in metrics}
+    made = columns(rows, {**named, "Spearman of the cosine": cosine}, bold="score")
+    made.append(cells(rows.filter(cosine), "ahead of Early and late", ahead))
+    return table(made, labels, ("model", "set"), ("precision", "pairs", "date"))
+
+
+@block("freeze-paper")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("freeze", c.method.is_in(PAPERS_ROWS), c.pairs > 1000)
+    return trained_on_states(rows, {"method": "{method}"}, "Pearson", "Spearman")
+
+
+@block("freeze-ahead")
+def _(results: Results, page: Path) -> str:
+    labels = {name: f"{{{name}}}" for name in ("method", "layers", "width", "dimensions", "rate")}
+    return trained_on_states(results.of("freeze", ~c.method.is_in(PAPERS_ROWS), c.pairs > 1000), labels, "Spearman")
+
+
+@block("freeze-few")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("freeze", c.method.is_in([LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER]))
+    return trained_on_states(rows, {"method": "{method}", "labelled pairs": "{pairs}"}, "Spearman")
+
+
+@block("freeze-choice")
+def _(results: Results, page: Path) -> str:
+    rows = results.of(
+        "freeze", c.seed == 0, c.set.is_in(["STS-B en dev", "STS-B zh dev"]), c.pairs == 1000, c.metric == "Spearman",
+        c.method.str.starts_with("whitened"),
+    )  # fmt: skip
+    named = {f"Spearman of {what}": c.reading == reading
+             for what, reading in (("the cosine", "cosine"), ("its own similarity", "its own similarity"))}  # fmt: skip
+    labels = {name: f"{{{name}}}" for name in ("layers", "width", "dimensions", "rate")}
+    return table(columns(rows, named, alone, bold="score"), labels, ("model", "set"), ("pairs", "date"))
+
+
+@block("held-out")
+def _(results: Results, page: Path) -> str:
+    made = columns(results.of("held_out", c.against == "", FIRST), is_set(HELD_OUT), bold="score")
+    return table(made, {"read by": "{recipe}"}, ("model",))
+
+
+@block("held-out-ahead")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), c.against.is_in(OTHERS), FIRST)
+    return table(columns(rows, is_set(HELD_OUT), ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
+
+
+@block("held-out-labelled")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("held_out", c.against == "", c.metric.is_in(TOLD_APART))
+    named = {**is_set({name: f"{name} test" for name in LABELLED}), "mean, English": OF_ALL_LABELLED}
+    return table(columns(rows, named, bold="score"), {"read by": "{recipe}"}, ("model", "metric"))
+
+
+@block("held-out-labelled-ahead")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), OF_ALL_LABELLED)
+    rows = rows.filter(~c.against.is_in(["", "echo-topic"]))
+    named = {metric: c.metric == metric for metric in TOLD_APART}
+    return table(columns(rows, named, ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
+
+
+@block("topic-and-means")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("held_out", c.recipe == "echo-topic", c.against == "echo-means")
+    rows = rows.filter(c.metric.is_in(["Spearman", *TOLD_APART]))
+    named = {name: f"{name} test" for name in ("STS-B en", *LABELLED, "STS-B zh")}
+    return table(columns(rows, is_set(named), ahead), {"model": "{model}", "metric": "{metric}"})
+
+
+@block("several-endings")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("several", c.set == "mean")
+    beside = {f"ahead of {name} alone": c.against == name for name in ("topic", "domain")}
+    made = [cells(rows.filter(c.against == ""), "mean"), *columns(rows, beside, ahead)]
+    labels = {"copies": "{copies}", "asked for": "{recipe}"}
+    return table(made, labels, caption=("model", "precision", "texts", "date"))
+
+
+def spread(
+    rows: pl.DataFrame,
+    setting: Sequence[str],
+    by: str,
+    chosen: Mapping[str, str],
+    compared: Mapping[str, str],
+    title: str,
+) -> str:
+    """How much depends on the words of a prompt: for each setting two lines, of similarity and of classification.
+
+    A wording's score is the mean over the tasks of its line.
+
+    Args:
+        rows: Of each wording and task.
+        setting: The fields of which each combination has lines of its own: model and language first.
+        by: The field that has the wordings.
+        chosen: The wording that was chosen in each language.
+        compared: The wording that it is compared with in each language.
+        title: The head of that.
+    """
+    first = list(setting[:3])
+    lines = [[*first, "wordings", "tasks (texts)", "lowest", "quartiles", "best", "chosen", title, "the best is"]]
+    kind = c.task.str.starts_with("STS-B").alias("kind")
+    for part in rows.with_columns(kind).partition_by([*setting, "kind"], maintain_order=True):
+        # Python's fmean and quantiles are exact where polars' sums are rounded.
+        means = dict(part.group_by(by, maintain_order=True).agg(c.score.mean()).iter_rows())
+        high = max(means, key=means.__getitem__)
+        language = part["language"][0]
+        named = [means.get(each[language]) for each in (chosen, compared)]
+        tasks = part.select(pl.format("{} ({})", "task", "texts")).to_series().unique(maintain_order=True)
+        lines.append([
+            *(str(part[name][0]) for name in first), str(len(means)), ", ".join(tasks), percent(min(means.values())),
+            " / ".join(map(percent, quantiles(means.values(), n=4))), percent(means[high]), *map(percent, named),
+            f"`{high}`",
+        ])  # fmt: skip
+    return markdown(lines) if len(lines) > 1 else ""
+
+
+@block("wordings")
+def _(results: Results, page: Path) -> str:
+    compared = {language: endings(language)[0].words for language in CHOSEN}
+    rows = results.of("wordings", c.readout == "sum")
+    return spread(rows, ("model", "language", "copies", "stage"), "ending", CHOSEN, compared, "PromptEOL's")
+
+
+@block("beginnings")
+def _(results: Results, page: Path) -> str:
+    without = {"en": WHOLE_EN[0], "zh": WHOLE_ZH[0]}
+    compared = {language: f"{words}{{text}}{BETWEEN[language]}{{text}}" for language, words in without.items()}
+    return spread(results.of("beginnings"), ("model", "language"), "layout", USUAL, compared, "no words before")
+
+
+@block("distil")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("distil", c.set == ENGLISH)
+    made = [
+        cells(rows, "Spearman x 100", bold="score"),
+        cells(rows, "share of the teacher's, %", lambda row: fraction(row, "share", "share_low", "share_high")),
+        cells(rows, "held-out texts: order of cosines", lambda row: percent(row["agreement"])),
+        cells(rows, "held-out texts: nearest ten", lambda row: percent(row["neighbours"])),
+        cells(rows, "processor seconds", number("seconds")),
+    ]
+    labels = {"student": "{student}", "dimensions": "{dimensions}"}
+    return table(made, labels, ("model", "set", "corpus"), ("precision", "texts", "date"))
+
+
+@block("bellm")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("bellm", c.seed.is_null())
+    made = [
+        cells(rows, "Spearman x 100", bold="score"),
+        cells(rows, "ahead of no layer turned", ahead),
+        cells(rows, "trainings", number("seeds")),
+        cells(rows, "compared", number("ahead_seeds")),
+    ]
+    labels = {"method": "{method}", "turned": "{turned}", "read": "{reading}", "precision": "{precision}"}
+    return table(made, labels, ("model", "set", "triplets"), ("date",))
+
+
+@block("jtcse")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("jtcse", c.seed.is_null(), c.set == ENGLISH)
+    made = [cells(rows, "Spearman x 100"), cells(rows, "ahead of SimCSE", ahead)]
+    said = ("model", "set", "precision", "texts", "date")
+    return table(made, {"trained further by": "{method}", "steps": "{steps}"}, caption=said)
+
+
+@block("install-size")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("install")
+    made = [cells(rows, "packages", number("packages")), cells(rows, "MB", number("megabytes", ",.1f"))]
+    return table(made, {"": "{part}"}, ("system", "python"), ("date", "versions"))
+
+
+@block("batches")
+def _(results: Results, page: Path) -> str:
+    made = cells(results.of("batches"), "{precision}", number("distance", ".1e"))
+    return table([made], {"module": "{module}"}, ("model",), ("date", "machine", "versions"))
+
+
+@block("serving")
+def _(results: Results, page: Path) -> str:
+    made = cells(results.of("serving"), "{quantity}", number("value", ",.4g"))
+    return table([made], {"clients": "{clients}"}, ("model",), ("date", "machine", "versions"))
+
+
+RATIO = {"ratio": "{quantity}: {contender} / {unit}"}
+OF_RECIPE = {"recipe": "{contender}"}
+WITH_PRECISION = {**OF_RECIPE, "backbone": "{precision}"}
+LENGTHS, LENGTHS_BY_BATCH = "n = {tokens}", "n = {tokens}, batch {batch}"
+TIME, FLOAT32, BFLOAT16 = c.quantity == "time", c.precision == "float32", c.precision == "bfloat16"
+SPEEDS = c.quantity.is_in(["tokens of text/s", "MiB of encoding"])
+BY_QUANTITY = ("quantity", "model", "machine")
+
+
+def costs(
+    results: Results,
+    page: Path,
+    name: str,
+    labels: Mapping[str, str],
+    titles: str | Mapping[str, tuple[str, Show]],
+    where: pl.Expr = TIME,
+    split: Sequence[str] = ("model", "machine"),
+) -> str:
+    """One table of cost.csv; what neither rows nor columns say stands above.
+
+    Args:
+        results: All.
+        page: Where it stands.
+        name: In the field ``table``.
+        labels: Of the rows.
+        titles: Of the columns, with the numbers of a row in ascending order; or by title the quantity and how it shows.
+        where: Which rows.
+        split: As for :func:`table`.
+    """
+    rows = results.of("cost", c.table == name)
+    if isinstance(titles, str):
+        rows = rows.filter(where)
+        numbers = [each for each in re.findall(r"\{(\w+)\}", titles) if rows[each].dtype.is_integer()]
+        made = [cells(rows.sort(numbers, maintain_order=True) if numbers else rows, titles, cost)]
+    else:
+        made = [cells(rows.filter(c.quantity == quantity), title, show) for title, (quantity, show) in titles.items()]
+    used = " ".join([*labels.values(), titles if isinstance(titles, str) else ""])
+    said = [each for each in ("precision", "tokens", "batch", "how", "date", "versions") if f"{{{each}}}" not in used]
+    return table(made, labels, split, said)
+
+
+def of_cost(name: str, labels: Mapping[str, str], titles: str | Mapping[str, tuple[str, Show]], **more: Any) -> Block:
+    return partial(costs, name=name, labels=labels, titles=titles, **more)
+
+
+BLOCKS |= {
+    "cost-recipes": of_cost("recipes", RATIO, "batch {batch}"),
+    "cost-plain": of_cost("plain", RATIO, "{precision}"),
+    "cost-alone": of_cost("alone", {"ratio": "time: {contender} / {unit}, {precision}"}, LENGTHS_BY_BATCH),
+    "cost-beside-echo": of_cost("beside-echo", RATIO, LENGTHS_BY_BATCH),
+    "cost-step": of_cost("step", RATIO, "batches of {batch}"),
+    "cost-prefixes": of_cost("prefixes", RATIO, "batches of {batch}"),
+    "cost-short": of_cost("short", RATIO, LENGTHS_BY_BATCH),
+    "cost-limit": of_cost(
+        "limit", {"": "{quantity}", "of Classical, mean": "{contender}"}, LENGTHS_BY_BATCH,
+        where=c.quantity.str.starts_with("share of the time"),
     ),
-    "static": Table(
-        "static",
-        split=("model", "set"),
-        rows=Each(
-            ("recipe", "layer", "dimensions", "precision"),
-            (
-                ("recipe", "{recipe}"),
-                ("tokens read after layer", "{layer}"),
-                ("dimensions", "{dimensions}"),
-                ("precision", "{precision}"),
-            ),
-        ),
-        columns=(
-            Column("Spearman x 100"),
-            Column("texts a second of one thread", show="speed", bold=False),
-            Column("MiB of weights", show="size", bold=False),
-        ),
-        caption=("machine", "date"),
+    "cost-repetition": of_cost(
+        "repetition", RATIO, LENGTHS, where=c.quantity.is_in(["time", "peak memory of the process"]) & FLOAT32
     ),
-    "precision": Table(
-        "scores",
-        where={**TRAINED, **AT_ITS_END, "set": (*PAIRS, *WORD_SETS, *TITLES)},
-        split=("model", "set", "metric"),
-        rows=Each(RECIPES.fields, where={"precision": "float32"}),
-        columns=(
-            Column("float32", {"precision": "float32"}, bold=False),
-            Column("bfloat16", {"precision": "bfloat16"}, bold=False),
-        ),
-        caption=("date",),
-        whole=True,
-    ),
-    "measured": Table(
-        "scores",
-        rows=Each(("model", "precision", "versions")),
-        columns=(Column("last measured", show="date"),),
-        caption=(),
-    ),
-    "choose-best": Table(
-        "scores",
-        where=TRAINED,
-        split=("model",),
-        label="texts",
-        rows=(
-            *(Row(f"{pairs}, Spearman", {**SPEARMAN, "set": pairs}, chosen=dev(pairs)) for pairs in PAIRS),
-            *(Row(f"{words}, accuracy, cosine", {"set": words, "metric": WORDS[1]}) for words in WORD_SETS),
-            *(Row(titles, {"set": titles}) for titles in TITLES),
-        ),
-        columns=(
-            Column("Classical, mean", {"recipe": "Classical", "pooling": ("mean", ""), **AT_ITS_END}, bold=False),
-            Column("Classical, last", {"recipe": "Classical", "pooling": "last", **AT_ITS_END}, bold=False),
-            Column("best recipe, as its authors read it", {**ANY_RECIPE, **AT_ITS_END}, bold=False),
-            Column("best recipe, layer and filter", ANY_RECIPE, bold=False),
-            Column("best control", ANY_CONTROL, bold=False),
-            *(Column(model, {**AT_ITS_END, "model": model}, bold=False) for model in REFERENCES),
-        ),
-    ),
-    "choose-recipes": Table(
-        "scores",
-        where={**TRAINED, **AT_ITS_END},
-        split=("model",),
-        rows=Each(("recipe", "pooling"), where={"set": (*PAIRS, *TITLES)}),
-        columns=(
-            *(Column(pairs, {"set": pairs, **SPEARMAN}, interval=False) for pairs in PAIRS),
-            # Word embeddings do not depend on the pooling.
-            *(
-                Column(words, {"set": words, "metric": WORDS[1], "pooling": ("", "mean")}, interval=False)
-                for words in WORD_SETS
-            ),
-            *(Column(titles, {"set": titles}, interval=False) for titles in TITLES),
-        ),
-        references=True,
-    ),
-    "filters": Table(
-        "scores",
-        where={**TRAINED, **SPEARMAN, "set": PAIRS, "layer": None},
-        split=("model", "set"),
-        rows=Each(("filter",), (("behind the pooling", "{filter}"),)),
-        columns=(
-            Column("Classical, mean", {"recipe": "Classical", "pooling": "mean"}),
-            Column("Classical, last", {"recipe": "Classical", "pooling": "last"}),
-            Column("Echo-2, mean", {"recipe": "Echo-2", "pooling": "mean"}),
-            Column("PromptEOL", {"recipe": PROMPTEOL}),
-            Column("bag of input embeddings", {"recipe": BAG}),
-        ),
-    ),
-    "scores-of-the-page": Measured(
-        Table(
-            "scores",
-            where={**TRAINED, **AT_ITS_END},
-            split=("model",),
-            rows=Each(RECIPES.fields, where={"set": (*PAIRS, *TITLES)}),
-            columns=(
-                *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
-                *(Column(titles, {"set": titles}) for titles in TITLES),
-            ),
-        )
-    ),
-    "early-late": Table(
-        "scores",
-        where={**TRAINED, "layer": None},
-        split=("model",),
-        rows=(
-            Row("Early and late", EARLY_LATE),
-            Row("PromptEOL, last", {"recipe": "PromptEOL", "pooling": "last", "filter": ""}),
-            Row("PromptEOL, last, whitened alike", {"recipe": "PromptEOL", "pooling": "last", "filter": PARTWISE}),
-            Row("bag of input embeddings, whitened alike", {"recipe": BAG, "filter": PARTWISE}),
-            Row("Classical, mean", {"recipe": "Classical", "pooling": "mean", "filter": ""}),
-            Row("Classical, last", {"recipe": "Classical", "pooling": "last", "filter": ""}),
-        ),
-        columns=(
-            *(Column(pairs, {"set": pairs, **SPEARMAN}) for pairs in PAIRS),
-            *(Column(titles, {"set": titles}) for titles in TITLES),
-        ),
-    ),
-    "freeze-paper": trained_on_states(
-        Each(("method",), where={"method": PAPERS_ROWS}),
-        Column("Pearson of its own similarity", {**PEARSON, **OWN}),
-        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
-        method=PAPERS_ROWS,
-        pairs=all_pairs,
-    ),
-    "freeze-ahead": trained_on_states(
-        Each(("method", "layers", "width", "dimensions", "rate")),
-        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
-        method=lambda method: method not in PAPERS_ROWS,
-        pairs=all_pairs,
-    ),
-    "freeze-choice": Table(
-        "freeze",
-        where={"seed": 0, "set": tuple(map(dev, PAIRS)), "pairs": 1000},
-        split=("model", "set"),
-        rows=Each(
-            ("layers", "width", "dimensions", "rate"), where={"method": lambda name: str(name).startswith("whitened")}
-        ),
-        columns=(
-            Column("Spearman of the cosine", {**SPEARMAN, **COSINE}, interval=False),
-            Column("Spearman of its own similarity", {**SPEARMAN, **OWN}, interval=False),
-        ),
-        caption=("pairs", "date"),
-    ),
-    "freeze-few": trained_on_states(
-        Each(("method", "pairs"), (("method", "{method}"), ("labelled pairs", "{pairs}"))),
-        Column("Spearman of its own similarity", {**SPEARMAN, **OWN}),
-        method=(LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER),
-    ),
-    "freeze-picture": ByLabels(
-        "freeze.svg",
-        panels=(Panel(SMOLLM2, ENGLISH), Panel(GEMMA, CHINESE)),
-        series=(
-            Series("from a whitening, rate 1e-4: cosine", {"method": WHITENED, **COSINE}),
-            Series("from a whitening, rate 1e-3: cosine", {"method": WHITENED_FASTER, **COSINE}),
-            Series("the paper's, at a prompt's end: cosine", {"method": LOG_VARIANCE_PROMPTED, **COSINE}),
-            Series("the paper's: its own similarity", {"method": LOG_VARIANCE, **OWN}),
-        ),
-        levels=(
-            Series("Early and late, no labels", EARLY_LATE),
-            Series("PromptEOL, whitened, no labels", {"recipe": PROMPTEOL, "pooling": "last", "filter": PARTWISE}),
-            *(Series(f"{model}, trained", {"model": model, "filter": ""}) for model in REFERENCES),
-        ),
-    ),
-    "held-out": Table(
-        "held_out",
-        where={"against": "", **FIRST},
-        split=("model",),
-        rows=Each(("recipe",), (("read by", "{recipe}"),)),
-        columns=HELD_OUT,
-        caption=("precision", "date"),
-    ),
-    "held-out-labelled": Table(
-        "held_out",
-        where={"against": "", "metric": TOLD_APART},
-        split=("model", "metric"),
-        rows=Each(("recipe",), (("read by", "{recipe}"),)),
-        columns=(
-            *(Column(name, {"set": f"{name} test"}) for name in LABELLED),
-            Column("mean, English", {"set": of_all_labelled}),
-        ),
-        caption=("precision", "date"),
-    ),
-    "held-out-labelled-ahead": Table(
-        "held_out",
-        where={"recipe": ("echo-topic", "topic"), "set": of_all_labelled},
-        split=("model",),
-        rows=Each(
-            ("recipe", "against"),
-            (("read by", "{recipe}"), ("ahead of", "{against}")),
-            where={"against": lambda name: name not in ("", "echo-topic")},
-        ),
-        columns=tuple(Column(metric, {"metric": metric}, show="ahead", bold=False) for metric in TOLD_APART),
-        caption=("precision", "date"),
-    ),
-    "topic-and-means": Table(
-        "held_out",
-        where={"recipe": "echo-topic", "against": "echo-means"},
-        rows=Each(("model", "metric"), where={"metric": ("Spearman", *TOLD_APART)}),
-        columns=tuple(
-            Column(name, {"set": f"{name} test"}, show="ahead", bold=False)
-            for name in ("STS-B en", *LABELLED, "STS-B zh")
-        ),
-        caption=("precision", "date"),
-    ),
-    "held-out-ahead": Table(
-        "held_out",
-        where={"recipe": ("echo-topic", "topic"), "against": OTHERS, **FIRST},
-        split=("model",),
-        rows=Each(("recipe", "against"), (("read by", "{recipe}"), ("ahead of", "{against}"))),
-        columns=tuple(replace(column, show="ahead", bold=False) for column in HELD_OUT),
-        caption=("precision", "date"),
-    ),
-    "several-endings": Table(
-        "several",
-        where={"set": "mean"},
-        rows=Each(("copies", "recipe"), (("copies", "{copies}"), ("asked for", "{recipe}"))),
-        columns=(
-            Column("mean", {"against": ""}, bold=False),
-            Column("ahead of topic alone", {"against": "topic"}, "ahead", bold=False),
-            Column("ahead of domain alone", {"against": "domain"}, "ahead", bold=False),
-        ),
-        caption=("model", "precision", "texts", "date"),
-    ),
-    "wordings": Spread(
-        chosen=CHOSEN,
-        compared={language: endings(language)[0].words for language in CHOSEN},
-        where={"readout": "sum"},
-    ),
-    "beginnings": Spread(
-        file="beginnings",
-        by="layout",
-        setting=("model", "language"),
-        chosen=USUAL,
-        compared={
-            language: f"{words[0]}{{text}}{BETWEEN[language]}{{text}}"
-            for language, words in (("en", WHOLE_EN), ("zh", WHOLE_ZH))
-        },
-        title="no words before",
-    ),
-    "tried": Table(
-        "ablations",
-        where={"recipe": "Echo topic"},
-        split=("set",),
-        rows=Each(("change",), (("changed", "{change}"),)),
-        columns=tuple(
-            column
-            for model in (SMOLLM2, GEMMA)
-            for column in (
-                Column(model, {"model": model}, interval=False, bold=False),
-                Column("ahead of it as it is", {"model": model}, show="difference", bold=False),
-            )
-        ),
-        caption=("precision", "date"),
-    ),
-    "distil": Table(
-        "distil",
-        where={"set": ENGLISH},
-        split=("model", "set", "corpus"),
-        rows=Each(("student", "dimensions"), (("student", "{student}"), ("dimensions", "{dimensions}"))),
-        columns=(
-            Column("Spearman x 100"),
-            Column("share of the teacher's, %", show="share", bold=False),
-            Column("held-out texts: order of cosines", show="agreement", bold=False),
-            Column("held-out texts: nearest ten", show="neighbours", bold=False),
-            Column("processor seconds", show="seconds", bold=False),
-        ),
-        caption=("precision", "texts", "date"),
-    ),
-    "bellm": Table(
-        "bellm",
-        where={"seed": None},
-        split=("model", "set", "triplets"),
-        rows=Each(
-            ("method", "turned", "reading", "precision"),
-            (("method", "{method}"), ("turned", "{turned}"), ("read", "{reading}"), ("precision", "{precision}")),
-        ),
-        columns=(
-            Column("Spearman x 100"),
-            Column("ahead of no layer turned", show="ahead", bold=False),
-            Column("trainings", show="seeds", bold=False),
-            Column("compared", show="ahead_seeds", bold=False),
-        ),
-        caption=("date",),
-    ),
-    "jtcse": Table(
-        "jtcse",
-        where={"seed": None, "set": "STS-B en test", "model": "all-MiniLM-L6-v2"},
-        rows=Each(("method", "steps"), (("trained further by", "{method}"), ("steps", "{steps}"))),
-        columns=(
-            Column("Spearman x 100"),
-            Column("ahead of SimCSE", show="ahead", bold=False),
-        ),
-        caption=("model", "set", "precision", "texts", "date"),
-    ),
-    "cost-plain": costs("plain", ("time",), RATIO, Each(("precision",), (("", "{precision}"),))),
-    "speed-targets": SPEED_TARGETS,
-    "speed-precision": Table(
-        "cost",
-        where={"table": "precision"},
-        split=("model", "machine"),
-        rows=Each(("contender", "precision"), (("recipe", "{contender}"), ("backbone", "{precision}"))),
-        columns=(
-            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
-            Column("time / float32's", {"quantity": "time"}, show="cost"),
-            Column("Spearman x 100", {"quantity": "Spearman x 100"}, show="points"),
-            Column("less that of float32", {"quantity": "change of Spearman x 100"}, show="points"),
-        ),
-        caption=("batch", "how", "date", "versions"),
-    ),
-    "speed-compiled": Table(
-        "cost",
-        where={"table": "compiled"},
-        split=("model", "machine"),
-        rows=Each(("contender", "precision"), (("recipe", "{contender}"), ("backbone", "{precision}"))),
-        columns=(
-            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
-            Column("time / not compiled", {"quantity": "time"}, show="cost"),
-            Column("processor seconds for the first texts", {"quantity": "seconds for the first texts"}, show="cost"),
-        ),
-        caption=("batch", "how", "date", "versions"),
-    ),
-    "cost-alone": costs(
-        "alone",
-        ("time",),
-        Each(("precision", "contender", "unit"), (("ratio", "time: {contender} / {unit}, {precision}"),)),
-        LENGTHS_BY_BATCH,
-    ),
-    "install-size": Table(
-        "install",
-        split=("system", "python"),
-        rows=Each(("part",), (("", "{part}"),)),
-        columns=(Column("packages", show="packages", bold=False), Column("MB", show="megabytes", bold=False)),
-        caption=("date", "versions"),
-    ),
-    "speed-start": Table(
-        "cost",
-        where={"table": "start"},
-        split=("machine",),
-        rows=Each(("contender",), (("", "`{contender}`"),)),
-        columns=(Column("processor time, ms", show="cost"),),
-        caption=("how", "date", "versions"),
-    ),
-    "speed-releases": Table(
-        "cost",
-        where={"table": "releases"},
-        split=("model", "machine"),
-        rows=Each(("contender", "unit"), (("", "{contender}"), ("beside release", "{unit}"))),
-        columns=(Column("time", show="cost"),),
-        caption=("precision", "how", "date", "versions"),
-    ),
-    "speed-corpus": Table(
-        "cost",
-        where={"table": "corpus"},
-        split=("model", "machine"),
-        rows=Each(("quantity", "contender", "unit"), (("", "{quantity}"), ("of", "{contender}"), ("beside", "{unit}"))),
-        columns=(Column("seen", show="cost"),),
-        caption=("precision", "batch", "how", "date", "versions"),
-    ),
-    "speed-workers": Table(
-        "cost",
-        where={"table": "workers"},
-        split=("model", "machine"),
-        rows=Each(("contender",), (("", "{contender}"),)),
-        columns=(Column("two at once / one", show="cost"),),
-        caption=("precision", "batch", "how", "date", "versions"),
-    ),
-    "cost-beside-echo": costs("beside-echo", ("time",), RATIO, LENGTHS_BY_BATCH),
-    "cost-step": costs("step", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
-    "cost-prefixes": costs("prefixes", ("time",), RATIO, Each(("batch",), (("", "batches of {batch}"),))),
-    "cost-short": costs("short", ("time",), RATIO, LENGTHS_BY_BATCH),
-    "cost-limit": costs(
-        "limit",
-        ("share of the time", "share of the time by the profiler"),
-        Each(("quantity", "contender"), (("", "{quantity}"), ("of Classical, mean", "{contender}"))),
-        LENGTHS_BY_BATCH,
-    ),
-    "cost-repetition": costs("repetition", ("time", "peak memory of the process"), RATIO, LENGTHS, precision="float32"),
     # Where memory is a GPU's, all of them hold the same weights.
-    "cost-gpu": costs("repetition", ("time", "peak memory of encoding"), RATIO, LENGTHS, precision="bfloat16"),
-    "cost-kernel": Table(
-        "cost",
-        where={"table": "kernel", "quantity": "time of the maximum in a layer"},
-        split=("machine",),
-        rows=Each(("model", "contender"), (("layer", "{model}"), ("kernel / torch's operations", "{contender}"))),
-        columns=LENGTHS,
-        caption=("precision", "batch", "how", "date", "versions"),
+    "cost-gpu": of_cost(
+        "repetition", RATIO, LENGTHS, where=c.quantity.is_in(["time", "peak memory of encoding"]) & BFLOAT16
     ),
-    "cost-passes": costs("passes", ("time",), RATIO_BY_BATCH, LENGTHS),
-    "cost-sweep": costs("sweep", ("time",), RATIO, LENGTHS_BY_BATCH),
-    "cost-chunked": costs("chunked", ("time",), RATIO, LENGTHS),
-    "cost-towers": costs("towers", ("time",), RATIO, SHAPES),
-    "speed-repetition": costs("repetition", SPEEDS, SPEED, LENGTHS, "quantity"),
-    "speed-chunked": costs("chunked", SPEEDS, SPEED, LENGTHS, "quantity"),
-    "speed-encode": Table(
-        "cost",
-        where={"table": "encode"},
-        split=("model", "machine"),
-        rows=Each(("contender",), (("recipe", "{contender}"),)),
-        columns=(
-            Column("texts/s", {"quantity": "texts/s"}, show="cost"),
-            Column("tokens of text/s", {"quantity": "tokens of text/s"}, show="cost"),
-            Column("FLOP/s, as a share of a 1024 x 1024 matrix product's", {"quantity": "FLOP/s"}, show="cost"),
-        ),
-        caption=("precision", "tokens", "batch", "how", "date", "versions"),
+    "cost-kernel": of_cost(
+        "kernel", {"layer": "{model}", "kernel / torch's operations": "{contender}"}, LENGTHS,
+        where=c.quantity == "time of the maximum in a layer", split=["machine"],
     ),
-    "speed-files": Table(
-        "cost",
-        where={"table": "files"},
-        split=("machine",),
-        rows=Each(("contender", "how"), (("reading and writing, one process", "{contender}"), ("", "{how}"))),
-        columns=(Column("MB/s", show="cost"),),
-        caption=("date", "versions"),
+    "cost-passes": of_cost("passes", {"ratio": "{quantity}: {contender} / {unit}, batch {batch}"}, LENGTHS),
+    "cost-sweep": of_cost("sweep", RATIO, LENGTHS_BY_BATCH),
+    "cost-chunked": of_cost("chunked", RATIO, LENGTHS),
+    "cost-towers": of_cost("towers", RATIO, "{batch} x {tokens}"),
+    "speed-repetition": of_cost("repetition", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
+    "speed-chunked": of_cost("chunked", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
+    "speed-precision": of_cost("precision", WITH_PRECISION, {
+        "tokens of text/s": ("tokens of text/s", cost),
+        "time / float32's": ("time", cost),
+        "Spearman x 100": ("Spearman x 100", points),
+        "less that of float32": ("change of Spearman x 100", points),
+    }),
+    "speed-compiled": of_cost("compiled", WITH_PRECISION, {
+        "tokens of text/s": ("tokens of text/s", cost),
+        "time / not compiled": ("time", cost),
+        "processor seconds for the first texts": ("seconds for the first texts", cost),
+    }),
+    "speed-encode": of_cost("encode", OF_RECIPE, {
+        "texts/s": ("texts/s", cost),
+        "tokens of text/s": ("tokens of text/s", cost),
+        "FLOP/s, as a share of a 1024 x 1024 matrix product's": ("FLOP/s", cost),
+    }),
+    "speed-start": of_cost("start", {"": "`{contender}`"}, "processor time, ms", where=pl.lit(True), split=["machine"]),
+    "speed-releases": of_cost("releases", {"": "{contender}", "beside release": "{unit}"}, "time"),
+    "speed-corpus": of_cost(
+        "corpus", {"": "{quantity}", "of": "{contender}", "beside": "{unit}"}, "seen", where=pl.lit(True)
     ),
-    "batches": Table(
-        "batches",
-        split=("model",),
-        rows=Each(("module",)),
-        columns=Each(("precision",)),
-        caption=("date", "machine", "versions"),
+    "speed-workers": of_cost("workers", {"": "{contender}"}, "two at once / one", where=pl.lit(True)),
+    "speed-files": of_cost(
+        "files", {"reading and writing, one process": "{contender}", "": "{how}"}, "MB/s", where=pl.lit(True),
+        split=["machine"],
     ),
-    "serving": Table(
-        "serving",
-        split=("model",),
-        rows=Each(("clients",)),
-        columns=Each(("quantity",)),
-        caption=("date", "machine", "versions"),
+}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """What speed was asked for: a figure in words, with fields of its row of cost.csv; which rows; and its bounds."""
+
+    figure: str
+    where: pl.Expr
+    most: float | None = None
+    least: float | None = None
+
+
+def of(name: str, quantity: str, contender: str = "") -> pl.Expr:
+    rows = (c.table == name) & (c.quantity == quantity)
+    return rows & (c.contender == contender) if contender else rows
+
+
+BESIDE, ONE_TEXT = "{contender} / {unit}, n = {tokens}", "one text of {tokens} tokens: the slowest recipe"
+PLAIN, MIXED = "{contender} / plain sentence-transformers", "texts of mixed lengths"
+BESIDE_PLAIN = c.unit == "sentence-transformers, mean"
+START = "processor time, ms"
+MEMORY = "peak memory of the process, MiB"
+TARGETS = (
+    Target("`{contender}`: {quantity}, the slowest of those that run no model",
+           of("start", START) & c.contender.str.starts_with("st-reba "), most=1000),
+    Target("`{contender}`: {quantity}", of("start", START, "import st_reba after sentence_transformers"), most=300),
+    Target(f"{PLAIN}, {MIXED}", of("plain", "time", "Classical, mean") & BESIDE_PLAIN, most=0.75),
+    *(
+        Target(f"{PLAIN}, {MIXED}", of("plain", "time", name) & BESIDE_PLAIN, most=1.6)
+        for name in ("Echo-2, mean", "ReBA-2, mean", "ReBA-2, last")
     ),
-}
+    Target("a pass's matrix products, as a share of its time, n = {tokens}",
+           of("limit", "share of the time"), least=0.7),
+    *(
+        Target(BESIDE, of("repetition", "time", name) & c.machine.str.contains("NVIDIA"), most=1.1)
+        for name in ("ReBA-2, last", "ReBA-2, mean")
+    ),
+    Target(f"{PLAIN}, {ONE_TEXT}", of("short", "time") & BESIDE_PLAIN, most=1.5),
+    Target("Spearman x 100 in bfloat16, less that in float32: {contender}, which changes most",
+           of("precision", "change of Spearman x 100") & BFLOAT16, most=0.2),
+    Target(BESIDE, of("passes", "time", "RT-8, last") & (c.tokens == 512), most=1.1),
+    Target(BESIDE, of("repetition", "time", "ReBA-2 with all maps stored, mean") & (c.tokens == 512), least=3),
+    *(Target(BESIDE, of("alone", "time") & (c.tokens == tokens)) for tokens in (12, 128)),
+    Target("{contender} / {unit}", of("corpus", "time"), most=1.05),
+    *(
+        Target("{contender}: {quantity}", of("corpus", MEMORY, f"`st-reba encode`, {texts} texts"))
+        for texts in ("20,000", "200,000")
+    ),
+    *(
+        Target("{contender}: two at once / one, by the clock", of("workers", "speed of two", name), least=1.8)
+        for name in ("bare loop over the model", "`st-reba encode`")
+    ),
+)  # fmt: skip
+
+
+@block("speed-targets")
+def targets(results: Results, page: Path, asked_for: Sequence[Target] = TARGETS) -> str:
+    """Of each target and each setting that it was measured in, the row that is furthest from it, by its size."""
+    setting = ("model", "precision", "machine")
+    lines = [["figure", "asked", "seen", "as asked", "measured on"]]
+    for figure, where, most, least in asked_for:
+        asked = "" if least is None else f"at least {least:g}"
+        asked = asked if most is None else f"at most {most:g}"
+        rows = results.of("cost", where, c.value.is_not_null()).with_columns(size=c.value.abs())
+        for part in rows.partition_by(setting, maintain_order=True):
+            row = part.sort("size", descending=least is None, maintain_order=True).row(0, named=True)
+            met = (most is None or row["size"] <= most) and (least is None or row["size"] >= least)
+            measured_on = ", ".join(row[name] for name in setting if row[name])
+            lines.append(
+                [figure.format(**row), asked, cost(row), ("yes" if met else "no") if asked else "", measured_on]
+            )
+    return markdown(lines) if len(lines) > 1 else ""

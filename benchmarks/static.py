@@ -21,11 +21,12 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from polars import col as c
 from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
 import records
-from pivot import Store
+from blocks import Results
 from real.cosines import pair_cosines
 from real.models import MODELS
 from real.texts import Sets
@@ -100,17 +101,18 @@ def main() -> None:
             keep(static, "test", **named, **score(static, sets, "test"), speed=speed(static, texts, rounds=5))
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))
     assert recipe.part is not None, "the best recipe has a filter"
-    where = {
-        "model": chosen.name, "set": "STS-B en test", "recipe": recipe.method, "pooling": recipe.pooling,
-        "filter": recipe.part.name, "layer": None, "weights": "trained", "precision": options.precision,
-    }  # fmt: skip
-    known = Store().find("scores", where)
-    if known is None:
+    known = Results().of(
+        "scores", c.model == chosen.name, c.set == "STS-B en test", c.recipe == recipe.method, c.layer.is_null(),
+        c.pooling == recipe.pooling, c.filter == recipe.part.name, c.weights == "trained",
+        c.precision == options.precision,
+    )  # fmt: skip
+    if known.is_empty():
         raise records.RecordsError(f"scores.csv has no row of {recipe.result}: run benchmarks/real_models.py first.")
+    known_score = known.select("score", "low", "high").row(-1, named=True)
     whole = recipe.model(module)
     keep(
         whole, "test", recipe=recipe.name, layer=None, dimensions=whole.get_embedding_dimension(),
-        precision=options.precision, score=known["score"], low=known["low"], high=known["high"],
+        precision=options.precision, **known_score,
         speed=speed(whole, texts[:SOME], rounds=1),
     )  # fmt: skip
 

@@ -4,8 +4,8 @@ and write the names that the command refuses mistyped ones by, before it imports
     python benchmarks/tables.py            # writes them, and the picture
     python benchmarks/tables.py --check    # names those that are stale, and exits with 1
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is a key of ``blocks.BLOCKS``, which says
-what is in it. What was not measured is an empty cell; rows and columns that have nothing at all are left out.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is that of a function in ``blocks.py``, which
+says what is in it. What was not measured is an empty cell; rows and columns that have nothing at all are left out.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from blocks import BLOCKS
-from listing import Listing, Measured
-from picture import Picture
-from pivot import Store, Table
+from blocks import BLOCKS, Block, Results
+from picture import PICTURES
 from records import RESULTS, ROOT, RecordsError, shown
-from spread import Spread
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import PARTS
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.checks import NAMES
-from targets import Targets
 
 
 class TablesError(Exception):
@@ -45,9 +41,7 @@ def pages(root: Path) -> list[Path]:
     return [page for page in some if page.is_file()]
 
 
-def filled(
-    text: str, page: Path, store: Store, blocks: Mapping[str, Table | Picture | Listing | Measured | Targets | Spread]
-) -> tuple[str, list[str]]:
+def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block]) -> tuple[str, list[str]]:
     """The page with its tables as they should be, and the names of those that were not.
 
     Raises:
@@ -62,7 +56,7 @@ def filled(
             raise TablesError(f"{shown(page)}: there is no table {name!r}; those there are: {', '.join(blocks)}.")
         if BEGIN in body:
             raise TablesError(f"{shown(page)}: the table {name!r} has no {match['end']} before the next one begins.")
-        made = blocks[name].render(store, page)
+        made = blocks[name](results, page)
         made = f"\n{made}\n\n" if made else ""
         if body != made:
             stale.append(name)
@@ -94,19 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="of the pages")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     options = parser.parse_args(arguments)
-    store = Store(options.results.resolve())
+    results = Results(options.results.resolve())
+    blocks = {**BLOCKS, **PICTURES}
     try:
         made = {
-            page: filled(page.read_text(encoding="utf-8"), page, store, BLOCKS)
+            page: filled(page.read_text(encoding="utf-8"), page, results, blocks)
             for page in pages(options.root.resolve())
         }
-        drawings = {block.path(store): block.drawing(store) for block in BLOCKS.values() if isinstance(block, Picture)}
+        undrawn = [picture for picture in PICTURES.values() if picture.is_stale(results)]
     except (TablesError, RecordsError) as error:
         print(error, file=sys.stderr)
         return 1
     stale = [f"{shown(page)}: {name}" for page, (_, names) in made.items() for name in names]
-    undrawn = {path: drawing for path, drawing in drawings.items() if drawing and not drawing.stands_in(path)}
-    stale += map(shown, undrawn)
+    stale += [shown(results.directory / picture.file) for picture in undrawn]
     if NAMES.read_text(encoding="utf-8") != known_names():
         stale.append(shown(NAMES))
     if options.check:
@@ -116,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for page, (text, names) in made.items():
         if names:
             page.write_text(text, encoding="utf-8")
-    for path, drawing in undrawn.items():
-        drawing.write(path)
+    for picture in undrawn:
+        picture.write(results)
     NAMES.write_text(known_names(), encoding="utf-8")
     for name in stale:
         print(name)

@@ -42,10 +42,10 @@ class Recipes(SphinxDirective):
     """The table of all recipes, made of their rows whenever the pages are."""
 
     def run(self) -> list[nodes.Node]:
-        from listing import markdown
+        from blocks import recipes
 
         self.env.note_dependency(rows.__file__)
-        return self.parse_text_to_nodes(markdown(every_row(), link="./"))
+        return self.parse_text_to_nodes(recipes(every_row(), link="./"))
 
 
 class Modules(SphinxDirective):
