@@ -9,26 +9,21 @@ end on the same pairs: the difference is paired. Vectors are kept below ``--out`
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import numpy as np
-from transformers.utils import logging
 
 import records
 from real.claims import differences
 from real.cosines import cosines_of
 from real.models import MODELS
-from real.passes import Pass, own_end
+from real.passes import own_end
 from real.texts import Sets, TextList
 from real.vectors import Vectors
 from real_models import Measured, keep
+from runs import options, parser
 from st_reba.evaluation import bootstrap
 from st_reba.lm import backbone as facts
 from st_reba.modules import (
@@ -39,7 +34,7 @@ from st_reba.modules import (
     ValueAggregationModule,
 )
 
-#: Pairs of the development part.
+#: Pairs of the development part. The prompts of these recipes are English.
 PAIRS = 500
 
 Build = Callable[[CausalModule], CausalModule]
@@ -82,63 +77,42 @@ def variants(depth: int) -> Mapping[tuple[str, str], Build]:
     }
 
 
-def at_its_end(recipe: str, build: Build) -> Pass:
-    """A recipe, read at its last token."""
-    return own_end(recipe, lambda backbone, language: build(backbone), ("last",))
-
-
-def run(measured: Measured, texts_of: TextList, options: argparse.Namespace) -> None:
+def run(measured: Measured, given: argparse.Namespace) -> None:
     """Embed under every variant, and write how each stands beside the reference."""
-    language = texts_of.language
-    labelled = Sets(options.data).pairs(language, "dev")
-    texts = texts_of.read(options.data)
+    labelled = Sets(given.data).pairs("en", "dev").head(PAIRS)
+    texts = list(dict.fromkeys([*labelled.first, *labelled.second]))
+    texts_of = TextList(f"stsb-en-dev-{PAIRS}", "en", lambda directory: texts)
     row = {text: index for index, text in enumerate(texts)}
-    sides = [np.array([row[text] for text in side[:PAIRS]]) for side in (labelled.first, labelled.second)]
+    sides = [np.array([row[text] for text in side]) for side in (labelled.first, labelled.second)]
     found = {}
     for (recipe, change), build in variants(facts.depth(measured.backbone.model)).items():
-        kept = Vectors(measured.directory(options.out) / texts_of.name / f"{recipe}, {change}")
+        kept = Vectors(measured.directory(given.out) / texts_of.name / f"{recipe}, {change}")
         if not kept.done:
-            keep(kept, at_its_end(recipe, build).make(measured.backbone, language), texts_of, options.data)
+            read = own_end(recipe, lambda backbone, language, build=build: build(backbone), ("last",))
+            keep(kept, read.make(measured.backbone, "en"), texts_of, given.data)
         [variant] = kept.variants()
         found[recipe, change] = cosines_of(kept.read(variant), *sides)
     named = {str(number): each for number, each in enumerate(found.values())}
-    statistic = bootstrap.spearman(named, labelled.scores[:PAIRS])
+    statistic = bootstrap.spearman(named, labelled.scores)
     reference = str(list(found).index(REFERENCE))
-    rows: list[dict[str, Any]] = [
-        {
-            "model": measured.model.name, "precision": measured.precision, "set": f"STS-B {language} dev, {PAIRS}",
-            "recipe": recipe, "change": change, "score": float(score), **difference,
-            "date": time.strftime("%Y-%m-%d"), "versions": records.versions(),
-        }
-        for (recipe, change), score, difference in zip(
-            found, statistic.scores, differences(statistic, [(each, reference) for each in named]), strict=True
-        )
-    ]  # fmt: skip
-    records.rewrite("ablations", rows)
-
-
-def some_pairs(language: str) -> TextList:
-    """The texts of the first pairs of the development part."""
-
-    def read(directory: Path) -> list[str]:
-        pairs = Sets(directory).pairs(language, "dev")
-        return list(dict.fromkeys([*pairs.first[:PAIRS], *pairs.second[:PAIRS]]))
-
-    return TextList(f"stsb-{language}-dev-{PAIRS}", language, read)
+    beside = differences(statistic, [(each, reference) for each in named])
+    shared = {
+        "model": measured.model.name, "precision": measured.precision, "set": f"STS-B en dev, {PAIRS}",
+        **records.today(),
+    }  # fmt: skip
+    rows = [
+        {**shared, "recipe": recipe, "change": change, "score": float(score), **difference}
+        for (recipe, change), score, difference in zip(found, statistic.scores, beside, strict=True)
+    ]
+    records.rewrite("ablations", rows, given.results)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
-    parser.add_argument("--models", nargs="+", default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    options = parser.parse_args()
-    logging.disable_progress_bar()
-    for model in map(MODELS.__getitem__, options.models):
-        measured = Measured(model, model.located(options.out / "models"), options.precision, random=False)
-        # The prompts of these recipes are English.
-        run(measured, some_pairs("en"), options)
+    made = parser(__doc__, out="build/real")
+    made.add_argument("--models", nargs="+", default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
+    given = options(made)
+    for model in map(MODELS.__getitem__, given.models):
+        run(Measured(model, model.located(given.out / "models"), given.precision, random=False), given)
 
 
 if __name__ == "__main__":

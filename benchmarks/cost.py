@@ -1,16 +1,14 @@
-"""What the recipes cost: time and memory of ReBA, Echo, the classical embedding, all of them from one forward pass, and
-the paper's own way.
+"""What recipes cost: time and memory beside each other, beside plain sentence-transformers, and beside bare products.
 
-All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
-round's ratios, so that a busy machine is busy for all. Peak memory is measured in a process for each contender; of a
-GPU, whose memory PyTorch counts, in the same one.
-What was measured is added to results/cost.csv; ``make tables`` puts it where it is shown.
-
-    python benchmarks/cost.py --batch 8             # half an hour on one core
+    python benchmarks/cost.py --batch 8                                   # ReBA beside Echo; half an hour on one core
     python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
     python benchmarks/cost.py --table sweep --sizes small --batch 8
     python benchmarks/cost.py --table chunked --sizes small --lengths 1024 2048 4096 --batch 1
     python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 8
+
+All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
+round's ratios. Peak memory is measured in a process for each contender; of a GPU, whose memory PyTorch counts, in the
+same one. Rows are added to results/cost.csv; ``make tables`` puts them where they are shown.
 """
 
 from __future__ import annotations
@@ -18,30 +16,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
-
-os.environ["HF_HUB_OFFLINE"] = "1"
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
-from transformers.utils import logging
 
-from devices import now
-from records import RESULTS, Value, append, machine, versions
+from records import Record
+from runs import add_costs, interleaved, options, parser, pooled, ratio, timed
 from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.compare.sweep import RecipeSweep
-from st_reba.modules.causal_module import CausalModule, Rows
+from st_reba.modules.causal_module import CausalModule
 from st_reba.modules.token_vectors import TokenVectors
 from st_reba.text.layout import Layout
 
@@ -49,37 +42,37 @@ WORDS = 1000
 POSITIONS = 8192
 SIZES = {
     # name: layers, heads, width, width of the MLP
+    "tiny": (2, 4, 128, 344),
     "small": (12, 8, 512, 1376),
     "base": (12, 12, 768, 2048),
     "1b": (22, 32, 2048, 5632),
     "7b": (32, 32, 4096, 11008),
 }
-#: (contender, unit): the ratios that are reported. Contenders are called as they are in tables.
-REPETITION = (
-    ("Echo-2, last", "Classical, last"),
-    ("ReBA-2, last", "Echo-2, last"),
-    ("ReBA-2, mean", "Echo-2, mean"),
-    ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
-    ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
-)
-
-
-PASSES = (
-    ("RT-8, last", "RT-1, last"),
-    ("RT-8 with whole passes, last", "RT-8, last"),
-    ("Bidirectional, last", "Classical, last"),
-)
-SWEEP = (
-    ("All recipes in one pass", "Echo-3, mean"),
-    ("All recipes in one pass", "Classical, mean"),
-    ("All recipes, one by one", "All recipes in one pass"),
-)
-CHUNKED = (
-    ("ReBA-2 in chunks of 128, mean", "Classical, mean"),
-    ("ReBA-2 in chunks of 128, last", "Classical, last"),
-    ("ReBA-2, mean", "Classical, mean"),
-)
-TABLES = {"repetition": REPETITION, "passes": PASSES, "sweep": SWEEP, "chunked": CHUNKED}
+#: By table, (contender, unit): the ratios that are reported. Contenders are called as they are in tables.
+TABLES = {
+    "repetition": (
+        ("Echo-2, last", "Classical, last"),
+        ("ReBA-2, last", "Echo-2, last"),
+        ("ReBA-2, mean", "Echo-2, mean"),
+        ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
+        ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
+    ),
+    "passes": (
+        ("RT-8, last", "RT-1, last"),
+        ("RT-8 with whole passes, last", "RT-8, last"),
+        ("Bidirectional, last", "Classical, last"),
+    ),
+    "sweep": (
+        ("All recipes in one pass", "Echo-3, mean"),
+        ("All recipes in one pass", "Classical, mean"),
+        ("All recipes, one by one", "All recipes in one pass"),
+    ),
+    "chunked": (
+        ("ReBA-2 in chunks of 128, mean", "Classical, mean"),
+        ("ReBA-2 in chunks of 128, last", "Classical, last"),
+        ("ReBA-2, mean", "Classical, mean"),
+    ),
+}
 
 
 class WholePasses(RefinedThoughtModule):
@@ -121,43 +114,35 @@ class PaperReBAOneByOne(PaperReBA):
         return 1
 
 
-class OneByOne:
-    """The recipes of a sweep over three copies, each on its own."""
-
-    def __init__(self, backbone: CausalTransformer) -> None:
-        modules: list[tuple[CausalModule, str]] = []
-        both: tuple[tuple[str, Rows], ...] = (("mean", "all"), ("lasttoken", "last"))
-        for pooling, rows in both:
-            modules.append((CausalTransformer(backbone), pooling))
-            modules += [(EchoModule(backbone, repetitions=k), pooling) for k in (2, 3)]
-            modules += [(ReBAModule(backbone, repetitions=k, rows=rows), pooling) for k in (1, 2, 3)]
-        self.models = [as_model(module, pooling, str(backbone.model.device)) for module, pooling in modules]
-        self.device = backbone.model.device
-
-    def encode(self, inputs: list[str], **kwargs: Any) -> None:
-        for model in self.models:
-            model.encode(inputs, **kwargs)
-
-
-CONTENDERS: dict[str, tuple[type[CausalModule], dict[str, Any], str]] = {
-    "Classical, mean": (CausalTransformer, {}, "mean"),
-    "Echo-3, mean": (EchoModule, {"repetitions": 3}, "mean"),
-    "Classical, last": (CausalTransformer, {}, "lasttoken"),
-    "Echo-2, last": (EchoModule, {}, "lasttoken"),
-    "Echo-2, mean": (EchoModule, {}, "mean"),
-    "ReBA-2, last": (ReBAModule, {"rows": "last"}, "lasttoken"),
-    "ReBA-2, mean": (ReBAModule, {}, "mean"),
-    "ReBA-2 in chunks of 128, mean": (ReBAModule, {"chunk_length": 128}, "mean"),
-    "ReBA-2 in chunks of 128, last": (ReBAModule, {"chunk_length": 128, "rows": "last"}, "lasttoken"),
-    "RT-1, last": (RefinedThoughtModule, {"iterations": 1}, "lasttoken"),
-    "RT-8, last": (RefinedThoughtModule, {"iterations": 8}, "lasttoken"),
-    "RT-8 with whole passes, last": (WholePasses, {"iterations": 8}, "lasttoken"),
-    "Bidirectional, last": (CausalTransformer, {"bidirectional_layers": 1}, "lasttoken"),
-    "ReBA-2 with all maps stored, mean": (PaperReBA, {}, "mean"),
-    "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}, "mean"),
+#: The module, its settings; the pooling stands in the name.
+CONTENDERS: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
+    "Classical, mean": (CausalTransformer, {}),
+    "Echo-3, mean": (EchoModule, {"repetitions": 3}),
+    "Classical, last": (CausalTransformer, {}),
+    "Echo-2, last": (EchoModule, {}),
+    "Echo-2, mean": (EchoModule, {}),
+    "ReBA-2, last": (ReBAModule, {"rows": "last"}),
+    "ReBA-2, mean": (ReBAModule, {}),
+    "ReBA-2 in chunks of 128, mean": (ReBAModule, {"chunk_length": 128}),
+    "ReBA-2 in chunks of 128, last": (ReBAModule, {"chunk_length": 128, "rows": "last"}),
+    "RT-1, last": (RefinedThoughtModule, {"iterations": 1}),
+    "RT-8, last": (RefinedThoughtModule, {"iterations": 8}),
+    "RT-8 with whole passes, last": (WholePasses, {"iterations": 8}),
+    "Bidirectional, last": (CausalTransformer, {"bidirectional_layers": 1}),
+    "ReBA-2 with all maps stored, mean": (PaperReBA, {}),
+    "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}),
 }
-#: Those that give many embeddings of a text: Classical, Echo-2 and -3, ReBA-1 to -3, under mean and last pooling.
-SWEEPS: dict[str, Any] = {"All recipes in one pass": RecipeSweep, "All recipes, one by one": OneByOne}
+ONE_PASS, ONE_BY_ONE = "All recipes in one pass", "All recipes, one by one"
+#: The recipes of a sweep over three copies.
+SWEPT: list[tuple[type[CausalModule], dict[str, Any], str]] = [
+    (kind, {"repetitions": copies, **rows}, pooling)
+    for pooling in ("mean", "last")
+    for kind, counts, rows in (
+        (EchoModule, (2, 3), {}), (ReBAModule, (1, 2, 3), {"rows": "last" if pooling == "last" else "all"}),
+    )
+    for copies in counts
+] + [(CausalTransformer, {}, "mean"), (CausalTransformer, {}, "last")]  # fmt: skip
+Model = SentenceTransformer | RecipeSweep
 
 
 def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -> Path:
@@ -179,32 +164,32 @@ def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -
     return path
 
 
-Model = SentenceTransformer | RecipeSweep | OneByOne
+def named(size: str) -> str:
+    """What tables call such a model."""
+    layers, heads, width, _ = SIZES[size]
+    return f"Llama, {layers} layers x {heads} heads, width {width}"
 
 
-class Loaded:
-    """The contenders on one set of weights; those that store maps, which set how it attends, on a second one."""
+def load(
+    contender: str, backbones: dict[bool, CausalTransformer], make: Callable[[], CausalTransformer]
+) -> list[Model]:
+    """The model, or models, of a contender, on one set of weights.
 
-    def __init__(self, path: Path, device: str, dtype: str) -> None:
-        self.path, self.device, self.dtype = path, device, dtype
-        self._backbones: dict[bool, CausalTransformer] = {}
-
-    def load(self, contender: str) -> Model:
-        if contender in SWEEPS:
-            return SWEEPS[contender](self._backbone(stores_maps=False))
-        module_class, settings, pooling = CONTENDERS[contender]
-        backbone = self._backbone(stores_maps=issubclass(module_class, PaperReBA))
-        return as_model(module_class(backbone, **settings), pooling, self.device)
-
-    def _backbone(self, *, stores_maps: bool) -> CausalTransformer:
-        if stores_maps not in self._backbones:
-            backbone = CausalTransformer(str(self.path), model_kwargs={"dtype": self.dtype})
-            self._backbones[stores_maps] = backbone.to(self.device)
-        return self._backbones[stores_maps]
-
-
-def as_model(module: CausalModule, pooling: str, device: str) -> SentenceTransformer:
-    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device=device)
+    Args:
+        contender: Of a table.
+        backbones: Those that are loaded: contenders that store maps, which set how it attends, have one of their own.
+        make: Loads another one.
+    """
+    kind, settings = CONTENDERS.get(contender, (CausalTransformer, {}))
+    stores_maps = issubclass(kind, PaperReBA)
+    if stores_maps not in backbones:
+        backbones[stores_maps] = make()
+    backbone = backbones[stores_maps]
+    if contender == ONE_PASS:
+        return [RecipeSweep(backbone)]
+    if contender == ONE_BY_ONE:
+        return [pooled(kind(backbone, **more), pooling) for kind, more, pooling in SWEPT]
+    return [pooled(kind(backbone, **settings), contender.rpartition(", ")[2])]
 
 
 def texts(length: int, count: int) -> list[str]:
@@ -213,21 +198,9 @@ def texts(length: int, count: int) -> list[str]:
     return [" ".join(f"w{word}" for word in row) for row in ids.tolist()]
 
 
-def seconds(model: Model, inputs: list[str]) -> float:
-    """Of the processor; by the clock where an accelerator works."""
-    place = str(model.device)
-    start = now(place)
-    model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
-    return now(place) - start
-
-
-def times(models: Mapping[str, Model], length: int, batch: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round of every contender, all on one machine at one time."""
-    inputs = texts(length, batch)
-    for model in models.values():
-        seconds(model, inputs)
-    turns = [[seconds(model, inputs) for model in models.values()] for _ in range(rounds)]
-    return {contender: list(spent) for contender, spent in zip(models, zip(*turns, strict=True), strict=True)}
+def encode(models: Sequence[Model], inputs: list[str]) -> None:
+    for model in models:
+        model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
 
 
 def memory_mib(key: str) -> float:
@@ -235,147 +208,116 @@ def memory_mib(key: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure_memory(contender: str, path: Path, length: int, batch: int, dtype: str) -> dict[str, float]:
-    """Peak memory of encoding one batch, above that of the loaded model, and of the whole process. Run in its own."""
-    model = Loaded(path, "cpu", dtype).load(contender)
-    seconds(model, texts(4, 1))
-    inputs = texts(length, batch)
+def measure_memory(models: Sequence[Model], inputs: list[str], on_gpu: bool) -> dict[str, float]:
+    """Peak MiB of encoding one batch, above what is loaded; and of the whole process, which is to be its own."""
+    gc.collect()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        encode(models, inputs)
+        return {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
+    encode(models, texts(4, 1))
     gc.collect()
     before = memory_mib("VmRSS:")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-    seconds(model, inputs)
+    encode(models, inputs)
     peak = memory_mib("VmHWM:")
     return {"encoding": peak - before, "process": peak}
 
 
-def memory(names: Sequence[str], path: Path, length: int, batch: int, dtype: str) -> dict[str, dict[str, float]]:
-    """Of each contender, MiB by kind."""
-    result = {}
-    for contender in names:
-        arguments = [contender, str(path), str(length), str(batch), dtype]
-        done = subprocess.run(
-            [sys.executable, __file__, "--memory-of", *arguments], check=True, capture_output=True, text=True
-        )
-        result[contender] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def rows(
+    ratios: Sequence[tuple[str, str]],
+    spent: Mapping[str, Sequence[float]],
+    used: Mapping[str, Mapping[str, float]],
+    tokens: int,
+    how: tuple[str, str],
+) -> Iterator[Record]:
+    """What comes of the seconds of each round, and of the MiB.
+
+    Args:
+        ratios: (contender, unit).
+        spent: Seconds of every round of every contender.
+        used: Peak memory of each contender, by kind; empty if it was not measured.
+        tokens: Of the batch.
+        how: Time was measured, and memory.
+    """
+    timed, apart = how
+    for contender, unit in ratios:
+        beside: Record = {"contender": contender, "unit": unit}
+        yield {**beside, "quantity": "time", "value": ratio(spent[contender], spent[unit])["value"], "how": timed}
+        for kind, value in used.get(contender, {}).items():
+            quantity = "peak memory of encoding" if kind == "encoding" else "peak memory of the process"
+            yield {**beside, "quantity": quantity, "value": round(value / used[unit][kind], 4), "how": apart}
+    for contender, seconds in spent.items():
+        alone: Record = {"contender": contender, "unit": ""}
+        yield {**alone, "quantity": "tokens of text/s", "value": round(tokens / median(seconds), 4), "how": timed}
+        if used:
+            value = round(used[contender]["encoding"], 4)
+            yield {**alone, "quantity": "MiB of encoding", "value": value, "how": apart}
 
 
-def memory_of_gpu(models: Mapping[str, Model], length: int, batch: int) -> dict[str, dict[str, float]]:
-    """The same where PyTorch counts the bytes: above what all contenders hold."""
-    result = {}
-    inputs = texts(length, batch)
-    for contender, model in models.items():
-        gc.collect()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        seconds(model, inputs)
-        result[contender] = {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
-    return result
-
-
-class Setting(NamedTuple):
-    """What was run: everything that a row of cost.csv says beside the figure."""
-
-    table: str
-    model: str
-    precision: str
-    tokens: int
-    batch: int
-    rounds: int
-    timed: str = "times by the clock"
-    apart: str = "memory in a process of its own, once"
-
-    def row(self, quantity: str, contender: str, unit: str, value: float, how: str) -> dict[str, Value]:
-        return {
-            "table": self.table, "quantity": quantity, "contender": contender, "unit": unit, "model": self.model,
-            "precision": self.precision, "tokens": self.tokens, "batch": self.batch, "value": round(value, 4),
-            "how": how,
-        }  # fmt: skip
-
-    def rows(
-        self,
-        ratios: Sequence[tuple[str, str]],
-        spent: Mapping[str, list[float]],
-        used: Mapping[str, Mapping[str, float]],
-    ) -> list[dict[str, Value]]:
-        """What comes of the seconds of each round, and of the MiB.
-
-        Args:
-            ratios: (contender, unit).
-            spent: Seconds of every round of every contender.
-            used: Peak memory of each contender, by kind; empty if it was not measured.
-        """
-        timed = f"{self.timed}, median of {self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        rows = []
-        for contender, unit in ratios:
-            ratio = median(a / b for a, b in zip(spent[contender], spent[unit], strict=True))
-            rows.append(self.row("time", contender, unit, ratio, timed))
-        for kind, quantity in (("encoding", "peak memory of encoding"), ("process", "peak memory of the process")):
-            for contender, unit in ratios if kind in next(iter(used.values()), ()) else ():
-                rows.append(self.row(quantity, contender, unit, used[contender][kind] / used[unit][kind], self.apart))
-        for contender in spent:
-            speed = self.batch * self.tokens / median(spent[contender])
-            rows.append(self.row("tokens of text/s", contender, "", speed, timed))
-            if used:
-                rows.append(self.row("MiB of encoding", contender, "", used[contender]["encoding"], self.apart))
-        return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=TABLES, default="repetition")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
-    parser.add_argument("--batch", type=int, default=4, help="texts at a time")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
-    parser.add_argument("--no-memory", action="store_true", help="measure time alone")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of cost.csv")
-    parser.add_argument("--memory-of", nargs=5, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
-    if options.memory_of:
-        contender, path, length, batch, dtype = options.memory_of
-        print(json.dumps(measure_memory(contender, Path(path), int(length), int(batch), dtype)))
-        return
-
-    where = {
-        "machine": machine(options.device, options.threads),
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    ratios = [pair for pair in TABLES[options.table] if not options.only or pair[0] in options.only]
-    on_gpu = options.device != "cpu"
-    timed = "times by the clock" if on_gpu else "times of the processor"
+def measured(
+    given: argparse.Namespace,
+    ratios: Sequence[tuple[str, str]],
+    size: str,
+    path: Path,
+    length: int,
+    loaded: Mapping[str, Sequence[Model]],
+) -> None:
+    """The rows of one length."""
+    on_gpu, inputs = given.device != "cpu", texts(length, given.batch)
+    contenders = {name: timed(partial(encode, models), given.device) for name, models in loaded.items()}
+    # The first round warms up.
+    spent = {name: own[1:] for name, own in interleaved(contenders, [inputs] * (given.rounds + 1)).items()}
+    used = {}
+    for name, own in loaded.items() if not given.no_memory else ():
+        if on_gpu:
+            used[name] = measure_memory(own, inputs, on_gpu)
+            continue
+        alone = [sys.executable, __file__, "--memory-of", name, str(path), "--lengths", str(length)]
+        asked = [*alone, "--batch", str(given.batch), "--dtype", given.dtype]
+        done = subprocess.run(asked, check=True, capture_output=True, text=True)
+        used[name] = json.loads(done.stdout.splitlines()[-1])
+    clock = "times by the clock" if on_gpu else "times of the processor"
     apart = "memory that PyTorch counted, once" if on_gpu else "memory in a process of its own, once"
-    names = [name for name in (*CONTENDERS, *SWEEPS) if any(name in pair for pair in ratios)]
+    how = f"{clock}, median of {given.rounds} interleaved round{'s' if given.rounds > 1 else ''}", apart
+    add_costs(
+        rows(ratios, spent, used, given.batch * length, how), given, given.device, table=given.table,
+        model=named(size), precision=given.dtype, tokens=length, batch=given.batch,
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, data=False)
+    made.add_argument("--table", choices=TABLES, default="repetition")
+    made.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
+    made.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
+    made.add_argument("--batch", type=int, default=4, help="texts at a time")
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--dtype", default="float32")
+    made.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
+    made.add_argument("--no-memory", action="store_true", help="measure time alone")
+    made.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    given = options(made, arguments)
+
+    def loaded_from(path: str) -> CausalTransformer:
+        return CausalTransformer(path, model_kwargs={"dtype": given.dtype}).to(given.device)
+
+    if given.memory_of:
+        contender, place = given.memory_of
+        models = load(contender, {}, partial(loaded_from, place))
+        print(json.dumps(measure_memory(models, texts(given.lengths[0], given.batch), on_gpu=False)))
+        return
+    ratios = [pair for pair in TABLES[given.table] if not given.only or pair[0] in given.only]
+    names = [name for name in (*CONTENDERS, ONE_PASS, ONE_BY_ONE) if any(name in pair for pair in ratios)]
     with tempfile.TemporaryDirectory() as directory:
-        for size in options.sizes:
-            path = make_backbone(size, Path(directory), options.dtype, options.device)
-            layers, heads, width, _ = SIZES[size]
-            model = f"Llama, {layers} layers x {heads} heads, width {width}"
-            loaded = Loaded(path, options.device, options.dtype)
-            contenders = {name: loaded.load(name) for name in names}
-            for length in options.lengths:
-                spent = times(contenders, length, options.batch, options.rounds)
-                used: dict[str, dict[str, float]] = {}
-                if not options.no_memory and on_gpu:
-                    used = memory_of_gpu(contenders, length, options.batch)
-                elif not options.no_memory:
-                    used = memory(names, path, length, options.batch, options.dtype)
-                setting = Setting(
-                    options.table, model, options.dtype, length, options.batch, options.rounds, timed, apart
-                )
-                rows = [{**row, **where} for row in setting.rows(ratios, spent, used)]
-                file = append("cost", rows, options.results)
-                for row in rows:
-                    beside = f" / {row['unit']}" if row["unit"] else ""
-                    print(f"{model}, n = {length}: {row['quantity']}: {row['contender']}{beside}: {row['value']:.4g}")
-                print(f"{len(rows)} rows added to {file}", flush=True)
+        for size in given.sizes:
+            path = make_backbone(size, Path(directory), given.dtype, given.device)
+            backbones: dict[bool, CausalTransformer] = {}
+            loaded = {name: load(name, backbones, partial(loaded_from, str(path))) for name in names}
+            for length in given.lengths:
+                measured(given, ratios, size, path, length, loaded)
 
 
 if __name__ == "__main__":

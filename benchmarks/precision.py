@@ -12,39 +12,43 @@ shows them. The forms of torchao need it installed (``pip install torchao``), co
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-os.environ["HF_HUB_OFFLINE"] = "1"
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 
-from given import for_one_model
 from real.models import MODELS
 from real.texts import Sets
-from records import Value, append, machine, versions
+from records import Record
+from runs import add_costs, interleaved, options, parser, pooled, ratio
 from st_reba import CausalTransformer, EchoModule, ReBAModule
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import difference, spearman
 from st_reba.modules import CausalModule
 
 BATCH = 32
-AS_IT_IS = "float32"
+AS_IT_IS, COMPILED = "float32", ", compiled"
 PAIRS = "STS-B en test"
 SPEED, SCORE, CHANGE = "tokens of text/s", "Spearman x 100", "change of Spearman x 100"
-
-Prepare = Callable[[nn.Module], object]
+#: The module and its settings; the pooling stands in the name.
+RECIPES: dict[str, tuple[Callable[..., CausalModule], dict[str, Any]]] = {
+    "Classical, mean": (CausalTransformer, {}),
+    "PromptEOL, last": (CausalTransformer, {"template": "prompteol"}),
+    "Echo-2, mean": (EchoModule, {}),
+    "ReBA-2, mean": (ReBAModule, {}),
+}
+#: A recipe in a form.
+Key = tuple[str, str]
+#: The seconds of a part of the pairs, where its pairs stand, and their cosines.
+Part = tuple[float, range, NDArray[np.float32]]
 
 
 def quantized_by_torch(model: nn.Module) -> None:
@@ -53,176 +57,121 @@ def quantized_by_torch(model: nn.Module) -> None:
     quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
 
 
-def quantized_by_torchao(model: nn.Module) -> None:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+def quantized_by_torchao(name: str, model: nn.Module) -> None:
+    from torchao import quantization
 
-    quantize_(model, Int8DynamicActivationInt8WeightConfig())
-
-
-def weights_quantized_by_torchao(model: nn.Module) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    quantize_(model, Int8WeightOnlyConfig())
+    quantization.quantize_(model, getattr(quantization, name)())
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a backbone is made into.
-
-    Attributes:
-        dtype: What it is loaded in.
-        prepare: What is done to it then.
-        shared: Whether recipes may share its weights: torchao's cannot be moved while several hold them.
-    """
+class Form(NamedTuple):
+    """A backbone's precision, what is done to it, and whether recipes share its weights: torchao's cannot move."""
 
     dtype: str
-    prepare: Prepare = lambda model: None
+    prepare: Callable[[nn.Module], object] = lambda model: None
     shared: bool = True
 
 
+BY_TORCHAO = partial(partial, quantized_by_torchao)
 FORMS: dict[str, Form] = {
     AS_IT_IS: Form("float32"),
     "bfloat16": Form("bfloat16"),
     "int8 by torch, dynamic": Form("float32", quantized_by_torch),
-    "int8 by torchao, dynamic": Form("bfloat16", quantized_by_torchao, shared=False),
-    "int8 by torchao, weights alone": Form("bfloat16", weights_quantized_by_torchao, shared=False),
-}
-COMPILED = ", compiled"
-
-#: (module, settings, pooling).
-RECIPES: dict[str, tuple[Callable[..., CausalModule], dict[str, Any], str]] = {
-    "Classical, mean": (CausalTransformer, {}, "mean"),
-    "PromptEOL, last": (CausalTransformer, {"template": "prompteol"}, "lasttoken"),
-    "Echo-2, mean": (EchoModule, {}, "mean"),
-    "ReBA-2, mean": (ReBAModule, {}, "mean"),
+    "int8 by torchao, dynamic": Form("bfloat16", BY_TORCHAO("Int8DynamicActivationInt8WeightConfig"), shared=False),
+    "int8 by torchao, weights alone": Form("bfloat16", BY_TORCHAO("Int8WeightOnlyConfig"), shared=False),
 }
 
 
-def load(path: str, form: Form, recipes: Sequence[str], compiled: bool = False) -> dict[str, SentenceTransformer]:
+def load(path: str, form: Form, recipes: Sequence[str], compiled: bool) -> dict[str, SentenceTransformer]:
     """Recipes in one form."""
     modules: dict[str, CausalModule] = {}
     for name in recipes:
-        kind, settings, _ = RECIPES[name]
+        kind, settings = RECIPES[name]
         if form.shared and modules:
             modules[name] = kind(next(iter(modules.values())), **settings)
         else:
             modules[name] = kind(path, model_kwargs={"dtype": form.dtype}, **settings)
             form.prepare(modules[name].model)
-    loaded = {}
-    for name, module in modules.items():
+    for module in modules.values() if compiled else ():
         # When all views are made: what is compiled has none.
-        if compiled:
-            module.model = cast(Any, torch.compile(module.model, dynamic=True))
-        pooling = Pooling(module.get_embedding_dimension(), RECIPES[name][2])
-        loaded[name] = SentenceTransformer(modules=[module, pooling], device="cpu")
-    return loaded
+        module.model = cast(Any, torch.compile(module.model, dynamic=True))
+    return {name: pooled(module, name.rpartition(", ")[2]) for name, module in modules.items()}
 
 
-def unit(form: str) -> str:
-    """What a form is held against: compiled against not, and any other against float32."""
-    return form.removesuffix(COMPILED) if form.endswith(COMPILED) else AS_IT_IS
+def encoding(model: SentenceTransformer, pairs: Pairs, parts: int) -> Callable[[int], Part]:
+    """Embed one part of the pairs: sorted, so that each contender's batches hold texts of about one length."""
 
-
-@dataclass
-class Measured:
-    """What came of one recipe in one form.
-
-    Attributes:
-        seconds: Of the processor, of each part.
-        cosines: Of each pair, in the pairs' order.
-    """
-
-    seconds: list[float]
-    cosines: NDArray[np.float32]
-
-
-def measure(
-    models: Mapping[tuple[str, str], SentenceTransformer], pairs: Pairs, parts: int
-) -> dict[tuple[str, str], Measured]:
-    """All contenders in turn on each part of the pairs."""
-    found = {key: Measured([], np.full(len(pairs), np.nan, dtype=np.float32)) for key in models}
-    for first in range(parts):
-        # Sorted, so that each contender's batches hold texts of about one length.
+    def measured(first: int) -> Part:
         places = range(first, len(pairs), parts)
         own = pairs.part(places)
-        for key, model in models.items():
-            start = time.process_time()
-            both = model.encode([*own.first, *own.second], batch_size=BATCH, convert_to_tensor=True)
-            found[key].seconds.append(time.process_time() - start)
-            left, right = both.float().chunk(2)
-            found[key].cosines[places] = pairwise_cos_sim(left, right).numpy()
-    return found
+        start = time.process_time()
+        both = model.encode([*own.first, *own.second], batch_size=BATCH, convert_to_tensor=True)
+        seconds = time.process_time() - start
+        left, right = both.float().chunk(2)
+        return seconds, places, pairwise_cos_sim(left, right).numpy()
+
+    return measured
 
 
-def rows(
-    found: Mapping[tuple[str, str], Measured], labels: Sequence[float], tokens: int, how: str
-) -> list[dict[str, Value]]:
-    """Speed, the time beside that of float32, the score, and how far it is from that of float32."""
-    made: list[dict[str, Value]] = []
+def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: str) -> Iterator[Record]:
+    """Speed, the time beside that of float32, the score, and how far it is from that of float32; what is compiled is
+    held against what is not."""
     forms = list(dict.fromkeys(form for form, _ in found))
     for recipe in dict.fromkeys(recipe for _, recipe in found):
-        own = {form: found[form, recipe] for form in forms}
-        statistic = spearman({form: own[form].cosines for form in forms}, labels)
-        scores = dict(zip(forms, statistic.scores, strict=True))
+        seconds = {form: [part[0] for part in found[form, recipe]] for form in forms}
+        cosines = {form: np.empty(len(pairs), dtype=np.float32) for form in forms}
         for form in forms:
-            shared = {"contender": recipe, "precision": form, "how": how}
-            spent, beside = sum(own[form].seconds), unit(form)
-            made.append({**shared, "quantity": SPEED, "unit": "", "value": round(tokens / spent)})
-            made.append({**shared, "quantity": SCORE, "unit": "", "value": round(100 * scores[form], 2)})
-            if form == beside or beside not in own:
-                continue
-            ratios = [a / b for a, b in zip(own[form].seconds, own[beside].seconds, strict=True)]
-            made.append({**shared, "quantity": "time", "unit": beside,
-                         "value": round(spent / sum(own[beside].seconds), 4),
-                         "low": round(min(ratios), 4), "high": round(max(ratios), 4)})  # fmt: skip
-            low, high = difference(statistic, form, beside)
-            made.append({**shared, "quantity": CHANGE, "unit": beside,
-                         "value": round(100 * (scores[form] - scores[beside]), 2),
-                         "low": round(100 * low, 2), "high": round(100 * high, 2)})  # fmt: skip
-    return made
+            for _, places, own in found[form, recipe]:
+                cosines[form][places] = own
+        statistic = spearman(cosines, pairs.scores)
+        scores = dict(zip(forms, (100 * statistic.scores).tolist(), strict=True))
+        for form in forms:
+            unit = form.removesuffix(COMPILED) if form.endswith(COMPILED) else AS_IT_IS
+            row: Record = {"contender": recipe, "precision": form, "how": how, "unit": ""}
+            yield {**row, "quantity": SPEED, "value": round(tokens / sum(seconds[form]))}
+            yield {**row, "quantity": SCORE, "value": round(scores[form], 2)}
+            if form != unit and unit in scores:
+                yield {**row, "quantity": "time", "unit": unit, **ratio(seconds[form], seconds[unit])}
+                low, high = (round(100 * end, 2) for end in difference(statistic, form, unit))
+                change = round(scores[form] - scores[unit], 2)
+                yield {**row, "quantity": CHANGE, "unit": unit, "value": change, "low": low, "high": high}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    parser.add_argument("--compile", action="store_true", help="hold each form, compiled, against itself")
-    parser.add_argument("--pairs", type=int, default=500, help="evenly drawn")
-    parser.add_argument("--parts", type=int, default=5)
-    options = for_one_model(parser, arguments, "a directory or a GGUF file; SmolLM2-135M-Instruct if left out")
     own = next(iter(MODELS.values()))
-    path, name = options.model or str(own.located(options.out / "models")), options.name or own.name
-    every = Sets(options.data).pairs("en", "test")
-    pairs = every.part(sorted({int(index) for index in np.linspace(0, len(every) - 1, min(options.pairs, len(every)))}))
-    models, spent = {}, {}
-    for form, compiled in [
-        (form, compiled) for form in options.forms for compiled in (False, True)[: 1 + options.compile]
-    ]:
-        for recipe, model in load(path, FORMS[form], options.recipes, compiled).items():
-            start = time.process_time()
-            # Of two lengths and two batch sizes: what is compiled for one is compiled for all then.
-            model.encode(pairs.first[:1] + sorted(pairs.second, key=len)[-4:], batch_size=4)
-            key = form + COMPILED * compiled, recipe
-            models[key], spent[key] = model, time.process_time() - start
-            print(f"{', '.join(key)}: the first texts took {spent[key]:.0f} s", flush=True)
-    first = cast(CausalModule, models[options.forms[0], options.recipes[0]][0])
-    counted = first.token_ids([*pairs.first, *pairs.second])
-    how = f"{len(pairs)} pairs of {PAIRS}, times of the processor, {options.parts} parts"
-    found = rows(measure(models, pairs, options.parts), pairs.scores, sum(map(len, counted)), how)
-    found += [
-        {"quantity": "seconds for the first texts", "contender": recipe, "precision": form, "unit": "",
-         "value": round(seconds, 1), "how": how}
-        for (form, recipe), seconds in spent.items() if options.compile
-    ]  # fmt: skip
-    where = {
-        "table": "compiled" if options.compile else "precision", "model": name, "batch": BATCH,
-        "machine": machine("cpu", options.threads), "versions": versions(), "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
-    append("cost", [{**row, **where} for row in found], options.results)
-    for row in found:
-        print(f"{row['precision']}: {row['contender']}: {row['quantity']}: {row['value']}", flush=True)
+    made = parser(__doc__)
+    made.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
+    made.add_argument("--model", help=f"a directory or a GGUF file; {own.name} if left out")
+    made.add_argument("--name", default=own.name, help="what tables call it")
+    made.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    made.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    made.add_argument("--compile", action="store_true", help="hold each form, compiled, against itself")
+    made.add_argument("--pairs", type=int, default=500, help="evenly drawn")
+    made.add_argument("--parts", type=int, default=5)
+    given = options(made, arguments)
+    path = given.model or str(own.located(given.out / "models"))
+    every = Sets(given.data).pairs("en", "test")
+    pairs = every.part(sorted({int(place) for place in np.linspace(0, len(every) - 1, min(given.pairs, len(every)))}))
+    how = f"{len(pairs)} pairs of {PAIRS}, times of the processor, {given.parts} parts"
+    models: dict[Key, SentenceTransformer] = {}
+    found: list[Record] = []
+    for form in given.forms:
+        for compiled in (False, True) if given.compile else (False,):
+            for recipe, model in load(path, FORMS[form], given.recipes, compiled).items():
+                start = time.process_time()
+                # Of two lengths and two batch sizes: what is compiled for one is compiled for all then.
+                model.encode(pairs.first[:1] + sorted(pairs.second, key=len)[-4:], batch_size=4)
+                key = form + COMPILED * compiled, recipe
+                models[key] = model
+                found.append({
+                    "quantity": "seconds for the first texts", "contender": recipe, "precision": key[0], "unit": "",
+                    "value": round(time.process_time() - start, 1), "how": how,
+                })  # fmt: skip
+    counted = cast(CausalModule, next(iter(models.values()))[0]).token_ids([*pairs.first, *pairs.second])
+    measured = interleaved(
+        {key: encoding(model, pairs, given.parts) for key, model in models.items()}, range(given.parts)
+    )
+    found = [*rows(measured, pairs, sum(map(len, counted)), how), *(found if given.compile else [])]
+    add_costs(found, given, table="compiled" if given.compile else "precision", model=given.name, batch=BATCH)
 
 
 if __name__ == "__main__":

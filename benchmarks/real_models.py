@@ -12,21 +12,16 @@ as float32 on processors with units for it (AMX, AVX-512 BF16), and slower on ot
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging
 
 import records
-from devices import device
 from real import claims, scores
 from real.filtered import Kept
 from real.models import MODELS, USUAL, RealModel
@@ -34,6 +29,7 @@ from real.passes import PASSES, Pass, Run
 from real.texts import LISTS, Sets, TextList
 from real.titles import TASKS
 from real.vectors import Vectors
+from runs import device, options, parser
 from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
 from st_reba.recipes import random_weights
 
@@ -77,17 +73,17 @@ class Measured:
         }
 
 
-def embed(measured: Measured, options: argparse.Namespace) -> None:
+def embed(measured: Measured, given: argparse.Namespace) -> None:
     """Run passes over lists, and keep what comes out."""
     own = [Pass("as it is", PASSES["repeated"].make)]
-    passes = own if measured.model.embedder else [PASSES[name] for name in options.passes]
+    passes = own if measured.model.embedder else [PASSES[name] for name in given.passes]
     for chosen in passes:
-        for texts_of in map(LISTS.__getitem__, options.lists):
-            kept = Vectors(measured.directory(options.out) / texts_of.name / chosen.name)
+        for texts_of in map(LISTS.__getitem__, given.lists):
+            kept = Vectors(measured.directory(given.out) / texts_of.name / chosen.name)
             unfit = texts_of.words and not chosen.words
             fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
             if fits and not unfit and not kept.done:
-                keep(kept, measured.run(chosen, texts_of.language), texts_of, options.data)
+                keep(kept, measured.run(chosen, texts_of.language), texts_of, given.data)
 
 
 def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
@@ -107,26 +103,21 @@ def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
     print(f"{time.strftime('%H:%M')} {kept.directory}: {seconds:.0f} s", flush=True)
 
 
-def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace) -> None:
+def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -> None:
     """Score what was kept, and write the results.
 
     Args:
         measured: What was run.
         tokens: Whose tokens the overlap of two texts is counted in.
-        options: As typed.
+        given: As typed.
     """
-    sets = Sets(options.data)
+    sets, directory = Sets(given.data), measured.directory(given.out)
     own = not measured.random and not measured.model.embedder
-    kept = Kept(measured.directory(options.out), EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
-    shared = {
-        "model": measured.model.name,
-        "weights": measured.weights,
-        "precision": measured.precision,
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": records.versions(),
-    }
-    of_claims = {name: value for name, value in shared.items() if name not in ("weights", "versions")}
-    for what in options.what:
+    kept = Kept(directory, EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
+    when = records.today()
+    of_claims = {"model": measured.model.name, "precision": measured.precision, "date": when["date"]}
+    shared = {**of_claims, **when, "weights": measured.weights}
+    for what in given.what:
         # Word senses and titles are Chinese.
         if (what if what == "en" else "zh") not in measured.model.languages:
             continue
@@ -141,40 +132,31 @@ def score(measured: Measured, tokens: CausalModule, options: argparse.Namespace)
             rows = scores.word_rows(kept, sets, what)
             claimed = claims.word_claims(kept, sets, [what, next(each for each in WORDS if each != what)])
         found = [{**shared, **row} for row in rows if own or row["recipe"] != scores.TF_IDF]
-        records.rewrite("scores", found)
+        records.rewrite("scores", found, given.results)
         if own:
-            records.rewrite("claims", [{**of_claims, **row} for row in claimed])
-        print(
-            f"{time.strftime('%H:%M')} {measured.directory(options.out).name}, {what}: {len(found)} scores", flush=True
-        )
+            records.rewrite("claims", [{**of_claims, **row} for row in claimed], given.results)
+        print(f"{time.strftime('%H:%M')} {directory.name}, {what}: {len(found)} scores", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory of models and vectors")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
-    parser.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
-    parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
-    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
-    parser.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
-    options = parser.parse_args()
-    logging.disable_progress_bar()
-    for model in map(MODELS.__getitem__, options.models):
-        path = model.located(options.out / "models")
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, out="build/real")
+    made.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
+    made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
+    made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
+    made.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
+    made.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
+    made.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
+    given = options(made, arguments)
+    for model in map(MODELS.__getitem__, given.models):
+        path = model.located(given.out / "models")
         # An embedder has no causal tokens: those of the first model count overlap there, too.
-        first = next(iter(MODELS.values()))
-        for weights in options.weights:
-            if model.embedder and weights == "random":
-                continue
-            measured = Measured(model, path, options.precision, weights == "random")
-            if "embed" in options.steps:
-                embed(measured, options)
-            if "score" in options.steps:
-                tokens = first.located(options.out / "models") if model.embedder else path
-                score(measured, CausalTransformer(str(tokens)), options)
+        tokens = next(iter(MODELS.values())).located(given.out / "models") if model.embedder else path
+        for weights in given.weights if not model.embedder else ["trained"]:
+            measured = Measured(model, path, given.precision, weights == "random")
+            if "embed" in given.steps:
+                embed(measured, given)
+            if "score" in given.steps:
+                score(measured, CausalTransformer(str(tokens)), given)
 
 
 if __name__ == "__main__":

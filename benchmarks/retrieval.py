@@ -17,33 +17,27 @@ reported on the test queries.
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging
 
 import records
-from devices import device, now
 from real.collections import COLLECTIONS, PARTS, Collection
 from real.contenders import CONTENDERS, Contender, Dense, bm25
 from real.models import MODELS, USUAL, RealModel
+from runs import device, kept, now, options, parser
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import Hits, fused, reranked
 from st_reba.evaluation.tasks import RetrievalTask
-from st_reba.files import atomic_file
 from st_reba.modules import CausalModule, CausalTransformer, RerankModule
 from st_reba.modules.reranking import CHOICE, cross_encoder
 
@@ -56,7 +50,6 @@ FOUND = 100
 RERANKED = 20
 #: The trained embedder that stands beside.
 EMBEDDER = "all-MiniLM-L6-v2"
-STEPS = ["embed", "rerank", "score"]
 #: The question of the reranker, in the language of the texts.
 CHOICES = {
     "zh": "问题：{query}\n文档：{document}\n以下两种说法哪一种成立？\nA. 文档回答了这个问题。\n"
@@ -135,32 +128,25 @@ class Measured:
 def embed(measured: Measured) -> None:
     """Embed what is not kept yet, block by block."""
     for contender in measured.contenders:
-        model = None
+        # Made where something is missing.
+        model = cache(partial(measured.made, contender))
         for where in (*PARTS, "documents"):
-            texts = measured.texts(where)
+            texts, role = measured.texts(where), "document" if where == "documents" else "query"
             for number, first in enumerate(range(0, len(texts), BLOCK)):
-                path = measured.block(contender, where, number)
-                if not path.is_file():
-                    model = model or measured.made(contender)
-                    role = "document" if where == "documents" else "query"
-                    keep(path, contender, model, texts[first : first + BLOCK], role)
-        print(f"{time.strftime('%H:%M')} {measured.directory / contender.directory}: kept", flush=True)
+                own = texts[first : first + BLOCK]
+                kept(measured.block(contender, where, number), partial(embedded, contender, model, own, role))
 
 
-def keep(path: Path, contender: Contender, model: Any, texts: Sequence[str], role: str) -> None:
-    """Embed some texts, those of a length together, and keep them in their order."""
-    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+def embedded(contender: Contender, make: Callable[[], Any], texts: Sequence[str], role: str) -> dict[str, Any]:
+    """What is kept of some texts, those of a length together, in their order; with the seconds that they took."""
+    order, model = sorted(range(len(texts)), key=lambda index: -len(texts[index])), make()
     start = now(device())
     with torch.inference_mode():
         ordered = [texts[index] for index in order]
         parts = [contender.embed(model, ordered[at : at + BATCH], role) for at in range(0, len(ordered), BATCH)]
     seconds = now(device()) - start
-    arrays: dict[str, Any] = dict(contender.in_order(contender.joined(parts), np.argsort(order)))
-    arrays |= {"seconds": seconds, "threads": torch.get_num_threads()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        np.savez(file, **arrays)
-    print(f"{time.strftime('%H:%M')} {path}: {seconds:.0f} s", flush=True)
+    arrays = contender.in_order(contender.joined(parts), np.argsort(order))
+    return {**arrays, "seconds": seconds, "threads": torch.get_num_threads()}
 
 
 def rankings(measured: Measured) -> tuple[Rankings, dict[Key, float]]:
@@ -168,16 +154,16 @@ def rankings(measured: Measured) -> tuple[Rankings, dict[Key, float]]:
     found: Rankings = {}
     seconds: dict[Key, float] = {}
     for contender in measured.contenders:
-        kept = {where: measured.blocks(contender, where) for where in (*PARTS, "documents")}
-        documents = kept["documents"]
+        there = {where: measured.blocks(contender, where) for where in (*PARTS, "documents")}
+        documents = there["documents"]
         if documents is None:
             continue
         spent = 1000 * sum(float(block["seconds"]) for block in documents) / len(measured.texts("documents"))
         for part in PARTS:
-            asked = kept[part]
+            asked = there[part]
             if asked is None:
                 continue
-            seen = contender.joined(kept["dev"] or asked)
+            seen = contender.joined(there["dev"] or asked)
             ranked = contender.rank(contender.joined(asked), contender.joined(documents), FOUND, seen)
             for name, hits in ranked.items():
                 key = (contender.name, contender.pooling, name)
@@ -236,15 +222,14 @@ def rerank(measured: Measured) -> None:
     model = cross_encoder(RerankModule(measured.backbone, template=template), device=device())
     documents = measured.texts("documents")
     for number, (query, hits) in enumerate(zip(measured.texts("test"), found[first]["test"], strict=True)):
-        path = measured.reranked(first) / f"{number:04}.npz"
-        if not path.is_file():
-            pairs = [(query, documents[index]) for index, _ in hits[:RERANKED]]
+        pairs = [(query, documents[index]) for index, _ in hits[:RERANKED]]
+
+        def asked(pairs: list[tuple[str, str]] = pairs) -> dict[str, Any]:
             start = now(device())
             scores = model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(path) as file:
-                np.savez(file, seconds=now(device()) - start, scores=scores)
-    print(f"{time.strftime('%H:%M')} {measured.reranked(first)}: kept", flush=True)
+            return {"seconds": now(device()) - start, "scores": scores}
+
+        kept(measured.reranked(first) / f"{number:04}.npz", asked)
 
 
 def reranking(measured: Measured, found: Rankings) -> tuple[dict[Key, list[Hits]], dict[Key, float]]:
@@ -253,11 +238,11 @@ def reranking(measured: Measured, found: Rankings) -> tuple[dict[Key, list[Hits]
     paths = [measured.reranked(first) / f"{number:04}.npz" for number in range(len(measured.texts("test")))]
     if not all(path.is_file() for path in paths):
         return {}, {}
-    kept = [dict(np.load(path)) for path in paths]
+    there = [dict(np.load(path)) for path in paths]
     key = (f"Reranked: {described(first)}", "", "")
-    hits = [reranked(own, each["scores"].tolist()) for own, each in zip(found[first]["test"], kept, strict=True)]
-    asked = sum(len(each["scores"]) for each in kept)
-    return {key: hits}, {key: 1000 * sum(float(each["seconds"]) for each in kept) / asked}
+    hits = [reranked(own, each["scores"].tolist()) for own, each in zip(found[first]["test"], there, strict=True)]
+    asked = sum(len(each["scores"]) for each in there)
+    return {key: hits}, {key: 1000 * sum(float(each["seconds"]) for each in there) / asked}
 
 
 def described(key: Key) -> str:
@@ -310,20 +295,22 @@ def _named(measured: Measured, key: Key) -> Contender | None:
 
 def rows(measured: Measured, found: Rankings, seconds: dict[Key, float]) -> Iterator[records.Record]:
     """Scores of every ranking on both parts, all on the same resamples of the queries."""
+    shared: records.Record = {
+        "model": measured.model.name, "precision": measured.precision, "max_tokens": measured.options.max_tokens,
+        "documents": len(measured.texts("documents")), **records.today(),
+        "machine": records.machine(device(), torch.get_num_threads()),
+    }  # fmt: skip
     for part in PARTS:
-        data = measured.parts[part]
+        about: records.Record = {
+            **shared, "set": f"{measured.collection.name} {part}", "queries": len(measured.texts(part))
+        }  # fmt: skip
         for name, scores in of_queries(measured, found, part).items():
             sure = bootstrap.estimate(bootstrap.mean({str(number): own for number, own in enumerate(scores.values())}))
-            for key, estimate in zip(scores, sure.values(), strict=True):
-                recipe, pooling, filtered = key
+            for (recipe, pooling, filtered), estimate in zip(scores, sure.values(), strict=True):
                 yield {
-                    "model": measured.model.name, "precision": measured.precision,
-                    "set": f"{measured.collection.name} {part}", "metric": METRICS[name], "recipe": recipe,
-                    "pooling": pooling, "filter": filtered, "score": estimate.value, "low": estimate.low,
-                    "high": estimate.high, "seconds": seconds.get(key), "max_tokens": measured.options.max_tokens,
-                    "queries": len(data.queries), "documents": len(data.documents),
-                    "date": time.strftime("%Y-%m-%d"), "machine": records.machine(device(), torch.get_num_threads()),
-                    "versions": records.versions(),
+                    **about, "metric": METRICS[name], "recipe": recipe, "pooling": pooling, "filter": filtered,
+                    "score": estimate.value, "low": estimate.low, "high": estimate.high,
+                    "seconds": seconds.get((recipe, pooling, filtered)),
                 }  # fmt: skip
 
 
@@ -343,32 +330,24 @@ def score(measured: Measured) -> None:
         print(f"{measured.model.name}, {measured.collection.name}, {described(key)}: {np.mean(scores):.3f}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/retrieval"), help="directory of what is kept")
-    parser.add_argument("--packages", type=Path, default=Path("build/real/models"), help="directory of the models")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--sets", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--max-tokens", type=int, default=256, help="of one copy of a text")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
-    options = parser.parse_args()
-    logging.disable_progress_bar()
-    for name in options.sets:
-        collection = COLLECTIONS[name]
-        for model in map(MODELS.__getitem__, options.models):
-            if collection.language not in model.languages:
-                continue
-            measured = Measured(model, model.located(options.packages), collection, options)
-            if "embed" in options.steps:
-                embed(measured)
-            if "rerank" in options.steps:
-                rerank(measured)
-            if "score" in options.steps:
-                score(measured)
+STEPS = {"embed": embed, "rerank": rerank, "score": score}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, out="build/retrieval")
+    made.add_argument("--packages", type=Path, default=Path("build/real/models"), help="directory of the models")
+    made.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
+    made.add_argument("--sets", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
+    made.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    made.add_argument("--max-tokens", type=int, default=256, help="of one copy of a text")
+    made.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    given = options(made, arguments)
+    for collection in map(COLLECTIONS.__getitem__, given.sets):
+        for model in map(MODELS.__getitem__, given.models):
+            if collection.language in model.languages:
+                measured = Measured(model, model.located(given.packages), collection, given)
+                for step in given.steps:
+                    STEPS[step](measured)
 
 
 if __name__ == "__main__":

@@ -7,43 +7,34 @@ Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
 that was stopped goes on, and one whose cosines are there, in whichever precision, is not run again. A row without a
-seed is the mean over the seeds so far, with the interval of that mean over the pairs, and says how many they are;
-``ahead`` is how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
+seed is the mean over the seeds whose cosines are there, with the interval of that mean over the pairs, and says how
+many they are; ``ahead`` is how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
+A mean over more seeds, which is in the file, stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from polars import col as c
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging
 
 import records
-from devices import device
-from real.cosines import pair_cosines, scored
+from real.cosines import Array, kept_cosines, scored
 from real.models import MODELS
 from real.texts import Sets
+from runs import device, options, parser
 from st_reba import CausalTransformer
 from st_reba.evaluation import bootstrap
 from st_reba.recipes import find
 from st_reba.train import BeLLMTraining, build_bellm, train_bellm
 
-Array = NDArray[np.float64]
-Turned = Literal["none", "last", "all"]
-
-TURNED: tuple[Turned, ...] = ("none", "last", "all")
+TURNED = ("none", "last", "all")
 #: What is read: from the text to the prompt's end, every token as the authors' command does, or the last token.
 READINGS: dict[str, dict[str, Any]] = {
     "from the text on": {"pool_over": "all"},
@@ -59,204 +50,137 @@ SAVED = 20
 PRECISIONS = ("bfloat16", "float32")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training; without a seed, the model as it was before."""
-
-    turned: Turned
-    reading: str
-    seed: int | None
-
-    @property
-    def title(self) -> str:
-        return f"{self.turned}, {self.reading}, {'before' if self.seed is None else f'seed {self.seed}'}"
-
-
 class Bench:
     """One model and its triplets, with what was trained before."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.path = str(options.path or MODELS[options.model].located(options.out / "models"))
-        self.pairs = Sets(options.data).pairs("en", "test")
-        self.out = options.out / f"{options.model}, {options.source}, {options.preset}"
-        self.out.mkdir(parents=True, exist_ok=True)
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.path = str(given.path or MODELS[given.model].located(given.out / "models"))
+        self.pairs = Sets(given.data).pairs("en", "test")
+        self.out = given.out / f"{given.model}, {given.source}, {given.preset}"
+        self.method = "BeLLM" if given.preset == "paper" else "BeLLM, the released command's settings"
 
-    def settings(self, run: Run) -> BeLLMTraining:
+    def settings(self, turned: str, reading: str, seed: int | None) -> BeLLMTraining:
         """As the paper has them, or the released command."""
-        given: dict[str, Any] = {
-            "model": self.path,
-            "triplets": str(self.options.triplets),
-            "bidirectional_layers": run.turned,
-            **READINGS[run.reading],
-            "model_kwargs": {"dtype": self.options.precision},
+        batch = {"per_device_train_batch_size": self.given.batch_size} if self.given.batch_size else {}
+        every: dict[str, Any] = {
+            "model": self.path, "triplets": str(self.given.triplets), "bidirectional_layers": turned,
+            **READINGS[reading], "model_kwargs": {"dtype": self.given.precision},
             "arguments": {
-                "seed": run.seed or 0,
-                "max_steps": self.options.max_steps,
-                "save_steps": SAVED,
-                "report_to": "none",
-                **({"per_device_train_batch_size": self.options.batch_size} if self.options.batch_size else {}),
+                "seed": seed or 0, "max_steps": self.given.max_steps, "save_steps": SAVED, "report_to": "none", **batch,
             },
-        }
-        return (
-            BeLLMTraining(**given) if self.options.preset == "paper" else BeLLMTraining.of_preset("released", **given)
-        )
-
-    def cosines(self, run: Run) -> Array:
-        """Those of the test pairs, by a model that is trained now, or was before."""
-        if run.seed is None:
-            return self._kept(run.title, lambda: build_bellm(self.settings(run)))
-        work = self.out / f"{run.title}, running"
-        found = self._kept(run.title, lambda: self._trained(run, work))
-        shutil.rmtree(work, ignore_errors=True)
-        return found
-
-    def _trained(self, run: Run, work: Path) -> SentenceTransformer:
-        finished = work / "model"
-        if finished.exists():
-            return SentenceTransformer(str(finished), model_kwargs={"dtype": self.options.precision})
-        return train_bellm(self.settings(run), work, progress=False)
-
-    def untrained(self) -> Array:
-        """By a prompt that needs no training."""
-
-        def made() -> SentenceTransformer:
-            backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.options.precision})
-            return find("prompteol").model(backbone.to(device()))
-
-        return self._kept(UNTRAINED, made)
-
-    def embedder(self) -> Array:
-        """By a model that others have trained to embed."""
-        path = self.options.embedder or MODELS[EMBEDDER].located(self.options.out / "models")
-        return self._kept(EMBEDDER, lambda: SentenceTransformer(str(path)))
-
-    def _is_there(self, name: str) -> bool:
-        return self._file(name, self.precision(name)).is_file()
-
-    def precision(self, name: str) -> str:
-        """That in which the cosines of this name were made, or will be."""
-        there = (each for each in PRECISIONS if self._file(name, each).is_file())
-        return next(there, self.options.precision)
-
-    def _file(self, name: str, precision: str) -> Path:
-        return self.out / f"{name}, {precision}.npy"
-
-    def _kept(self, name: str, make: Callable[[], SentenceTransformer]) -> Array:
-        file = self._file(name, self.precision(name))
-        if not self._is_there(name):
-            np.save(file, pair_cosines(make(), self.pairs))
-        return np.asarray(np.load(file))
-
-    def row(self, method: str, names: Sequence[str], **given: records.Value) -> records.Record:
-        """A row, which is made of the cosines of these names."""
-        options = self.options
-        used = {self.precision(name) for name in names}
-        return {
-            "model": options.model, "precision": " and ".join(sorted(used)), "triplets": options.source,
-            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "", "seeds": None,
-            "date": date.today().isoformat(), "versions": records.versions(), **given,
         }  # fmt: skip
+        return BeLLMTraining(**every) if self.given.preset == "paper" else BeLLMTraining.of_preset("released", **every)
 
-    def _add(self, rows: Sequence[records.Record]) -> None:
-        """Those that are not there: what was measured before keeps its date and versions."""
-        file = self.options.results / "bellm.csv"
-        there = records.read("bellm", self.options.results) if file.is_file() else []
-        known = {tuple(row[key] for key in records.KEYS["bellm"]) for row in there}
-        new = [row for row in rows if tuple(row.get(key) for key in records.KEYS["bellm"]) not in known]
-        records.rewrite("bellm", new, self.options.results)
+    def file(self, name: str) -> Path:
+        """Where the cosines of this name are, in whichever precision, or will be."""
+        there = [file for file in (self.out / f"{name}, {each}.npz" for each in PRECISIONS) if file.is_file()]
+        return there[0] if there else self.out / f"{name}, {self.given.precision}.npz"
 
-    def measure(self, readings: Sequence[str], seeds: Sequence[int]) -> None:
-        """Train what is missing, and write the row of each training when it is there, and the means by seed."""
-        references = {UNTRAINED: self.untrained(), EMBEDDER: self.embedder()}
-        rows = [
-            self.row(f"{name}{', untrained' if name == UNTRAINED else ''}", [name], **scored(bootstrap.spearman(
-                {name: cosines}, self.pairs.scores), [0]
-            ))
-            for name, cosines in references.items()
-        ]  # fmt: skip
-        self._add(rows)
-        method = "BeLLM" if self.options.preset == "paper" else "BeLLM, the released command's settings"
-        for reading in readings:
-            for seed in (None, *seeds):
-                for turned in self.options.turned:
-                    run = Run(turned, reading, seed)
-                    self._write(
-                        method if seed is not None else f"{method}, before", run, {run.title: self.cosines(run)}
-                    )
-                if seed is not None:
-                    self._means(method, reading)
+    def cosines(self, name: str, make: Callable[[], SentenceTransformer]) -> Array:
+        """Those of the test pairs, by a model that is made now, or was before."""
+        return kept_cosines(self.file(name), make, {"test": self.pairs})["test"]
 
-    def _means(self, method: str, reading: str) -> None:
-        """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
-        every = (Run(turned, reading, seed) for turned in TURNED for seed in SEEDS)
-        runs = [run for run in every if self._is_there(run.title)]
-        scores = bootstrap.spearman({run.title: self.cosines(run) for run in runs}, self.pairs.scores)
-        indices = {turned: [i for i, run in enumerate(runs) if run.turned == turned] for turned in TURNED}
-        for turned, own in indices.items():
-            if not own:
-                continue
-            given: records.Record = {**scored(scores, own), "seeds": len(own)}
-            if turned != "none":
-                # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
-                shared = {runs[index].seed for index in own} & {runs[index].seed for index in indices["none"]}
-                paired = [[i for i in part if runs[i].seed in shared] for part in (own, indices["none"])]
-                given = {**scored(scores, *paired), **given, "ahead_seeds": len(shared)} if shared else given
-            names = [runs[index].title for index in own]
-            mean = self.row(method, names, turned=turned, reading=reading, seed=None, **given)
-            records.rewrite("bellm", [self._with_others(mean)], self.options.results)
+    def untrained(self) -> SentenceTransformer:
+        """The prompt that needs no training."""
+        backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.given.precision})
+        return find("prompteol").model(backbone.to(device()))
 
-    def _with_others(self, mean: records.Record) -> records.Record:
-        """The mean over all rows there are, also of seeds that were trained where the cosines were not kept.
+    def trained(self, turned: str, reading: str, seed: int | None) -> tuple[str, Array]:
+        """One training; without a seed, the model as it was before: its name and cosines."""
+        settings = self.settings(turned, reading, seed)
+        name = f"{turned}, {reading}, {'before' if seed is None else f'seed {seed}'}"
+        work = self.out / f"{name}, running"
 
-        Its interval is then the mean of theirs, which is no narrower than that of their mean. A difference stays that
-        of the most seeds that were ever compared pair by pair.
+        def make() -> SentenceTransformer:
+            if seed is None:
+                return build_bellm(settings)
+            if (work / "model").exists():
+                return SentenceTransformer(str(work / "model"), model_kwargs={"dtype": self.given.precision})
+            return train_bellm(settings, work, progress=False)
+
+        found = self.cosines(name, make)
+        shutil.rmtree(work, ignore_errors=True)
+        return name, found
+
+    def write(self, method: str, cosines: dict[str, Array], *places: Sequence[int], **more: records.Value) -> None:
+        """The row of some cosines, unless the same was measured before, of as many seeds: it keeps date and versions.
+
+        Args:
+            method: As tables call it.
+            cosines: By the names of their files.
+            places: Which of them are averaged, and which these are ahead of.
+            more: Other fields.
         """
-        same = [key for key in records.KEYS["bellm"] if key != "seed"]
-        rows = [
-            row for row in records.read("bellm", self.options.results) if all(row[key] == mean[key] for key in same)
-        ]
-        seeds = [row for row in rows if row["seed"] is not None]
-        known = next((row for row in rows if row["seed"] is None), None)
-        if known is None or len(seeds) == mean["seeds"]:
-            return mean
-        if len(seeds) == known["seeds"]:
-            return known
-        ends = {key: float(np.mean([float(row[key] or 0) for row in seeds])) for key in ("score", "low", "high")}
-        compared = max(mean, known, key=lambda row: int(row.get("ahead_seeds") or 0))
-        ahead = {key: compared.get(key) for key in ("ahead", "ahead_low", "ahead_high", "ahead_seeds")}
-        precision = " and ".join(sorted({str(row["precision"]) for row in seeds}))
-        return {**mean, **ends, **ahead, "seeds": len(seeds), "precision": precision}
+        used = [list(cosines)[place] for place in places[0]]
+        precisions = {self.file(name).stem.rpartition(", ")[2] for name in used}
+        row: records.Record = {
+            "model": self.given.model, "precision": " and ".join(sorted(precisions)), "triplets": self.given.source,
+            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "",
+            **scored(bootstrap.spearman(cosines, self.pairs.scores), *places), **records.today(), **more,
+        }  # fmt: skip
+        print(f"{method}, {', '.join(used)}: {row['score']:.3f}", flush=True)
+        if (self.given.results / "bellm.csv").is_file():
+            same = [c(key).eq_missing(row.get(key)) for key in records.KEYS["bellm"]]
+            there = records.read("bellm", self.given.results).filter(*same)
+            counts = ("seeds", "ahead_seeds")
+            if any(all((known[key] or 0) >= int(row.get(key) or 0) for key in counts) for known in there.to_dicts()):
+                return
+        records.rewrite("bellm", [row], self.given.results)
 
-    def _write(self, method: str, run: Run, cosines: dict[str, Array]) -> None:
-        """The row of one model."""
-        given = scored(bootstrap.spearman(cosines, self.pairs.scores), [0])
-        row = self.row(method, [run.title], turned=run.turned, reading=run.reading, seed=run.seed, **given)
-        self._add([row])
-        print(f"{run.title}: {100 * float(row['score'] or 0):.1f}", flush=True)
+    def means(self, reading: str) -> None:
+        """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
+        runs = [
+            (turned, seed)
+            for turned in TURNED
+            for seed in SEEDS
+            if self.file(f"{turned}, {reading}, seed {seed}").is_file()
+        ]
+        cosines = dict(self.trained(turned, reading, seed) for turned, seed in runs)
+        for turned in dict.fromkeys(turned for turned, _ in runs):
+            # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
+            shared = {seed for own, seed in runs if own == turned} & {seed for own, seed in runs if own == "none"}
+            own, paired, base = (
+                [place for place, (name, seed) in enumerate(runs) if name == which and seed in seeds]
+                for which, seeds in ((turned, SEEDS), (turned, shared), ("none", shared))
+            )
+            more: records.Record = {"turned": turned, "reading": reading, "seeds": len(own)}
+            if turned != "none" and shared:
+                beside = scored(bootstrap.spearman(cosines, self.pairs.scores), paired, base)
+                more |= {key: value for key, value in beside.items() if key.startswith("ahead")}
+                more["ahead_seeds"] = len(shared)
+            self.write(self.method, cosines, own, **more)
+
+    def measure(self) -> None:
+        """Train what is missing, and write the row of each training when it is there, and the means by seed."""
+        embedder = str(self.given.embedder or MODELS[EMBEDDER].located(self.given.out / "models"))
+        references = {UNTRAINED: self.untrained, EMBEDDER: partial(SentenceTransformer, embedder)}
+        for name, make in references.items():
+            title = f"{name}, untrained" if name == UNTRAINED else name
+            self.write(title, {name: self.cosines(name, make)}, [0])
+        for reading in self.given.readings:
+            for seed in (None, *self.given.seeds):
+                method = self.method if seed is not None else f"{self.method}, before"
+                for turned in self.given.turned:
+                    found = dict([self.trained(turned, reading, seed)])
+                    self.write(method, found, [0], turned=turned, reading=reading, seed=seed)
+            self.means(reading)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory with the sets")
-    parser.add_argument("--triplets", type=Path, required=True, help="a file, as st-reba train bellm takes it")
-    parser.add_argument("--source", required=True, help="what tables call the triplets")
-    parser.add_argument("--out", type=Path, default=Path("build/bellm"), help="directory of what is kept")
-    parser.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
-    parser.add_argument("--path", type=Path, help="the language model, where it is there already")
-    parser.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
-    parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
-    parser.add_argument("--preset", choices=["paper", "released"], default="paper")
-    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
-    parser.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
-    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
-    parser.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
-    parser.add_argument("--batch-size", type=int, help="default: that of the preset")
-    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    Bench(options).measure(options.readings, options.seeds)
+    made = parser(__doc__, out="build/bellm")
+    made.add_argument("--triplets", type=Path, required=True, help="a file, as st-reba train bellm takes it")
+    made.add_argument("--source", required=True, help="what tables call the triplets")
+    made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
+    made.add_argument("--path", type=Path, help="the language model, where it is there already")
+    made.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
+    made.add_argument("--preset", choices=["paper", "released"], default="paper")
+    made.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
+    made.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
+    made.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
+    made.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
+    made.add_argument("--batch-size", type=int, help="default: that of the preset")
+    Bench(options(made, arguments)).measure()
 
 
 if __name__ == "__main__":

@@ -14,39 +14,32 @@ without a seed is the mean over the seeds, with the interval of that mean over t
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers.utils import logging
+from polars import col as c
 
 import records
-from devices import device
-from real.cosines import pair_cosines
+from real.cosines import Array, kept_cosines, scored
 from real.models import MODELS
 from real.texts import Sets
+from runs import device, kept, options, parser
 from st_reba import CausalTransformer, LayerStates
-from st_reba.data.tables import Pairs, read_pairs
+from st_reba.data.tables import read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
 from st_reba.modules import layerwise_autoencoder
 from st_reba.recipes import find
 from st_reba.train import FreezeTraining, train_freeze
 from st_reba.train.states import ModelOnStates, StatesCache
-
-Array = NDArray[np.float64]
-Similarities = dict[str, dict[str, Array]]
 
 SEEDS = (0, 1, 2)
 #: Labelled pairs; None: all there are.
@@ -70,8 +63,7 @@ class PaperHead(layerwise_autoencoder.SimilarityHead):
         return torch.sigmoid(self.mlp(1 - distances)[..., 0])
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A way to train.
 
     Attributes:
@@ -84,8 +76,8 @@ class Method:
         head: What makes a similarity of the layers' cosines.
     """
 
-    stage: str
-    loss: str
+    stage: Any
+    loss: Any
     prompt: bool = False
     layers: str = ALL
     width: int | None = None
@@ -136,215 +128,147 @@ def layers_of(name: str, depth: int) -> tuple[int, ...] | None:
     }[name]
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training.
-
-    Attributes:
-        name: A key of :data:`METHODS`.
-        count: Labelled pairs; None: all.
-        seed: Of the training, and of which pairs are drawn.
-    """
+class Run(NamedTuple):
+    """One training: a key of :data:`METHODS`; how many labelled pairs, None for all; and the seed, also of which pairs
+    are drawn."""
 
     name: str
     count: int | None
     seed: int
 
-    @property
-    def method(self) -> Method:
-        return METHODS[self.name]
 
-    @property
-    def title(self) -> str:
-        return f"{self.name}, {self.count or 'all'} pairs, seed {self.seed}"
-
-
-@dataclass
 class Bench:
     """One model and language, with what was read and trained before."""
 
-    model: str
-    path: str
-    language: str
-    data: Path
-    out: Path
-    states: Path
-    precision: str
-    results: Path
-    modules: dict[bool, LayerStates] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.train = read_pairs(self.data / f"stsb_{self.language}_train.tsv")
-        self.sets: dict[str, Pairs] = {part: Sets(self.data).pairs(self.language, part) for part in ("dev", "test")}
-        self.out = self.out / f"{self.model}, {self.language}"
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.language = given, given.language
+        self.path = str(given.path or MODELS[given.model].located(given.out / "models"))
+        self.train = read_pairs(given.data / f"stsb_{given.language}_train.tsv")
+        self.sets = {part: Sets(given.data).pairs(given.language, part) for part in ("dev", "test")}
+        self.out, self.states = given.out / f"{given.model}, {given.language}", given.states or given.out / "states"
         self.out.mkdir(parents=True, exist_ok=True)
+        self.prompt = "prompteol-zh" if given.language == "zh" else "prompteol"
+        # Loaded once for each template.
+        self.module = cache(self._module)
 
-    @property
-    def prompt(self) -> str:
-        return "prompteol-zh" if self.language == "zh" else "prompteol"
+    def _module(self, template: str) -> LayerStates:
+        return LayerStates(self.path, template=template, model_kwargs={"dtype": self.given.precision}).to(device())
 
-    def template(self, method: Method) -> str:
-        return self.prompt if method.prompt else PLAIN
+    def written(self, name: str, lines: Sequence[str]) -> str:
+        file = self.out / name
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return str(file)
 
-    def module(self, method: Method) -> LayerStates:
-        """The language model, loaded once for each template."""
-        if method.prompt not in self.modules:
-            self.modules[method.prompt] = LayerStates(
-                self.path, template=self.template(method), model_kwargs={"dtype": self.precision}
-            ).to(device())
-        return self.modules[method.prompt]
+    def similarities(self, run: Run) -> Mapping[str, Array]:
+        """Those of dev and test, by part and reading, by a model that is trained now, or was before."""
+        title = f"{run.name}, {run.count or 'all'} pairs, seed {run.seed}"
+        return kept(self.out / f"{title}.npz", lambda: self._trained(run))
 
-    def sentences(self) -> Path:
-        """All texts of the training part."""
-        file = self.out / "sentences.txt"
-        file.write_text("\n".join(self.train.texts()) + "\n", encoding="utf-8")
-        return file
-
-    def labelled(self, run: Run) -> tuple[Path, int]:
-        """A file of the pairs that a run is trained on, and how many there are."""
-        count = len(self.train) if run.count is None else run.count
+    def _trained(self, run: Run) -> dict[str, Array]:
+        method, template = METHODS[run.name], self.prompt if METHODS[run.name].prompt else PLAIN
+        states, count = self.module(template), run.count or len(self.train)
         chosen = self.train.part(random.Random(run.seed).sample(range(len(self.train)), count))
-        file = self.out / f"pairs-{count}-{run.seed}.tsv"
-        rows = zip(chosen.first, chosen.second, chosen.scores, strict=True)
-        file.write_text("".join(f"{first}\t{second}\t{score}\n" for first, second, score in rows), encoding="utf-8")
-        return file, count
-
-    def similarities(self, run: Run) -> Similarities:
-        """Those of dev and test by a model that is trained now, or was before."""
-        kept = self.out / f"{run.title}.npz"
-        if not kept.is_file():
-            found: dict[str, Any] = {
-                f"{part} {name}": each for part, own in self._trained(run).items() for name, each in own.items()
-            }
-            np.savez(kept, **found)
-        with np.load(kept) as held:
-            return {part: {name: held[f"{part} {name}"] for name in READINGS} for part in self.sets}
-
-    def _trained(self, run: Run) -> Similarities:
-        method = run.method
-        states = self.module(method)
-        pairs, count = self.labelled(run)
-        pretrains = method.stage == "autoencoder"
-        more: dict[str, Any] = (
-            {"sentences": str(self.sentences())} if method.stage in ("autoencoder", "whitened") else {}
-        )
-        if pretrains:
-            name = f"pretraining, {self.template(method)}, {method.layers}, {method.width or PAPERS}, {run.seed}"
+        pairs = [
+            f"{one}\t{two}\t{score}" for one, two, score in zip(chosen.first, chosen.second, chosen.scores, strict=True)
+        ]
+        more: dict[str, Any] = {}
+        if method.stage in ("autoencoder", "whitened"):
+            more["sentences"] = self.written("sentences.txt", self.train.texts())
+        if method.stage == "autoencoder":
+            name = f"pretraining, {template}, {method.layers}, {method.width or PAPERS}, {run.seed}"
             more["pretraining"] = str(self.out / name.replace("{text}", "plain"))
         settings = FreezeTraining(
-            model=self.path,
-            pairs=str(pairs),
-            cache=str(self.states),
-            model_kwargs={"dtype": self.precision},
-            template=self.template(method),
-            stage=method.stage,  # type: ignore[arg-type]
-            loss=method.loss,  # type: ignore[arg-type]
+            model=self.path, pairs=self.written(f"pairs-{count}-{run.seed}.tsv", pairs), cache=str(self.states),
+            model_kwargs={"dtype": self.given.precision}, template=template, stage=method.stage, loss=method.loss,
             layers=layers_of(method.layers, states.depth),
             bottlenecks=None if method.width is None else (method.width,),
             arguments={
-                "seed": run.seed,
-                "per_device_train_batch_size": BATCH,
-                "num_train_epochs": max(EPOCHS, -(-STEPS // -(-count // BATCH))),
-                "learning_rate": method.rate,
-                "save_steps": 100_000,
+                "seed": run.seed, "per_device_train_batch_size": BATCH, "learning_rate": method.rate,
+                "num_train_epochs": max(EPOCHS, -(-STEPS // -(-count // BATCH))), "save_steps": 100_000,
             },
             **more,
-        )
-        cache = StatesCache(self.states, states)
-        cache.add([text for own in self.sets.values() for text in own.texts()])
+        )  # fmt: skip
+        known = StatesCache(self.states, states)
+        known.add([text for own in self.sets.values() for text in own.texts()])
         work = self.out / "running"
         shutil.rmtree(work, ignore_errors=True)
         with mock.patch.object(layerwise_autoencoder, "SimilarityHead", method.head):
-            trained = ModelOnStates.of(train_freeze(settings, work, progress=False)[-1], cache)
+            trained = ModelOnStates.of(train_freeze(settings, work, progress=False)[-1], known)
         shutil.rmtree(work)
-        return {
-            part: PairScoreEvaluator(own.first, own.second, own.scores, batch_size=256).similarities(trained)
-            for part, own in self.sets.items()
-        }
+        found = {}
+        for part, own in self.sets.items():
+            scores = PairScoreEvaluator(own.first, own.second, own.scores, batch_size=256).similarities(trained)
+            found |= {f"{part} {name}": each for name, each in scores.items()}
+        return found
 
     def untrained(self) -> Array:
         """The cosines of the test pairs by the best recipe without labels."""
-        kept = self.out / "untrained.npy"
-        if not kept.is_file():
-            sets = Sets(self.data)
-            recipe = replace(find(UNTRAINED), fit_texts=tuple(sets.fit_texts(self.language)))
-            if self.language == "zh":
-                own = {**recipe.row.settings, "template": self.prompt}
-                recipe = replace(recipe, row=replace(recipe.row, settings=own))
-            backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.precision}).to(device())
-            np.save(kept, pair_cosines(recipe.model(backbone), self.sets["test"]))
-        return np.asarray(np.load(kept))
+        recipe = replace(find(UNTRAINED), fit_texts=tuple(Sets(self.given.data).fit_texts(self.language)))
+        if self.language == "zh":
+            own = {**recipe.row.settings, "template": self.prompt}
+            recipe = replace(recipe, row=replace(recipe.row, settings=own))
+
+        def make() -> Any:
+            kwargs = {"dtype": self.given.precision}
+            return recipe.model(CausalTransformer(self.path, model_kwargs=kwargs).to(device()))
+
+        return kept_cosines(self.out / "untrained.npz", make, {"test": self.sets["test"]})["test"]
 
     def described(self, run: Run) -> records.Record:
         """What a run is."""
-        method = run.method
-        states = self.module(method)
-        layers = layers_of(method.layers, states.depth)
+        method, template = METHODS[run.name], self.prompt if METHODS[run.name].prompt else PLAIN
+        states = self.module(template)
         autoencoder = layerwise_autoencoder.LayerwiseAutoencoder(
-            states.depth, states.get_embedding_dimension(), layers=layers, encoders=method.stage != "cosines",
-            bottlenecks=None if method.width is None else (method.width,),
+            states.depth, states.get_embedding_dimension(), layers=layers_of(method.layers, states.depth),
+            encoders=method.stage != "cosines", bottlenecks=None if method.width is None else (method.width,),
         )  # fmt: skip
         return {
-            "model": self.model, "precision": self.precision, "method": run.name, "template": self.template(method),
+            "model": self.given.model, "precision": self.given.precision, "method": run.name, "template": template,
             "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
             "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss, "rate": method.rate,
-            "pairs": run.count or len(self.train), "date": date.today().isoformat(), "versions": records.versions(),
+            "pairs": run.count or len(self.train), **records.today(),
         }  # fmt: skip
 
-    def of_run(self, run: Run) -> None:
-        """The rows of one training."""
-        start = time.process_time()
-        found = self.similarities(run)
-        shared = {**self.described(run), "seed": run.seed, "seconds": round(time.process_time() - start)}
-        rows = [
-            {**shared, **where, "score": float(values[0])}
-            for where, values, _ in self._scores([found])
-        ]  # fmt: skip
-        records.rewrite("freeze", rows, self.results)
-        told = (f"{row['set']}, {row['reading']}, {row['metric']}: {row['score']:.3f}" for row in rows)
-        print(f"{run.title}: {shared['seconds']} s", *told, sep="; ", flush=True)
-
-    def of_seeds(self, runs: Sequence[Run]) -> None:
-        """The rows of the mean over some trainings, with intervals."""
-        rows = []
-        for where, values, replicates in self._scores([self.similarities(run) for run in runs]):
-            score = float(values.mean())
-            row: records.Record = {**self.described(runs[0]), **where, "seed": None, "score": score}
-            if where["set"] == f"STS-B {self.language} test":
-                mean = replicates[: len(runs)].mean(axis=0)
-                row["low"], row["high"] = map(float, bootstrap.interval(mean))
-                if where["metric"] == "Spearman":
-                    apart = bootstrap.interval(mean - replicates[-1])
-                    row |= {"ahead": score - float(self._level), "ahead_low": float(apart[0]),
-                            "ahead_high": float(apart[1])}  # fmt: skip
-            rows.append(row)
-        records.rewrite("freeze", rows, self.results)
-
-    def _scores(self, found: Sequence[Similarities]) -> Iterator[tuple[dict[str, records.Value], Array, Array]]:
-        """Of each set, reading and metric, what it is; the scores of several trainings; and these in resamples, with
-        those of the recipe without labels at last. Resamples are drawn of the test set alone, of several trainings."""
+    def rows(self, runs: Sequence[Run]) -> Iterator[records.Record]:
+        """Of each set, reading and metric, the score of one training, or the mean of several: on the test set with its
+        interval, and how far it is ahead of the recipe without labels."""
+        found, described = [self.similarities(run) for run in runs], self.described(runs[0])
         for part, pairs in self.sets.items():
             for reading, called in READINGS.items():
                 for metric, statistic in METRICS.items():
-                    each = {str(index): own[part][reading] for index, own in enumerate(found)}
-                    where: dict[str, records.Value] = {
-                        "set": f"STS-B {self.language} {part}", "reading": called, "metric": metric,
+                    each = {str(place): own[f"{part} {reading}"] for place, own in enumerate(found)}
+                    row: records.Record = {
+                        **described, "set": f"STS-B {self.language} {part}", "reading": called, "metric": metric,
+                        "seed": runs[0].seed if len(runs) == 1 else None,
                     }  # fmt: skip
-                    replicates = np.empty((0, 0))
-                    if part == "test" and len(found) > 1:
+                    if part == "test" and len(runs) > 1:
+                        base = [len(runs)] if metric == "Spearman" else None
                         whole = statistic({**each, "untrained": self.untrained()}, pairs.scores)
-                        replicates, self._level = whole.replicates, whole.scores[-1]
-                    yield where, statistic(each, pairs.scores).scores, replicates
+                        yield row | scored(whole, list(range(len(runs))), base)
+                    else:
+                        yield {**row, "score": float(np.mean(statistic(each, pairs.scores).scores))}
 
     def is_there(self, run: Run, seed: int | None) -> bool:
         """Whether a run with this seed, or the mean over the seeds, has its rows."""
-        if not (self.results / "freeze.csv").is_file():
+        if not (self.given.results / "freeze.csv").is_file():
             return False
-        return any(
-            row["model"] == self.model and row["method"] == run.name and row["seed"] == seed
-            and row["set"] == f"STS-B {self.language} test" and row["pairs"] == (run.count or len(self.train))
-            for row in records.read("freeze", self.results)
+        rows = records.read("freeze", self.given.results).filter(
+            c.model == self.given.model, c.method == run.name, c.seed.eq_missing(seed),
+            c.set == f"STS-B {self.language} test", c.pairs == (run.count or len(self.train)),
         )  # fmt: skip
+        return not rows.is_empty()
+
+    def measure(self, runs: Sequence[Run]) -> None:
+        """Train what has no rows yet, the seeds of one method; write the rows of each, and of their mean."""
+        missing = [run for run in runs if not self.is_there(run, run.seed)]
+        for run in missing:
+            start = time.process_time()
+            self.similarities(run)
+            seconds = round(time.process_time() - start)
+            records.rewrite("freeze", [{**row, "seconds": seconds} for row in self.rows([run])], self.given.results)
+            print(f"{run.name}, {run.count or 'all'} pairs, seed {run.seed}: {seconds} s", flush=True)
+        if len(runs) > 1 and (missing or not self.is_there(runs[0], None)):
+            records.rewrite("freeze", self.rows(runs), self.given.results)
 
 
 #: Parts of the benchmark: which methods, with which numbers of pairs and seeds.
@@ -357,36 +281,19 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[int | None, ...], tuple[int, ...]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory with the sets")
-    parser.add_argument("--out", type=Path, default=Path("build/freeze"), help="directory of what is kept")
-    parser.add_argument("--states", type=Path, help="directory of the states; default: below --out")
-    parser.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
-    parser.add_argument("--path", type=Path, help="the language model, where it is there already")
-    parser.add_argument("--language", choices=["en", "zh"], default="en")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="some of those of the parts")
-    parser.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    bench = Bench(
-        options.model, str(options.path or MODELS[options.model].located(options.out / "models")), options.language,
-        options.data, options.out, options.states or options.out / "states", options.precision, options.results,
-    )  # fmt: skip
-    for part in options.parts:
-        names, counts, seeds = PARTS[part]
-        for name in names:
-            if options.methods and name not in options.methods:
-                continue
+    made = parser(__doc__, out="build/freeze")
+    made.add_argument("--states", type=Path, help="directory of the states; default: below --out")
+    made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
+    made.add_argument("--path", type=Path, help="the language model, where it is there already")
+    made.add_argument("--language", choices=["en", "zh"], default="en")
+    made.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    made.add_argument("--methods", nargs="+", choices=METHODS, help="some of those of the parts")
+    given = options(made, arguments)
+    bench = Bench(given)
+    for names, counts, seeds in (PARTS[part] for part in given.parts):
+        for name in (each for each in names if not given.methods or each in given.methods):
             for count in counts:
-                runs = [Run(name, count, seed) for seed in seeds]
-                missing = [run for run in runs if not bench.is_there(run, run.seed)]
-                for run in missing:
-                    bench.of_run(run)
-                if len(runs) > 1 and (missing or not bench.is_there(runs[0], None)):
-                    bench.of_seeds(runs)
+                bench.measure([Run(name, count, seed) for seed in seeds])
 
 
 if __name__ == "__main__":

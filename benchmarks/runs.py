@@ -1,0 +1,126 @@
+"""What the scripts share: what they are given, contenders in turn, what is kept of a run that was stopped, and rows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import get_device_name
+from transformers.utils import logging
+
+import records
+from st_reba.files import atomic_file
+from st_reba.modules import CausalModule
+from st_reba.recipes.recipe import POOLINGS
+
+Key = TypeVar("Key")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+def parser(about: str | None, *, out: str = "", data: bool = True) -> argparse.ArgumentParser:
+    """The arguments that scripts share.
+
+    Args:
+        about: A script's docstring.
+        out: Where it keeps what it has done, if it does.
+        data: Whether it reads the public sets.
+    """
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
+    made.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
+    if data:
+        made.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    if out:
+        made.add_argument("--out", type=Path, default=Path(out), help="directory of models, and of what is kept")
+        made.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    return made
+
+
+def options(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was typed; torch has as many threads as asked for, and shows no progress."""
+    found = made.parse_args(given)
+    logging.disable_progress_bar()
+    torch.set_num_threads(found.threads)
+    return found
+
+
+def device() -> str:
+    """The accelerator, or ``"cpu"``."""
+    return str(get_device_name())
+
+
+def now(place: str = "cpu") -> float:
+    """Seconds of the processor; by the clock where an accelerator works, when all work that it was given is done."""
+    if torch.device(place).type == "cpu":
+        return time.process_time()
+    torch.get_device_module(place).synchronize()
+    return time.perf_counter()
+
+
+def timed(run: Callable[[Given], object], place: str = "cpu") -> Callable[[Given], float]:
+    """The same, which says the seconds that it took."""
+
+    def measured(given: Given) -> float:
+        start = now(place)
+        run(given)
+        return now(place) - start
+
+    return measured
+
+
+def interleaved(contenders: Mapping[Key, Callable[[Given], Found]], rounds: Iterable[Given]) -> dict[Key, list[Found]]:
+    """What each contender says in each round. All take turns, so that a busy machine is busy for all; each round begins
+    with another one, as what runs second may find a warmer machine."""
+    found: dict[Key, list[Found]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for number, given in enumerate(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(contenders[name](given))
+    return found
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """The median of the rounds' ratios, the lowest and the highest."""
+    every = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {
+        name: round(of(every), digits) for name, of in (("value", median), ("low", min), ("high", max))
+    }  # fmt: skip
+
+
+def add_costs(rows: Iterable[Mapping[str, Any]], given: argparse.Namespace, place: str = "cpu", **where: Any) -> None:
+    """Rows of results/cost.csv, with what they share; and each as a line."""
+    shared = {**where, **records.today(), "machine": records.machine(place, given.threads)}
+    made = [{**row, **shared} for row in rows]
+    records.append("cost", made, given.results)
+    for row in made:
+        names = ("model", "precision", "tokens", "quantity", "contender", "unit", "value", "low", "high")
+        print("; ".join(str(row[name]) for name in names if row.get(name) not in ("", None)), flush=True)
+
+
+def kept(file: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays by name, which are made once."""
+    if not file.is_file():
+        made = make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(file) as stream:
+            np.savez(stream, **made)
+        print(f"{time.strftime('%H:%M')} {file}", flush=True)
+    with np.load(file) as stream:
+        return dict(stream)
+
+
+def pooled(module: CausalModule, *poolings: str, prompts: Mapping[str, str] | None = None) -> SentenceTransformer:
+    """A module under ``"mean"``, ``"last"``, or several poolings side by side, where its language model lies."""
+    pooling = Pooling(module.get_embedding_dimension(), tuple(POOLINGS[each] for each in poolings))
+    modules = [module, pooling]
+    return SentenceTransformer(modules=modules, device=str(module.model.device), prompts=dict(prompts or {}))
