@@ -79,7 +79,7 @@ LOG_VARIANCE, LOG_VARIANCE_PROMPTED = "autoencoder, log-variance", "autoencoder,
 TRAINED, RANDOM = c.weights == "trained", c.weights == "random"
 AT_ITS_END = c.layer.is_null() & (c.filter == "")
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
-is_control = c.recipe.is_in(CONTROLS)
+IS_CONTROL = c.recipe.is_in(CONTROLS)
 RECIPES = {"recipe": "{recipe}", "pooling": "{pooling}"}
 #: How a model is read.
 READ = ("recipe", "pooling", "layer", "filter")
@@ -374,13 +374,13 @@ def _(results: Results, page: Path) -> str:
     models = own.select("model").unique().rename({"model": "beside"})
     other = labelled(other.join(models, how="cross"), lines)
     ends, of = own.filter(AT_ITS_END), ("model", "label")
-    authors, controls = chosen_on.filter(AT_ITS_END, ~is_control), chosen_on.filter(is_control)
+    authors, controls = chosen_on.filter(AT_ITS_END, ~IS_CONTROL), chosen_on.filter(IS_CONTROL)
     classical = ends.filter(c.recipe == "Classical")
     made = [
         cells(classical.filter(c.pooling.is_in(["mean", ""])), "Classical, mean"),
         cells(classical.filter(c.pooling == "last"), "Classical, last"),
         best("best recipe, as its authors read it", own, authors, of, "recipe", "pooling"),
-        best("best recipe, layer and filter", own, chosen_on.filter(~is_control), of, *READ),
+        best("best recipe, layer and filter", own, chosen_on.filter(~IS_CONTROL), of, *READ),
         best("best control", own, controls, of, *READ),
         *(
             cells(other.filter(c.model == name).with_columns(model=c.beside).drop("beside"), name)

@@ -132,9 +132,8 @@ def draw_panels(data: dict[str, Any], label: str, width: float, height: float, b
             if not points:
                 continue
             places, scores, *bounds = zip(*points, strict=True)
-            marker = "o" if by_count else ""
-            scores = [100 * each for each in scores]
-            axis.plot(places, scores, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
+            marker, percents = "o" if by_count else "", [100 * each for each in scores]
+            axis.plot(places, percents, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
             if all(each is not None for bound in bounds for each in bound):
                 lows, highs = ([100 * each for each in bound] for bound in bounds)
                 axis.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)

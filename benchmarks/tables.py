@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     options = parser.parse_args(arguments)
     results = Results(options.results.resolve())
-    blocks = {**BLOCKS, **PICTURES}
+    blocks: dict[str, Block] = {**BLOCKS, **PICTURES}
     try:
         made = {
             page: filled(page.read_text(encoding="utf-8"), page, results, blocks)

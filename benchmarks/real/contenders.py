@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.modules import Pooling
 
+from runs import pooled
 from st_reba.data.demo import Language, demo_sentences
 from st_reba.evaluation.rankings import Hits
 from st_reba.export import static_model
@@ -23,7 +23,6 @@ from st_reba.modules import CausalModule, CausalTransformer, PromptRepsModule
 from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import Row, find
-from st_reba.recipes.recipe import POOLINGS
 from st_reba.recipes.rows import PARTS, SUM
 from st_reba.text.templates import preset
 
@@ -205,8 +204,7 @@ def recipe(key: str, pooling: str = "", *, name: str = "", templates: Mapping[st
         elif language == "zh" and (row.around is not None or "template" in arguments):
             arguments["template"] = f"{arguments.get('template', 'prompteol')}-zh"
         module = row.module(backbone, **arguments)
-        pooled = Pooling(module.get_embedding_dimension(), POOLINGS[pooling])
-        return SentenceTransformer(modules=[module, pooled], device=str(module.model.device))
+        return pooled(module, pooling)
 
     around = "whitened" if row.around is None else row.around.name
     filters = ("", "centred", around, *([APART] if around == SUM else ()))
@@ -218,11 +216,7 @@ def promptreps() -> Dense:
 
     def make(backbone: CausalModule, language: str) -> SentenceTransformer:
         template = _word_prompt(language)
-        module = CausalTransformer(backbone, template=template)
-        pooled = Pooling(module.get_embedding_dimension(), "lasttoken")
-        return SentenceTransformer(
-            modules=[module, pooled], device=str(backbone.model.device), prompts=dict(preset(template).prompts)
-        )
+        return pooled(CausalTransformer(backbone, template=template), "last", prompts=preset(template).prompts)
 
     return Dense("PromptReps", "last", make)
 

@@ -41,14 +41,9 @@ BEFORE_EN = (
     "The weather is fine today, and the sea is calm. ", "Once upon a time there was a king who had three daughters. ",
 )  # fmt: skip
 WHOLE_EN = (
-    '"',
-    'This sentence : "',
-    'Text: "',
-    'Sentence: "',
-    'The following text: "',
-    'Query: "',
+    '"', 'This sentence : "', 'Text: "', 'Sentence: "', 'The following text: "', 'Query: "',
     'I sort texts. This one : "',
-)
+)  # fmt: skip
 BETWEEN_EN = (
     '" , that is , "', '" In other words : "', '" means "', '" "', '" and again : "', '" can be repeated as : "',
     '" is about : "', '" can be said as : "',
@@ -95,13 +90,9 @@ NOUNS_EN = (
     "label", "event", "situation", "action", "request", "question", "answer",
 )  # fmt: skip
 FRAMES_EN = (
-    '" and its {noun} in one word is:"',
-    '" and its {noun} in a single word is:"',
-    '" and its {noun} is:"',
-    '" and in one word its {noun} is:"',
-    '". In one word, its {noun}:"',
-    '". {Noun}:"',
-)
+    '" and its {noun} in one word is:"', '" and its {noun} in a single word is:"', '" and its {noun} is:"',
+    '" and in one word its {noun} is:"', '". In one word, its {noun}:"', '". {Noun}:"',
+)  # fmt: skip
 #: Numbers and kinds of words, for the nouns that are promising.
 NUMBERS_EN = (
     "in two words", "in three words", "in a few words", "in just one word", "in exactly one word", "in one noun",
@@ -133,12 +124,9 @@ NOUNS_ZH = (
     "主要内容", "领域", "意图", "目的", "对象", "事件", "概念", "主要意思",
 )  # fmt: skip
 FRAMES_ZH = (
-    "”，用一个词概括{noun}是：“",
-    "”，它的{noun}用一个词来说是：“",
-    "”，它的{noun}是：“",
-    "”，这句话的{noun}，用一个词概括：“",
-    "”。{noun}：“",
-)
+    "”，用一个词概括{noun}是：“", "”，它的{noun}用一个词来说是：“", "”，它的{noun}是：“",
+    "”，这句话的{noun}，用一个词概括：“", "”。{noun}：“",
+)  # fmt: skip
 OTHERS_ZH = (
     "”用一个词来概括就是：“", "”，用一个词概括是：“", "”，用一个词来说就是：“", "”，一个词：“",
     "”，简单说就是：“", "”，换句话说：“", "”，用两个字概括是：“", "”，用四个字概括是：“",
@@ -148,39 +136,26 @@ OTHERS_ZH = (
 )  # fmt: skip
 
 #: What the models themselves wrote when they were asked to go on.
-WRITTEN: dict[str, tuple[tuple[str, str], ...]] = {
-    "en": (
-        ("SmolLM2-135M-Instruct", "and his word for it is:"),
-        ("SmolLM2-135M-Instruct", "and the topic is:"),
-        ("SmolLM2-135M-Instruct", "can be summarized as:"),
-        ("SmolLM2-135M-Instruct", "can be summarized in a word as:"),
-        ("SmolLM2-135M-Instruct", "in one two words:"),
-        ("SmolLM2-135M-Instruct", "which can be summarized as:"),
-        ("SmolLM2-135M-Instruct", "which is about:"),
-        ("Gemma 3 270M", "and it is in a thread related to topic:"),
-        ("Gemma 3 270M", "and it refers to:"),
-        ("Gemma 3 270M", "and it relates to:"),
-        ("Gemma 3 270M", "and the word is for its theme is:"),
-        ("Gemma 3 270M", "and the word it is :"),
-        ("Gemma 3 270M", "can be said as:"),
-        ("Gemma 3 270M", "is about:"),
-        ("Gemma 3 270M", "it is about:"),
-        ("Gemma 3 270M", "refers to:"),
-        ("Gemma 3 270M", "so the word is:"),
-        ("Gemma 3 270M", "the word it's about:"),
-        ("Gemma 3 270M", "this word can be interpreted as:"),
-        ("Gemma 3 270M", "which is a word that means:"),
-        ("Gemma 3 270M", "where it talks about:"),
-    ),
-    "zh": (
-        ("Gemma 3 270M", "，一句是："),
-        ("Gemma 3 270M", "，它的“主题”是："),
-        ("Gemma 3 270M", "，属于这个词："),
-        ("Gemma 3 270M", "，说的是："),
-        ("Gemma 3 270M", "，这句话说的是："),
-        ("Gemma 3 270M", "，这是一个热门话题："),
-    ),
-}
+WRITTEN: dict[str, dict[str, tuple[str, ...]]] = {
+    "en": {
+        "SmolLM2-135M-Instruct": (
+            "and his word for it is:", "and the topic is:", "can be summarized as:", "can be summarized in a word as:",
+            "in one two words:", "which can be summarized as:", "which is about:",
+        ),
+        "Gemma 3 270M": (
+            "and it is in a thread related to topic:", "and it refers to:", "and it relates to:",
+            "and the word is for its theme is:", "and the word it is :", "can be said as:", "is about:", "it is about:",
+            "refers to:", "so the word is:", "the word it's about:", "this word can be interpreted as:",
+            "which is a word that means:", "where it talks about:",
+        ),
+    },
+    "zh": {
+        "Gemma 3 270M": (
+            "，一句是：", "，它的“主题”是：", "，属于这个词：", "，说的是：", "，这句话说的是：",
+            "，这是一个热门话题：",
+        ),
+    },
+}  # fmt: skip
 
 
 #: What was chosen, for two copies of a text, by the mean over models and development tasks.
@@ -198,7 +173,7 @@ def endings(language: str) -> list[Ending]:
         words = [*(f'" {verb}"' for verb in VERBS_EN), *framed, *numbered]
     first = Ending(words[0], PROMPT_EOL)
     quoted = "”{words}“" if language == "zh" else '" {words}"'
-    written = [Ending(quoted.format(words=each), origin) for origin, each in WRITTEN[language]]
+    written = [Ending(quoted.format(words=each), origin) for origin, own in WRITTEN[language].items() for each in own]
     unique = {each.words: each for each in (*written, *map(Ending, words), first)}
     return sorted(unique.values(), key=lambda each: each.origin != PROMPT_EOL)
 

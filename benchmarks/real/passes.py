@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
+from runs import pooled
 from st_reba.compare.sweep import names, of_copies
 from st_reba.lm.anatomy import final_norm, layer_paths
 from st_reba.lm.run import recording
@@ -85,7 +85,7 @@ def every_layer(name: str, build: Callable[[CausalModule, str], CausalModule], p
     """A recipe whose states are read after every layer."""
 
     def make(backbone: CausalModule, language: str) -> Run:
-        reader = LayerReader(_pooled(build(backbone, language), poolings))
+        reader = LayerReader(pooled(build(backbone, language), *poolings))
 
         def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
             layers = reader.embeddings(list(texts)).float().transpose(0, 1)
@@ -106,7 +106,7 @@ def own_end(
     """A recipe as it is."""
 
     def make(backbone: CausalModule, language: str) -> Run:
-        model = _pooled(build(backbone, language), poolings)
+        model = pooled(build(backbone, language), *poolings)
 
         def run(texts: Sequence[str], words: Sequence[str] | None) -> dict[str, Tensor]:
             vectors = model.encode(
@@ -118,12 +118,6 @@ def own_end(
         return run
 
     return Pass(name, make, languages=languages)
-
-
-def _pooled(module: CausalModule, poolings: Sequence[str]) -> SentenceTransformer:
-    modes = tuple(POOLINGS[pooling] for pooling in poolings)
-    pooling = Pooling(module.get_embedding_dimension(), modes)
-    return SentenceTransformer(modules=[module, pooling], device=str(module.model.device))
 
 
 def recipe(
