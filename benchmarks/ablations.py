@@ -19,7 +19,7 @@ import records
 from real.claims import differences
 from real.cosines import cosines_of
 from real.models import MODELS
-from real.passes import own_end
+from real.passes import Pass, own_end
 from real.texts import Sets, TextList
 from real.vectors import Vectors
 from real_models import Measured, keep
@@ -77,30 +77,35 @@ def variants(depth: int) -> Mapping[tuple[str, str], Build]:
     }
 
 
+def at_its_end(recipe: str, build: Build) -> Pass:
+    """A recipe, read at its last token."""
+    return own_end(recipe, lambda backbone, language: build(backbone), ("last",))
+
+
 def run(measured: Measured, given: argparse.Namespace) -> None:
     """Embed under every variant, and write how each stands beside the reference."""
-    labelled = Sets(given.data).pairs("en", "dev").head(PAIRS)
+    sets = Sets(given.data)
+    labelled = sets.pairs("en", "dev").head(PAIRS)
     texts = list(dict.fromkeys([*labelled.first, *labelled.second]))
-    texts_of = TextList(f"stsb-en-dev-{PAIRS}", "en", lambda directory: texts)
+    texts_of = TextList(f"stsb-en-dev-{PAIRS}", "en", lambda sets: texts)
     row = {text: index for index, text in enumerate(texts)}
     sides = [np.array([row[text] for text in side]) for side in (labelled.first, labelled.second)]
     found = {}
     for (recipe, change), build in variants(facts.depth(measured.backbone.model)).items():
         kept = Vectors(measured.directory(given.out) / texts_of.name / f"{recipe}, {change}")
         if not kept.done:
-            read = own_end(recipe, lambda backbone, language, build=build: build(backbone), ("last",))
-            keep(kept, read.make(measured.backbone, "en"), texts_of, given.data)
+            keep(kept, at_its_end(recipe, build).make(measured.backbone, "en"), texts_of, sets)
         [variant] = kept.variants()
         found[recipe, change] = cosines_of(kept.read(variant), *sides)
     named = {str(number): each for number, each in enumerate(found.values())}
     statistic = bootstrap.spearman(named, labelled.scores)
     reference = str(list(found).index(REFERENCE))
     beside = differences(statistic, [(each, reference) for each in named])
-    shared = {
+    shared: records.Record = {
         "model": measured.model.name, "precision": measured.precision, "set": f"STS-B en dev, {PAIRS}",
         **records.today(),
     }  # fmt: skip
-    rows = [
+    rows: list[records.Record] = [
         {**shared, "recipe": recipe, "change": change, "score": float(score), **difference}
         for (recipe, change), score, difference in zip(found, statistic.scores, beside, strict=True)
     ]

@@ -213,7 +213,7 @@ def measure_memory(models: Sequence[Model], inputs: list[str], on_gpu: bool) -> 
     gc.collect()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before: float = torch.cuda.memory_allocated()
         encode(models, inputs)
         return {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
     encode(models, texts(4, 1))

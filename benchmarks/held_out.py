@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,7 +233,8 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     for own in sets(language, given):
         makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
         for name in given.recipes:
-            key, settings = name, {"language": language}
+            key = name
+            settings: dict[str, Any] = {"language": language}
             if name == MEANS_RECIPE:
                 key, settings = "echo-topic", {"template": MEANS[language]}
             make = cache(partial(st_reba.build, backbone, key, own.fit, **settings))

@@ -47,13 +47,15 @@ class Measured:
     path: Path
     precision: str
     random: bool
+    some: int | None = None
 
     @property
     def weights(self) -> str:
         return "random" if self.random else "trained"
 
     def directory(self, out: Path) -> Path:
-        return out / f"{self.model.name}, {self.precision}, {self.weights}"
+        some = "" if self.some is None else f", {self.some} pairs"
+        return out / f"{self.model.name}, {self.precision}, {self.weights}{some}"
 
     @cached_property
     def backbone(self) -> CausalModule:
@@ -83,13 +85,13 @@ def embed(measured: Measured, given: argparse.Namespace) -> None:
             unfit = texts_of.words and not chosen.words
             fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
             if fits and not unfit and not kept.done:
-                keep(kept, measured.run(chosen, texts_of.language), texts_of, given.data)
+                keep(kept, measured.run(chosen, texts_of.language), texts_of, Sets(given.data, given.some))
 
 
-def keep(kept: Vectors, run: Run, texts_of: TextList, data: Path) -> None:
+def keep(kept: Vectors, run: Run, texts_of: TextList, sets: Sets) -> None:
     """One pass over one list."""
-    texts = texts_of.read(data)
-    words = texts_of.words(data).inputs()[1] if texts_of.words else None
+    texts = texts_of.read(sets)
+    words = texts_of.words(sets).inputs()[1] if texts_of.words else None
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
     start = time.perf_counter()
     with torch.inference_mode():
@@ -111,7 +113,7 @@ def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -
         tokens: Whose tokens the overlap of two texts is counted in.
         given: As typed.
     """
-    sets, directory = Sets(given.data), measured.directory(given.out)
+    sets, directory = Sets(given.data, given.some), measured.directory(given.out)
     own = not measured.random and not measured.model.embedder
     kept = Kept(directory, EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
     when = records.today()
@@ -144,15 +146,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
     made.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
+    made.add_argument("--some", type=int, help="so many pairs of each part of STS-B in the place of all")
     made.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
     made.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
     given = options(made, arguments)
     for model in map(MODELS.__getitem__, given.models):
         path = model.located(given.out / "models")
-        # An embedder has no causal tokens: those of the first model count overlap there, too.
-        tokens = next(iter(MODELS.values())).located(given.out / "models") if model.embedder else path
+        # An embedder has no causal tokens: those of the first model that reads its languages count overlap there, too.
+        first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
+        tokens = first.located(given.out / "models") if model.embedder else path
         for weights in given.weights if not model.embedder else ["trained"]:
-            measured = Measured(model, path, given.precision, weights == "random")
+            measured = Measured(model, path, given.precision, weights == "random", given.some)
             if "embed" in given.steps:
                 embed(measured, given)
             if "score" in given.steps:

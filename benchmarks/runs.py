@@ -89,7 +89,7 @@ def interleaved(contenders: Mapping[Key, Callable[[Given], Found]], rounds: Iter
     return found
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> dict[str, float]:
+def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> records.Record:
     """The median of the rounds' ratios, the lowest and the highest."""
     every = [one / other for one, other in zip(ours, theirs, strict=True)]
     return {
@@ -119,8 +119,8 @@ def kept(file: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         return dict(stream)
 
 
-def pooled(module: CausalModule, *poolings: str, prompts: Mapping[str, str] | None = None) -> SentenceTransformer:
+def pooled(module: CausalModule, *poolings: str, prompts: Iterable[tuple[str, str]] = ()) -> SentenceTransformer:
     """A module under ``"mean"``, ``"last"``, or several poolings side by side, where its language model lies."""
     pooling = Pooling(module.get_embedding_dimension(), tuple(POOLINGS[each] for each in poolings))
     modules = [module, pooling]
-    return SentenceTransformer(modules=modules, device=str(module.model.device), prompts=dict(prompts or {}))
+    return SentenceTransformer(modules=modules, device=str(module.model.device), prompts=dict(prompts))

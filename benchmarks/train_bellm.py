@@ -154,7 +154,10 @@ class Bench:
     def measure(self) -> None:
         """Train what is missing, and write the row of each training when it is there, and the means by seed."""
         embedder = str(self.given.embedder or MODELS[EMBEDDER].located(self.given.out / "models"))
-        references = {UNTRAINED: self.untrained, EMBEDDER: partial(SentenceTransformer, embedder)}
+        references: dict[str, Callable[[], SentenceTransformer]] = {
+            UNTRAINED: self.untrained,
+            EMBEDDER: partial(SentenceTransformer, embedder),
+        }
         for name, make in references.items():
             title = f"{name}, untrained" if name == UNTRAINED else name
             self.write(title, {name: self.cosines(name, make)}, [0])

@@ -133,7 +133,7 @@ class Run(NamedTuple):
     are drawn."""
 
     name: str
-    count: int | None
+    pairs: int | None
     seed: int
 
 
@@ -161,12 +161,12 @@ class Bench:
 
     def similarities(self, run: Run) -> Mapping[str, Array]:
         """Those of dev and test, by part and reading, by a model that is trained now, or was before."""
-        title = f"{run.name}, {run.count or 'all'} pairs, seed {run.seed}"
+        title = f"{run.name}, {run.pairs or 'all'} pairs, seed {run.seed}"
         return kept(self.out / f"{title}.npz", lambda: self._trained(run))
 
     def _trained(self, run: Run) -> dict[str, Array]:
         method, template = METHODS[run.name], self.prompt if METHODS[run.name].prompt else PLAIN
-        states, count = self.module(template), run.count or len(self.train)
+        states, count = self.module(template), run.pairs or len(self.train)
         chosen = self.train.part(random.Random(run.seed).sample(range(len(self.train)), count))
         pairs = [
             f"{one}\t{two}\t{score}" for one, two, score in zip(chosen.first, chosen.second, chosen.scores, strict=True)
@@ -195,7 +195,7 @@ class Bench:
         with mock.patch.object(layerwise_autoencoder, "SimilarityHead", method.head):
             trained = ModelOnStates.of(train_freeze(settings, work, progress=False)[-1], known)
         shutil.rmtree(work)
-        found = {}
+        found: dict[str, Array] = {}
         for part, own in self.sets.items():
             scores = PairScoreEvaluator(own.first, own.second, own.scores, batch_size=256).similarities(trained)
             found |= {f"{part} {name}": each for name, each in scores.items()}
@@ -226,7 +226,7 @@ class Bench:
             "model": self.given.model, "precision": self.given.precision, "method": run.name, "template": template,
             "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
             "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss, "rate": method.rate,
-            "pairs": run.count or len(self.train), **records.today(),
+            "pairs": run.pairs or len(self.train), **records.today(),
         }  # fmt: skip
 
     def rows(self, runs: Sequence[Run]) -> Iterator[records.Record]:
@@ -254,7 +254,7 @@ class Bench:
             return False
         rows = records.read("freeze", self.given.results).filter(
             c.model == self.given.model, c.method == run.name, c.seed.eq_missing(seed),
-            c.set == f"STS-B {self.language} test", c.pairs == (run.count or len(self.train)),
+            c.set == f"STS-B {self.language} test", c.pairs == (run.pairs or len(self.train)),
         )  # fmt: skip
         return not rows.is_empty()
 
@@ -266,7 +266,7 @@ class Bench:
             self.similarities(run)
             seconds = round(time.process_time() - start)
             records.rewrite("freeze", [{**row, "seconds": seconds} for row in self.rows([run])], self.given.results)
-            print(f"{run.name}, {run.count or 'all'} pairs, seed {run.seed}: {seconds} s", flush=True)
+            print(f"{run.name}, {run.pairs or 'all'} pairs, seed {run.seed}: {seconds} s", flush=True)
         if len(runs) > 1 and (missing or not self.is_there(runs[0], None)):
             records.rewrite("freeze", self.rows(runs), self.given.results)
 

@@ -34,6 +34,7 @@ PROMPT = read("prompteol")
 #: In English words, whatever the language of the texts: as the recipes that build on it ask.
 ENGLISH_PROMPT = {"en": PROMPT, "zh": replace(PROMPT, recipe="PromptEOL, English")}
 EARLY_LATE = read("early-late")
+TOPIC, ECHO_TOPIC = map(read, ("topic", "echo-topic"))
 #: Those that build on PromptEOL.
 BUILT_ON_PROMPT = ("metaeol", "ck", "token-prepending", "contrastive-prompting", "value-aggregation")
 
@@ -95,6 +96,9 @@ def on_pairs(language: str) -> list[Claim]:
         ),
         Claim("Ahead of the bag behind the same filter", EARLY_LATE, replace(BAG, filter=EARLY_LATE.filter)),
         Claim("Early and late is ahead of PromptEOL", EARLY_LATE, PROMPT),
+        *(Claim("Asking for the topic is ahead of PromptEOL", each, PROMPT) for each in (TOPIC, ECHO_TOPIC)),
+        *(Claim("Asking for the topic is ahead of Early and late", each, EARLY_LATE) for each in (TOPIC, ECHO_TOPIC)),
+        Claim("A second copy helps Topic", ECHO_TOPIC, TOPIC),
         *(
             Claim("Early and late is ahead of PromptEOL behind a filter", EARLY_LATE, replace(PROMPT, filter=name))
             for name in ("standardised", "whitened", PARTWISE)
@@ -117,7 +121,7 @@ def pair_claims(found: Pairs) -> Iterator[Row]:
     used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
     if used:
         statistic = bootstrap.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
-        yield from _differences(claims, used, statistic, f"STS-B {found.language} test")
+        yield from _differences(claims, used, statistic, found.names["test"])
 
 
 def title_claims(found: Titles) -> Iterator[Row]:

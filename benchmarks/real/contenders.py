@@ -113,6 +113,14 @@ class Dense(Contender):
 
 
 @dataclass(frozen=True)
+class ByRole(Dense):
+    """Queries behind one prompt, documents behind another: ``make`` gives a model for each, by role."""
+
+    def embed(self, model: Mapping[str, Any], texts: Sequence[str], role: str) -> Kept:
+        return super().embed(model[role], texts, role)
+
+
+@dataclass(frozen=True)
 class Sparse(Contender):
     """One weight a token of the vocabulary, nearly all 0, and their products."""
 
@@ -211,6 +219,35 @@ def recipe(key: str, pooling: str = "", *, name: str = "", templates: Mapping[st
     return Dense(name or row.name, pooling, make, filters)
 
 
+def by_role(key: str, name: str, words: Mapping[str, Mapping[str, str]]) -> ByRole:
+    """A row of the recipes whose prompt calls queries and documents what they are.
+
+    Args:
+        key: Its key.
+        name: As tables call it.
+        words: By role and language, what stands in the place of "this sentence".
+    """
+    own = find(key).row
+
+    def make(backbone: CausalModule, language: str) -> Mapping[str, SentenceTransformer]:
+        template = preset(own.settings["template"] + ("-zh" if language == "zh" else "")).template
+        usual = {"en": "this sentence", "zh": "这句话"}[language]
+        return {
+            role: recipe(key, templates={language: template.replace(usual, of[language])}).make(backbone, language)
+            for role, of in words.items()
+        }
+
+    usual = recipe(key)
+    return ByRole(name, usual.pooling, make, usual.filters)
+
+
+#: What a query and a document are called.
+CALLED = {
+    "query": {"en": "this question", "zh": "这个问题"},
+    "document": {"en": "this passage", "zh": "这段文字"},
+}
+
+
 def promptreps() -> Dense:
     """The dense half of PromptReps, with what stands before queries and documents."""
 
@@ -269,6 +306,8 @@ CONTENDERS: dict[str, Contender] = {
         recipe("topic"),
         recipe("echo-topic"),
         recipe("echo-topic", name="Echo means", templates=MEANS),
+        by_role("topic", "Topic, question and passage", CALLED),
+        by_role("echo-topic", "Echo topic, question and passage", CALLED),
         recipe("prompteol-before-mlp"),
         recipe("early-late-before-mlp"),
         promptreps(),

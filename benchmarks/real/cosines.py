@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from records import Record
 from runs import kept
 from st_reba.data import tables
 from st_reba.evaluation import bootstrap
@@ -45,13 +46,13 @@ def kept_cosines(
     return kept(file, made)
 
 
-def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> dict[str, float]:
+def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> Record:
     """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
     replicates = bootstrap.bootstrap(scores)
     mean = np.mean([replicates[index] for index in indices], axis=0)
     low, high = bootstrap.interval(mean)
     values = scores.scores
-    found: dict[str, float] = {
+    found: Record = {
         "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
     }  # fmt: skip
     if base is not None:

@@ -161,6 +161,8 @@ PASSES = {
         recipe("prompteol", translated=True, of_each_layer=True),
         recipe("prompteol", name="PromptEOL, English", languages=("zh",)),
         recipe("early-late", translated=True),
+        recipe("topic", translated=True),
+        recipe("echo-topic", translated=True),
         recipe("echo-springer", of_each_layer=True),
         recipe("pretended-cot", translated=True, of_each_layer=True),
         recipe("knowledge", translated=True, of_each_layer=True),

@@ -39,6 +39,7 @@ class Pairs:
 
     Attributes:
         language: Of the pairs.
+        names: By part, what tables call them.
         cosines: By part and reading, (pairs,).
         labels: By part.
         overlap: By part, the cosines of tf-idf vectors.
@@ -46,6 +47,7 @@ class Pairs:
     """
 
     language: str
+    names: dict[str, str]
     cosines: dict[str, dict[Variant, Array]]
     labels: dict[str, list[float]]
     overlap: dict[str, Array]
@@ -66,7 +68,8 @@ class Pairs:
 def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pairs:
     """Read every layer of every recipe that was run on the pairs of a language."""
     parts = [part for part in ("dev", "test") if (kept.directory / f"stsb-{language}-{part}").is_dir()]
-    found = Pairs(language, {part: {} for part in parts}, {}, {}, {})
+    named = {part: sets.pairs_name(language, part) for part in parts}
+    found = Pairs(language, named, {part: {} for part in parts}, {}, {}, {})
     fit = sets.fit_texts(language)
     columns = {}
     for part in parts:
@@ -103,7 +106,7 @@ def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterato
         named = {str(number): cosines[variant] for number, variant in enumerate(surely)}
         sure = bootstrap.estimate(bootstrap.spearman({**named, TF_IDF: found.overlap[part]}, labels))
         beyond = bootstrap.estimate(bootstrap.partial_spearman(named, labels, found.overlap[part]))
-        shared = {"set": f"STS-B {found.language} {part}", "metric": SPEARMAN, "texts": found.texts[part]}
+        shared = {"set": found.names[part], "metric": SPEARMAN, "texts": found.texts[part]}
         yield {**shared, "recipe": TF_IDF, "pooling": "", "filter": "", **_estimated(sure[TF_IDF])}
         for variant, own_cosines in cosines.items():
             row = {**shared, **_named(variant)}
@@ -158,7 +161,7 @@ class Titles:
 def titles(kept: Kept, sets: Sets, name: str) -> Titles:
     """Titles of news, by mteb: every recipe at its own end, behind some filters."""
     make, lists, _ = TASKS[name]
-    texts = [text for each in lists for text in LISTS[each].read(sets.directory)]
+    texts = [text for each in lists for text in LISTS[each].read(sets)]
     row = {text: index for index, text in enumerate(texts)}
     sources = kept.sources([*lists, "tnews-train"])
     vectors: dict[str, torch.Tensor] = {}

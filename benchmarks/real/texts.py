@@ -22,25 +22,39 @@ class TextList:
     Attributes:
         name: As files and tables call it.
         language: ``"en"`` or ``"zh"``.
-        read: Every text once, from the directory of the sets.
+        read: Every text once, from the sets.
         words: The questions, where a word of each text is what is embedded.
     """
 
     name: str
     language: str
-    read: Callable[[Path], list[str]]
-    words: Callable[[Path], OddOneOutEvaluator] | None = None
+    read: Callable[[Sets], list[str]]
+    words: Callable[[Sets], OddOneOutEvaluator] | None = None
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The sets in a directory."""
+    """The sets in a directory.
+
+    Attributes:
+        directory: Where they lie.
+        some: Of a part of STS-B, so many pairs, drawn once; all if None.
+    """
 
     directory: Path
+    some: int | None = None
 
     def pairs(self, language: str, part: str) -> Pairs:
         """STS-B: ``part`` is ``"dev"`` or ``"test"``."""
-        return read_pairs(self.directory / f"stsb_{language}_{part}.tsv")
+        every = read_pairs(self.directory / f"stsb_{language}_{part}.tsv")
+        if self.some is None:
+            return every
+        drawn = random.Random(0).sample(range(len(every.scores)), self.some)
+        return Pairs(*([side[row] for row in drawn] for side in (every.first, every.second, every.scores)))
+
+    def pairs_name(self, language: str, part: str) -> str:
+        """What tables call :meth:`pairs`."""
+        return f"STS-B {language} {part}" + ("" if self.some is None else f", {self.some} pairs")
 
     def fit_texts(self, language: str) -> list[str]:
         """Plain texts of STS-B's training part."""
@@ -60,28 +74,28 @@ class Sets:
 
 
 def _stsb(language: str, part: str) -> TextList:
-    def read(directory: Path) -> list[str]:
-        return Sets(directory).pairs(language, part).texts()
+    def read(sets: Sets) -> list[str]:
+        return sets.pairs(language, part).texts()
 
     return TextList(f"stsb-{language}-{part}", language, read)
 
 
 def _fit(language: str) -> TextList:
-    return TextList(f"fit-{language}", language, lambda directory: Sets(directory).fit_texts(language))
+    return TextList(f"fit-{language}", language, lambda sets: sets.fit_texts(language))
 
 
 def _titles(name: str) -> TextList:
-    def read(directory: Path) -> list[str]:
-        return list(dict.fromkeys(title for title, _ in Sets(directory).titles(name)))
+    def read(sets: Sets) -> list[str]:
+        return list(dict.fromkeys(title for title, _ in sets.titles(name)))
 
     return TextList(name.replace("_", "-"), "zh", read)
 
 
 def _questions(name: str) -> TextList:
-    def read(directory: Path) -> list[str]:
-        return Sets(directory).questions(name).inputs()[0]
+    def read(sets: Sets) -> list[str]:
+        return sets.questions(name).inputs()[0]
 
-    return TextList(name.lower(), "zh", read, lambda directory: Sets(directory).questions(name))
+    return TextList(name.lower(), "zh", read, lambda sets: sets.questions(name))
 
 
 LISTS = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cost
 import held_out
@@ -28,6 +28,7 @@ from real.contenders import CONTENDERS
 from real.endings import PROMPT_EOL, Ending
 from real.labelled import Task
 from real.models import MODELS, ModelError, RealModel
+from real.texts import Sets
 from st_reba import CausalTransformer, EchoModule, ReBAModule
 
 from .. import backbones
@@ -62,7 +63,12 @@ def model_path(tmp_path_factory) -> Path:
     config.max_position_embeddings = 1024
     torch.manual_seed(0)
     model = backbones.randomize(AutoModelForCausalLM.from_config(config).eval().float())
-    return Path(backbones.save(model, tmp_path_factory.mktemp("model"), model_max_length=1024))
+    path = backbones.save(model, tmp_path_factory.mktemp("model"), model_max_length=1024)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    # A reranker's answers.
+    tokenizer.add_tokens([" A", " B"])
+    tokenizer.save_pretrained(path)
+    return Path(path)
 
 
 def test_contenders_take_turns_and_their_ratios_are_of_a_round():
@@ -99,7 +105,8 @@ def test_a_model_in_parts_is_joined_and_must_be_the_one_that_was_measured(tmp_pa
 def given(data, tmp_path_factory) -> argparse.Namespace:
     out = tmp_path_factory.mktemp("kept")
     return argparse.Namespace(
-        data=data, out=out, results=out, lists=["stsb-en-dev", "stsb-en-test", "fit-en"], what=list(real_models.WHAT),
+        data=data, out=out, results=out, some=None, lists=["stsb-en-dev", "stsb-en-test", "fit-en"],
+        what=list(real_models.WHAT),
         passes=["repeated", "PromptEOL", "Bag of input embeddings", "Early and late"],
     )  # fmt: skip
 
@@ -115,7 +122,8 @@ def test_recipes_are_kept_scored_and_claimed(given, model_path, monkeypatch):
     for key, kind in ((("Echo-2", "last"), EchoModule), (("ReBA-2", "mean"), ReBAModule)):
         source = kept.sources(["stsb-en-test"])[key]
         module = kind(str(model_path), model_kwargs={"dtype": "float32"})
-        expected = runs.pooled(module, key[1]).encode(real_models.LISTS["stsb-en-test"].read(given.data))
+        texts = real_models.LISTS["stsb-en-test"].read(Sets(given.data))
+        expected = runs.pooled(module, key[1]).encode(texts)
         found = kept.vectors("stsb-en-test", source, source.own_end())
         # Kept in half precision.
         assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
