@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import records
 from real.claims import differences
-from real.cosines import cosines_of
+from real.cosines import cosines_of, places
 from real.models import MODELS
 from real.passes import Pass, own_end
 from real.texts import Sets, TextList
@@ -86,10 +84,8 @@ def run(measured: Measured, given: argparse.Namespace) -> None:
     """Embed under every variant, and write how each stands beside the reference."""
     sets = Sets(given.data)
     labelled = sets.pairs("en", "dev").head(PAIRS)
-    texts = list(dict.fromkeys([*labelled.first, *labelled.second]))
+    texts, sides = places(labelled)
     texts_of = TextList(f"stsb-en-dev-{PAIRS}", "en", lambda sets: texts)
-    row = {text: index for index, text in enumerate(texts)}
-    sides = [np.array([row[text] for text in side]) for side in (labelled.first, labelled.second)]
     found = {}
     for (recipe, change), build in variants(facts.depth(measured.backbone.model)).items():
         kept = Vectors(measured.directory(given.out) / texts_of.name / f"{recipe}, {change}")

@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from polars import col as c
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.cosines import cosines_of
+from real.cosines import cosines_of, places
 from real.models import MODELS
 from real.texts import Sets
 from runs import device, now, options, parser
@@ -111,9 +109,7 @@ def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[
     texts, _ = split(settings)
     for part in given.sets:
         pairs = Sets(given.data).pairs("en", part)
-        different = pairs.texts()
-        place = {text: index for index, text in enumerate(different)}
-        columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
+        different, columns = places(pairs)
         vectors, _ = teacher_vectors(settings, texts, different, kept, progress=False)
         embedded = trained.encode(different, batch_size=32, show_progress_bar=False)
         cosines = {"teacher": cosines_of(vectors.numpy(), *columns), "student": cosines_of(embedded, *columns)}
@@ -140,10 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options(made, arguments)
     for name in given.corpora:
         for student in map(STUDENTS.__getitem__, given.students):
-            if (given.results / "distil.csv").is_file():
-                there = records.read("distil", given.results).filter(c.student == student.title, c.corpus == name)
-                if {f"STS-B en {part}" for part in given.sets} <= set(there["set"]):
-                    continue
+            there = records.there("distil", given.results, student=student.title, corpus=name)
+            if {f"STS-B en {part}" for part in given.sets} <= {row["set"] for row in there}:
+                continue
             rows = list(measure(student, name, given))
             records.rewrite("distil", rows, given.results)
             print(*rows, sep="\n", flush=True)

@@ -91,6 +91,13 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
     return frame.group_by(KEYS[name], maintain_order=True).last().select(columns)
 
 
+def there(name: str, directory: Path, **same: Value) -> list[Record]:
+    """The rows of a file that have these values; none where it is missing."""
+    if not (directory / f"{name}.csv").is_file():
+        return []
+    return read(name, directory).filter(*(pl.col(key).eq_missing(value) for key, value in same.items())).to_dicts()
+
+
 def columns_of(name: str, directory: Path = RESULTS) -> list[str]:
     """The columns of a file; a new one has those of the file of its name in benchmarks/results."""
     path = directory / f"{name}.csv"

@@ -15,11 +15,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from polars import col as c
 from sentence_transformers import SentenceTransformer
 
 import records
-from blocks import Results
 from real.cosines import pair_cosines, scored
 from real.models import MODELS
 from real.texts import Sets
@@ -72,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 keep(static, part, recipe="static", layer=layer, **scores, **took)
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))
     assert recipe.part is not None, "the best recipe has a filter"
-    known = Results().of(
-        "scores", c.model == chosen.name, c.set == "STS-B en test", c.recipe == recipe.method, c.layer.is_null(),
-        c.pooling == recipe.pooling, c.filter == recipe.part.name, c.weights == "trained",
-        c.precision == given.precision,
+    known = records.there(
+        "scores", records.RESULTS, model=chosen.name, set="STS-B en test", recipe=recipe.method, layer=None,
+        pooling=recipe.pooling, filter=recipe.part.name, weights="trained", precision=given.precision,
     )  # fmt: skip
-    if known.is_empty():
+    if not known:
         raise records.RecordsError(f"scores.csv has no row of {recipe.result}: run benchmarks/real_models.py first.")
-    whole, scores = recipe.model(module), known.select("score", "low", "high").row(-1, named=True)
+    scores = {name: known[-1][name] for name in ("score", "low", "high")}
+    whole = recipe.model(module)
     keep(whole, "test", recipe=recipe.name, layer=None, **scores, speed=speed(whole, texts[:SOME], rounds=1))
 
 

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polars import col as c
 from sentence_transformers import SentenceTransformer
 
 import records
@@ -120,11 +119,9 @@ class Bench:
             **scored(bootstrap.spearman(cosines, self.pairs.scores), *places), **records.today(), **more,
         }  # fmt: skip
         print(f"{method}, {', '.join(used)}: {row['score']:.3f}", flush=True)
-        if (self.given.results / "bellm.csv").is_file():
-            same = [c(key).eq_missing(row.get(key)) for key in records.KEYS["bellm"]]
-            there = records.read("bellm", self.given.results).filter(*same)
-            counts = ("seeds", "ahead_seeds")
-            if any(all((known[key] or 0) >= int(row.get(key) or 0) for key in counts) for known in there.to_dicts()):
+        same, counts = {key: row.get(key) for key in records.KEYS["bellm"]}, ("seeds", "ahead_seeds")
+        for known in records.there("bellm", self.given.results, **same):
+            if all(int(known[key] or 0) >= int(row.get(key) or 0) for key in counts):
                 return
         records.rewrite("bellm", [row], self.given.results)
 

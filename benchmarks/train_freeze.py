@@ -26,7 +26,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from polars import col as c
 
 import records
 from real.cosines import Array, kept_cosines, scored
@@ -250,13 +249,9 @@ class Bench:
 
     def is_there(self, run: Run, seed: int | None) -> bool:
         """Whether a run with this seed, or the mean over the seeds, has its rows."""
-        if not (self.given.results / "freeze.csv").is_file():
-            return False
-        rows = records.read("freeze", self.given.results).filter(
-            c.model == self.given.model, c.method == run.name, c.seed.eq_missing(seed),
-            c.set == f"STS-B {self.language} test", c.pairs == (run.pairs or len(self.train)),
-        )  # fmt: skip
-        return not rows.is_empty()
+        same = {"model": self.given.model, "method": run.name, "set": f"STS-B {self.language} test"}
+        pairs = run.pairs or len(self.train)
+        return bool(records.there("freeze", self.given.results, **same, pairs=pairs, seed=seed))
 
     def measure(self, runs: Sequence[Run]) -> None:
         """Train what has no rows yet, the seeds of one method; write the rows of each, and of their mean."""

@@ -25,11 +25,17 @@ def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: N
     return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)
 
 
-def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
-    """(pairs,): by a model that embeds each text once."""
+def places(pairs: tables.Pairs) -> tuple[list[str], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Each text once, and where those of both sides stand among them."""
     texts = pairs.texts()
     place = {text: index for index, text in enumerate(texts)}
-    columns = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
+    first, second = (np.array([place[text] for text in side]) for side in (pairs.first, pairs.second))
+    return texts, (first, second)
+
+
+def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
+    """(pairs,): by a model that embeds each text once."""
+    texts, columns = places(pairs)
     vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
     return cosines_of(vectors, *columns)
 

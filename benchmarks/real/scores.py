@@ -17,7 +17,7 @@ from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalModule
 from st_reba.recipes.rows import PARTWISE
 
-from .cosines import cosines_of
+from .cosines import cosines_of, places
 from .filtered import Kept, Variant
 from .texts import LISTS, Sets
 from .titles import TASKS
@@ -74,9 +74,7 @@ def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pair
     columns = {}
     for part in parts:
         labelled = sets.pairs(language, part)
-        texts = labelled.texts()
-        row = {text: index for index, text in enumerate(texts)}
-        columns[part] = [np.array([row[text] for text in side]) for side in (labelled.first, labelled.second)]
+        texts, columns[part] = places(labelled)
         found.labels[part] = labelled.scores
         found.texts[part] = len(texts)
         found.overlap[part] = TfIdf(backbone, fit).cosines(labelled.first, labelled.second)

@@ -49,8 +49,7 @@ class Sets:
         every = read_pairs(self.directory / f"stsb_{language}_{part}.tsv")
         if self.some is None:
             return every
-        drawn = random.Random(0).sample(range(len(every.scores)), self.some)
-        return Pairs(*([side[row] for row in drawn] for side in (every.first, every.second, every.scores)))
+        return every.part(random.Random(0).sample(range(len(every)), self.some))
 
     def pairs_name(self, language: str, part: str) -> str:
         """What tables call :meth:`pairs`."""
