@@ -12,25 +12,9 @@ from typing import Any, NamedTuple
 import polars as pl
 from polars import col as c
 
+import grid
 import records
-from cells import (
-    REFERENCES,
-    Row,
-    Show,
-    ahead,
-    alone,
-    beyond_overlap,
-    cells,
-    cost,
-    difference,
-    fraction,
-    markdown,
-    number,
-    percent,
-    points,
-    score,
-    table,
-)
+from grid import REFERENCES, Row, Show, cells, markdown, table
 from real.endings import BETWEEN, CHOSEN, USUAL, WHOLE_EN, WHOLE_ZH, endings
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
@@ -133,7 +117,7 @@ def best(
 
     def show(row: Row) -> str:
         said = [f"layer {row[name]}" if name == "layer" else row[name] for name in shown if row[name] not in ("", None)]
-        return f"{score(row)} ({', '.join(said) or 'own end'})"
+        return f"{grid.score(row)} ({', '.join(said) or 'own end'})"
 
     found = rows.join(high, on=high.columns, nulls_equal=True, how="semi", maintain_order="left")
     return cells(found, title, show, bold)
@@ -210,8 +194,8 @@ def all_recipes(rows: pl.DataFrame, *split: str) -> str:
     own = trained.filter(c.filter == "")
     made = [
         cells(own, "as it is", bold="score"),
-        cells(rows.filter(RANDOM, c.filter == ""), "random weights", alone),
-        cells(own, "beyond overlap", beyond_overlap, bold="beyond_overlap"),
+        cells(rows.filter(RANDOM, c.filter == ""), "random weights", grid.alone),
+        cells(own, "beyond overlap", grid.beyond_overlap, bold="beyond_overlap"),
         *(cells(trained.filter(c.filter == name), name, bold="score") for name in FILTERS),
     ]
     return table(made, RECIPES, ("model", *split), references=True)
@@ -268,7 +252,7 @@ def _(results: Results, page: Path) -> str:
         at_end, layers = own.filter(c.layer.is_null()), own.filter(TRAINED, c.layer.is_not_null())
         made += [
             cells(at_end.filter(TRAINED), metric.removeprefix("accuracy, "), bold="score"),
-            cells(at_end.filter(RANDOM), "random weights", alone),
+            cells(at_end.filter(RANDOM), "random weights", grid.alone),
             best("its best layer", layers, layers, ("model", "set", "recipe", "pooling"), "layer", bold="score"),
         ]
     return table(made, RECIPES, ("model", "set"))
@@ -276,14 +260,14 @@ def _(results: Results, page: Path) -> str:
 
 @block("claims")
 def _(results: Results, page: Path) -> str:
-    made = cells(one_precision(results.of("claims")), "{set}", difference)
+    made = cells(one_precision(results.of("claims")), "{set}", grid.difference)
     return table([made], {"claim": "{claim}", "difference": "{first} − {second}"}, ("model",))
 
 
 @block("ablations")
 def _(results: Results, page: Path) -> str:
     rows = results.of("ablations", c.recipe != "Echo topic")
-    made = [cells(rows, "score", alone), cells(rows, "ahead of PromptEOL", difference)]
+    made = [cells(rows, "score", grid.alone), cells(rows, "ahead of PromptEOL", grid.difference)]
     return table(made, {"recipe": "{recipe}", "change": "{change}"}, ("model", "set"))
 
 
@@ -293,12 +277,12 @@ def _(results: Results, page: Path) -> str:
     made = []
     for model in (SMOLLM2, GEMMA):
         own = rows.filter(c.model == model)
-        made += [cells(own, model, alone), cells(own, "ahead of it as it is", difference)]
+        made += [cells(own, model, grid.alone), cells(own, "ahead of it as it is", grid.difference)]
     return table(made, {"changed": "{change}"}, ("set",))
 
 
 def quartiles(row: Row) -> str:
-    return fraction(row, "median", "low", "high")
+    return grid.fraction(row, "median", "low", "high")
 
 
 @block("dependency")
@@ -321,7 +305,7 @@ def _(results: Results, page: Path) -> str:
     made = [
         cells(by_rank, "nDCG@10", bold="score"),
         cells(rows.filter(c.metric == "recall@100"), "recall@100", bold="score"),
-        cells(by_rank, "processor seconds for 1,000", number("seconds")),
+        cells(by_rank, "processor seconds for 1,000", grid.number("seconds")),
     ]
     said = ("precision", "max_tokens", "queries", "documents", "machine", "date")
     return table(made, {**RECIPES, "filter": "{filter}"}, ("set", "model"), said, references=True)
@@ -332,8 +316,8 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("static")
     made = [
         cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "texts a second of one thread", number("speed")),
-        cells(rows, "MiB of weights", number("size")),
+        cells(rows, "texts a second of one thread", grid.number("speed")),
+        cells(rows, "MiB of weights", grid.number("size")),
     ]
     labels = {
         "recipe": "{recipe}", "tokens read after layer": "{layer}", "dimensions": "{dimensions}",
@@ -404,9 +388,9 @@ def _(results: Results, page: Path) -> str:
     # Word embeddings do not depend on the pooling.
     words = rows.filter(c.metric == WORDS[1], c.pooling.is_in(["", "mean"])).drop("pooling", "at")
     words = recipes.join(words, on=["model", "recipe"], maintain_order="left_right").select(rows.columns)
-    shown = with_titles(rows, bold="score", show=alone)
+    shown = with_titles(rows, bold="score", show=grid.alone)
     return table(
-        [*shown[:2], *columns(words, is_set(WORD_SETS), alone, bold="score"), *shown[2:]],
+        [*shown[:2], *columns(words, is_set(WORD_SETS), grid.alone, bold="score"), *shown[2:]],
         RECIPES,
         ("model",),
         references=True,
@@ -457,7 +441,7 @@ def trained_on_states(rows: pl.DataFrame, labels: Mapping[str, str], *metrics: s
     own, cosine = c.reading == "its own similarity", (c.reading == "cosine") & (c.metric == "Spearman")
     named = {f"{metric} of its own similarity": own & (c.metric == metric) for metric in metrics}
     made = columns(rows, {**named, "Spearman of the cosine": cosine}, bold="score")
-    made.append(cells(rows.filter(cosine), "ahead of Early and late", ahead))
+    made.append(cells(rows.filter(cosine), "ahead of Early and late", grid.ahead))
     return table(made, labels, ("model", "set"), ("precision", "pairs", "date"))
 
 
@@ -488,7 +472,7 @@ def _(results: Results, page: Path) -> str:
     named = {f"Spearman of {what}": c.reading == reading
              for what, reading in (("the cosine", "cosine"), ("its own similarity", "its own similarity"))}  # fmt: skip
     labels = {name: f"{{{name}}}" for name in ("layers", "width", "dimensions", "rate")}
-    return table(columns(rows, named, alone, bold="score"), labels, ("model", "set"), ("pairs", "date"))
+    return table(columns(rows, named, grid.alone, bold="score"), labels, ("model", "set"), ("pairs", "date"))
 
 
 @block("held-out")
@@ -500,7 +484,9 @@ def _(results: Results, page: Path) -> str:
 @block("held-out-ahead")
 def _(results: Results, page: Path) -> str:
     rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), c.against.is_in(OTHERS), FIRST)
-    return table(columns(rows, is_set(HELD_OUT), ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
+    return table(
+        columns(rows, is_set(HELD_OUT), grid.ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",)
+    )
 
 
 @block("held-out-labelled")
@@ -515,7 +501,7 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), OF_ALL_LABELLED)
     rows = rows.filter(~c.against.is_in(["", "echo-topic"]))
     named = {metric: c.metric == metric for metric in TOLD_APART}
-    return table(columns(rows, named, ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
+    return table(columns(rows, named, grid.ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
 
 
 @block("topic-and-means")
@@ -523,14 +509,14 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("held_out", c.recipe == "echo-topic", c.against == "echo-means")
     rows = rows.filter(c.metric.is_in(["Spearman", *TOLD_APART]))
     named = {name: f"{name} test" for name in ("STS-B en", *LABELLED, "STS-B zh")}
-    return table(columns(rows, is_set(named), ahead), {"model": "{model}", "metric": "{metric}"})
+    return table(columns(rows, is_set(named), grid.ahead), {"model": "{model}", "metric": "{metric}"})
 
 
 @block("several-endings")
 def _(results: Results, page: Path) -> str:
     rows = results.of("several", c.set == "mean")
     beside = {f"ahead of {name} alone": c.against == name for name in ("topic", "domain")}
-    made = [cells(rows.filter(c.against == ""), "mean"), *columns(rows, beside, ahead)]
+    made = [cells(rows.filter(c.against == ""), "mean"), *columns(rows, beside, grid.ahead)]
     labels = {"copies": "{copies}", "asked for": "{recipe}"}
     return table(made, labels, caption=("model", "precision", "texts", "date"))
 
@@ -559,16 +545,14 @@ def spread(
     lines = [[*first, "wordings", "tasks (texts)", "lowest", "quartiles", "best", "chosen", title, "the best is"]]
     kind = c.task.str.starts_with("STS-B").alias("kind")
     for part in rows.with_columns(kind).partition_by([*setting, "kind"], maintain_order=True):
-        # Python's fmean and quantiles are exact where polars' sums are rounded.
         means = dict(part.group_by(by, maintain_order=True).agg(c.score.mean()).iter_rows())
-        high = max(means, key=means.__getitem__)
-        language = part["language"][0]
-        named = [means.get(each[language]) for each in (chosen, compared)]
+        high, language = max(means, key=means.__getitem__), part["language"][0]
         tasks = part.select(pl.format("{} ({})", "task", "texts")).to_series().unique(maintain_order=True)
+        scores = [means[high], *(means.get(each[language]) for each in (chosen, compared))]
         lines.append([
-            *(str(part[name][0]) for name in first), str(len(means)), ", ".join(tasks), percent(min(means.values())),
-            " / ".join(map(percent, quantiles(means.values(), n=4))), percent(means[high]), *map(percent, named),
-            f"`{high}`",
+            *(str(part[name][0]) for name in first), str(len(means)), ", ".join(tasks),
+            grid.percent(min(means.values())), " / ".join(map(grid.percent, quantiles(means.values(), n=4))),
+            *map(grid.percent, scores), f"`{high}`",
         ])  # fmt: skip
     return markdown(lines) if len(lines) > 1 else ""
 
@@ -592,10 +576,10 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("distil", c.set == ENGLISH)
     made = [
         cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "share of the teacher's, %", lambda row: fraction(row, "share", "share_low", "share_high")),
-        cells(rows, "held-out texts: order of cosines", lambda row: percent(row["agreement"])),
-        cells(rows, "held-out texts: nearest ten", lambda row: percent(row["neighbours"])),
-        cells(rows, "processor seconds", number("seconds")),
+        cells(rows, "share of the teacher's, %", lambda row: grid.fraction(row, "share", "share_low", "share_high")),
+        cells(rows, "held-out texts: order of cosines", lambda row: grid.percent(row["agreement"])),
+        cells(rows, "held-out texts: nearest ten", lambda row: grid.percent(row["neighbours"])),
+        cells(rows, "processor seconds", grid.number("seconds")),
     ]
     labels = {"student": "{student}", "dimensions": "{dimensions}"}
     return table(made, labels, ("model", "set", "corpus"), ("precision", "texts", "date"))
@@ -606,9 +590,9 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("bellm", c.seed.is_null())
     made = [
         cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "ahead of no layer turned", ahead),
-        cells(rows, "trainings", number("seeds")),
-        cells(rows, "compared", number("ahead_seeds")),
+        cells(rows, "ahead of no layer turned", grid.ahead),
+        cells(rows, "trainings", grid.number("seeds")),
+        cells(rows, "compared", grid.number("ahead_seeds")),
     ]
     labels = {"method": "{method}", "turned": "{turned}", "read": "{reading}", "precision": "{precision}"}
     return table(made, labels, ("model", "set", "triplets"), ("date",))
@@ -617,7 +601,7 @@ def _(results: Results, page: Path) -> str:
 @block("jtcse")
 def _(results: Results, page: Path) -> str:
     rows = results.of("jtcse", c.seed.is_null(), c.set == ENGLISH)
-    made = [cells(rows, "Spearman x 100"), cells(rows, "ahead of SimCSE", ahead)]
+    made = [cells(rows, "Spearman x 100"), cells(rows, "ahead of SimCSE", grid.ahead)]
     said = ("model", "set", "precision", "texts", "date")
     return table(made, {"trained further by": "{method}", "steps": "{steps}"}, caption=said)
 
@@ -625,19 +609,19 @@ def _(results: Results, page: Path) -> str:
 @block("install-size")
 def _(results: Results, page: Path) -> str:
     rows = results.of("install")
-    made = [cells(rows, "packages", number("packages")), cells(rows, "MB", number("megabytes", ",.1f"))]
+    made = [cells(rows, "packages", grid.number("packages")), cells(rows, "MB", grid.number("megabytes", ",.1f"))]
     return table(made, {"": "{part}"}, ("system", "python"), ("date", "versions"))
 
 
 @block("batches")
 def _(results: Results, page: Path) -> str:
-    made = cells(results.of("batches"), "{precision}", number("distance", ".1e"))
+    made = cells(results.of("batches"), "{precision}", grid.number("distance", ".1e"))
     return table([made], {"module": "{module}"}, ("model",), ("date", "machine", "versions"))
 
 
 @block("serving")
 def _(results: Results, page: Path) -> str:
-    made = cells(results.of("serving"), "{quantity}", number("value", ",.4g"))
+    made = cells(results.of("serving"), "{quantity}", grid.number("value", ",.4g"))
     return table([made], {"clients": "{clients}"}, ("model",), ("date", "machine", "versions"))
 
 
@@ -674,7 +658,7 @@ def costs(
     if isinstance(titles, str):
         rows = rows.filter(where)
         numbers = [each for each in re.findall(r"\{(\w+)\}", titles) if rows[each].dtype.is_integer()]
-        made = [cells(rows.sort(numbers, maintain_order=True) if numbers else rows, titles, cost)]
+        made = [cells(rows.sort(numbers, maintain_order=True) if numbers else rows, titles, grid.cost)]
     else:
         made = [cells(rows.filter(c.quantity == quantity), title, show) for title, (quantity, show) in titles.items()]
     used = " ".join([*labels.values(), titles if isinstance(titles, str) else ""])
@@ -716,20 +700,20 @@ BLOCKS |= {
     "speed-repetition": of_cost("repetition", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
     "speed-chunked": of_cost("chunked", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
     "speed-precision": of_cost("precision", WITH_PRECISION, {
-        "tokens of text/s": ("tokens of text/s", cost),
-        "time / float32's": ("time", cost),
-        "Spearman x 100": ("Spearman x 100", points),
-        "less that of float32": ("change of Spearman x 100", points),
+        "tokens of text/s": ("tokens of text/s", grid.cost),
+        "time / float32's": ("time", grid.cost),
+        "Spearman x 100": ("Spearman x 100", grid.points),
+        "less that of float32": ("change of Spearman x 100", grid.points),
     }),
     "speed-compiled": of_cost("compiled", WITH_PRECISION, {
-        "tokens of text/s": ("tokens of text/s", cost),
-        "time / not compiled": ("time", cost),
-        "processor seconds for the first texts": ("seconds for the first texts", cost),
+        "tokens of text/s": ("tokens of text/s", grid.cost),
+        "time / not compiled": ("time", grid.cost),
+        "processor seconds for the first texts": ("seconds for the first texts", grid.cost),
     }),
     "speed-encode": of_cost("encode", OF_RECIPE, {
-        "texts/s": ("texts/s", cost),
-        "tokens of text/s": ("tokens of text/s", cost),
-        "FLOP/s, as a share of a 1024 x 1024 matrix product's": ("FLOP/s", cost),
+        "texts/s": ("texts/s", grid.cost),
+        "tokens of text/s": ("tokens of text/s", grid.cost),
+        "FLOP/s, as a share of a 1024 x 1024 matrix product's": ("FLOP/s", grid.cost),
     }),
     "speed-start": of_cost("start", {"": "`{contender}`"}, "processor time, ms", where=pl.lit(True), split=["machine"]),
     "speed-releases": of_cost("releases", {"": "{contender}", "beside release": "{unit}"}, "time"),
@@ -810,6 +794,6 @@ def targets(results: Results, page: Path, asked_for: Sequence[Target] = TARGETS)
             met = (most is None or row["size"] <= most) and (least is None or row["size"] >= least)
             measured_on = ", ".join(row[name] for name in setting if row[name])
             lines.append(
-                [figure.format(**row), asked, cost(row), ("yes" if met else "no") if asked else "", measured_on]
+                [figure.format(**row), asked, grid.cost(row), ("yes" if met else "no") if asked else "", measured_on]
             )
     return markdown(lines) if len(lines) > 1 else ""

@@ -8,29 +8,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from polars import col as c
 
-from blocks import (
-    BAG,
-    CHINESE,
-    EARLY_LATE,
-    ENGLISH,
-    GEMMA,
-    LOG_VARIANCE,
-    LOG_VARIANCE_PROMPTED,
-    PARTWISE,
-    PROMPTEOL,
-    SMOLLM2,
-    TRAINED,
-    WHITENED,
-    WHITENED_FASTER,
-    Results,
-    one_precision,
-)
-from cells import REFERENCES
+import blocks
+from blocks import CHINESE, EARLY_LATE, ENGLISH, GEMMA, PARTWISE, SMOLLM2, TRAINED, Results, one_precision
+from grid import REFERENCES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +147,7 @@ def by_layer(results: Results) -> dict[str, Any]:
         for recipe, pooling in (("Classical", "mean"), ("Classical", "last"), ("Echo-2", "mean"))
     }
     lines["PromptEOL"] = (c.recipe == "PromptEOL") & (c.pooling == "last")
-    return panels(models, "layer", lines, {BAG: c.recipe == BAG})
+    return panels(models, "layer", lines, {blocks.BAG: c.recipe == blocks.BAG})
 
 
 def by_labels(results: Results) -> dict[str, Any]:
@@ -173,12 +158,12 @@ def by_labels(results: Results) -> dict[str, Any]:
         models[model, pairs] = rows, others.filter(c.model.is_in([model, *REFERENCES]))
     own, cosine = c.reading == "its own similarity", c.reading == "cosine"
     lines = {
-        "from a whitening, rate 1e-4: cosine": (c.method == WHITENED) & cosine,
-        "from a whitening, rate 1e-3: cosine": (c.method == WHITENED_FASTER) & cosine,
-        "the paper's, at a prompt's end: cosine": (c.method == LOG_VARIANCE_PROMPTED) & cosine,
-        "the paper's: its own similarity": (c.method == LOG_VARIANCE) & own,
+        "from a whitening, rate 1e-4: cosine": (c.method == blocks.WHITENED) & cosine,
+        "from a whitening, rate 1e-3: cosine": (c.method == blocks.WHITENED_FASTER) & cosine,
+        "the paper's, at a prompt's end: cosine": (c.method == blocks.LOG_VARIANCE_PROMPTED) & cosine,
+        "the paper's: its own similarity": (c.method == blocks.LOG_VARIANCE) & own,
     }
-    prompt = c.recipe.is_in(PROMPTEOL) & (c.pooling == "last") & (c.filter == PARTWISE)
+    prompt = c.recipe.is_in(blocks.PROMPTEOL) & (c.pooling == "last") & (c.filter == PARTWISE)
     return panels(models, "pairs", lines, {
         "Early and late, no labels": EARLY_LATE & (c.pooling == "mean"),
         "PromptEOL, whitened, no labels": prompt,
@@ -186,22 +171,13 @@ def by_labels(results: Results) -> dict[str, Any]:
     })  # fmt: skip
 
 
-class Named(NamedTuple):
-    """A recipe in the picture by cost, and where its name stands beside its point, in points to the right and up."""
-
-    recipe: str
-    pooling: str
-    right: float = 7
-    up: float = 0
-    filter: str = ""
-
-
-RECIPES = (
-    Named("Classical", "mean", up=-7), Named("Classical", "last"), Named("KV re-routing", "mean", right=-7),
-    Named("Echo-2", "mean", right=2, up=17), Named("ReBA-2", "mean"), Named("PromptEOL", "last", right=-7, up=-6),
-    Named("Value aggregation", "last", right=-7, up=3), Named("Pretended CoT", "last", up=-14), Named("CK", "mean"),
-    Named("MetaEOL", "mean", right=-7), Named("Early and late", "mean", right=-7, filter=PARTWISE),
-)  # fmt: skip
+#: By recipe, pooling and filter, where its name stands beside its point, in points to the right and up.
+RECIPES = {
+    ("Classical", "mean", ""): (7, -7), ("Classical", "last", ""): (7, 0), ("KV re-routing", "mean", ""): (-7, 0),
+    ("Echo-2", "mean", ""): (2, 17), ("ReBA-2", "mean", ""): (7, 0), ("PromptEOL", "last", ""): (-7, -6),
+    ("Value aggregation", "last", ""): (-7, 3), ("Pretended CoT", "last", ""): (7, -14), ("CK", "mean", ""): (7, 0),
+    ("MetaEOL", "mean", ""): (-7, 0), ("Early and late", "mean", PARTWISE): (-7, 0),
+}  # fmt: skip
 UNIT = "Classical, mean"
 
 
@@ -212,15 +188,15 @@ def by_cost(results: Results) -> dict[str, Any]:
     times = {**dict(timed.select("contender", "value").iter_rows()), UNIT: 1.0}
     every = results.of("scores", TRAINED, c.set == ENGLISH, c.metric == "Spearman", AT_ITS_END)
     own = one_precision(every.filter(c.model == SMOLLM2))
-    names, points = [each.recipe for each in RECIPES], {}
-    for recipe, pooling, right, up, behind in RECIPES:
+    names, points = [recipe for recipe, *_ in RECIPES], {}
+    for (recipe, pooling, behind), place in RECIPES.items():
         found = own.filter(c.recipe == recipe, c.pooling == pooling, c.filter == behind)
         if f"{recipe}, {pooling}" in times and not found.is_empty():
             score = found.select("score", "low", "high").row(-1)
             name = recipe if names.count(recipe) == 1 else f"{recipe}, {pooling}"
-            points[name] = [times[f"{recipe}, {pooling}"], *score, right, up]
+            points[name] = [times[f"{recipe}, {pooling}"], *score, *place]
     plain = every.filter(c.filter == "")
-    levels = {"bag of input embeddings": plain.filter(c.model == SMOLLM2, c.recipe == BAG)["score"].to_list()}
+    levels = {"bag of input embeddings": plain.filter(c.model == SMOLLM2, c.recipe == blocks.BAG)["score"].to_list()}
     levels |= {f"{name}, trained": plain.filter(c.model == name)["score"].to_list() for name in REFERENCES}
     found_levels = {name: scores[-1] for name, scores in levels.items() if scores}
     return {"points": points, "levels": found_levels} if len(points) > 1 else {}

@@ -21,7 +21,6 @@ import records
 import retrieval
 import runs
 import train_bellm
-import train_freeze
 import wordings
 from real.collections import COLLECTIONS
 from real.contenders import CONTENDERS
@@ -32,7 +31,7 @@ from real.texts import Sets
 from st_reba import EchoModule, ReBAModule
 
 from .. import backbones
-from ..backbones import DEMO_MODEL, TEXTS
+from ..backbones import TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -235,18 +234,3 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
     assert mean["score"] == pytest.approx(rows.filter(rows["seed"].is_not_null())["score"].mean())
     assert (mean["seeds"], mean["ahead_seeds"], mean["precision"]) == (3, 2, "bfloat16 and float32")
     assert mean["low"] <= mean["score"] <= mean["high"]
-
-
-def test_freeze_is_trained_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_freeze, "EPOCHS", 1)
-    monkeypatch.setattr(train_freeze, "STEPS", 1)
-    monkeypatch.setattr(train_freeze, "PARTS", {"labels": (train_freeze.FEW[:1], (20,), (0, 1))})
-    arguments = ["--data", data, "--path", DEMO_MODEL, "--out", tmp_path, "--results", tmp_path]
-    train_freeze.main([*map(str, arguments), "--precision", "float32", "--parts", "labels"])
-    rows = records.read("freeze", tmp_path).filter(set="STS-B en test", reading="cosine", metric="Spearman")
-    [mean], seeds = rows.filter(rows["seed"].is_null()).to_dicts(), rows.filter(rows["seed"].is_not_null())
-    assert mean["score"] == pytest.approx(seeds["score"].mean())
-    assert mean["low"] <= mean["score"] <= mean["high"]
-    assert mean["ahead_low"] <= mean["ahead"] <= mean["ahead_high"]
-    monkeypatch.setattr(train_freeze, "train_freeze", None)
-    train_freeze.main([*map(str, arguments), "--precision", "float32", "--parts", "labels"])
