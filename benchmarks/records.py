@@ -87,7 +87,9 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
     scores = frame.select(each for each in FRACTIONS if each in columns)
     # A difference of two correlations reaches from -2 to 2.
     if wrong := [column.name for column in scores if not (column.drop_nulls().abs() <= 2).all()]:
-        raise RecordsError(f"{shown(path)}: {', '.join(wrong)}: scores are fractions, such as 0.738.")
+        raise RecordsError(
+            f"{shown(path)}: {', '.join(wrong)}: a score is a fraction, such as 0.738, and no other number."
+        )
     return frame.group_by(KEYS[name], maintain_order=True).last().select(columns)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ def pairs(kept: Kept, sets: Sets, language: str, backbone: CausalModule) -> Pair
     return found
 
 
-def pair_rows(found: Pairs, lengths: Mapping[str, int] | None = None) -> Iterator[Row]:
+def pair_rows(found: Pairs) -> Iterator[Row]:
     """Scores of the pairs of one language. Intervals at the recipes' own ends, and at the layer that is best on the
     development part; elsewhere the value alone."""
     for part, cosines in found.cosines.items():

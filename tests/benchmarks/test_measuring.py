@@ -163,7 +163,10 @@ def test_retrieval_is_kept_scored_and_reranked(data, model_path, tmp_path, monke
 
 def test_a_search_for_wordings_goes_on_with_the_same_endings(model_path, tmp_path):
     tried = [Ending(words) for words in ('" means in one word:"', '" is:"')]
-    tasks = [Task("pairs", ["a b", "b c"], ((0, 1, 4.0),)), Task("texts", ["one", "two"], classes=("x", "y"))]
+    tasks = [
+        Task("pairs", ["a b", "b c", "c d"], ((0, 1, 4.0), (1, 2, 2.0), (0, 2, 1.0))),
+        Task("texts", ["one", "two"], classes=("x", "y")),
+    ]
     search = wordings.Search("SmolLM2-135M-Instruct", "en", 2, "second", tmp_path)
     search.run(tried, tasks, model_path)
     (search.directory / "pairs" / "0001.npz").unlink()

@@ -163,7 +163,7 @@ def test_what_is_stale_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pa
         ({"score": "high"}, "score"),
         ({"score": "nan"}, "score"),
         ({"layer": "2.5"}, "layer"),
-        ({"score": 73.8}, "fractions"),
+        ({"score": 73.8}, "a fraction"),
     ],
 )
 def test_a_field_that_its_column_does_not_hold(tmp_path, fields, said):
