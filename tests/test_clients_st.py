@@ -7,14 +7,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.util import (
-    community_detection,
-    cos_sim,
-    mine_hard_negatives,
-    paraphrase_mining,
-    quantize_embeddings,
-    semantic_search,
-)
+from sentence_transformers.util import cos_sim, mine_hard_negatives, quantize_embeddings, semantic_search
 
 from .backbones import TEXTS
 from .conftest import PROMPTS
@@ -61,27 +54,19 @@ class TestPrompts:
 
 
 def test_semantic_search(model, similarities):
-    hits = semantic_search(
-        model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(TEXTS, convert_to_tensor=True)
-    )
-    for row, expected in zip(hits, similarities, strict=True):
+    sides = model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(TEXTS, convert_to_tensor=True)
+    for row, expected in zip(semantic_search(*sides), similarities, strict=True):
         assert [hit["corpus_id"] for hit in row] == expected.argsort(descending=True).tolist()
-        assert torch.allclose(torch.tensor([hit["score"] for hit in row]), expected.sort(descending=True).values)
 
 
 def test_mine_hard_negatives(model, similarities):
+    """By the prompts that it is told."""
     datasets = pytest.importorskip("datasets")
     right = [0, 2, 4]
     pairs = datasets.Dataset.from_dict({"anchor": QUERIES, "positive": [TEXTS[index] for index in right]})
+    prompts = {"query_prompt_name": "query", "corpus_prompt_name": "document"}
     mined = mine_hard_negatives(
-        pairs,
-        model,
-        corpus=TEXTS,
-        num_negatives=1,
-        query_prompt_name="query",
-        corpus_prompt_name="document",
-        output_format="triplet",
-        verbose=False,
+        pairs, model, corpus=TEXTS, num_negatives=1, output_format="triplet", verbose=False, **prompts
     )
     wrong = similarities.clone()
     wrong[range(3), right] = -1
@@ -104,33 +89,7 @@ def test_information_retrieval_evaluator(model, similarities, relevant, accuracy
     assert evaluator(model)["tiny_cosine_accuracy@1"] == accuracy
 
 
-class TestQuantization:
-    def test_binary(self, model):
-        vectors = model.encode(TEXTS)
-        bits = model.encode(TEXTS, precision="ubinary")
-        assert np.array_equal(bits, np.packbits(vectors > 0, axis=1))
-        assert np.array_equal(model.encode(TEXTS, precision="binary"), quantize_embeddings(vectors, "binary"))
-
-    def test_int8(self, model):
-        vectors = model.encode(TEXTS)
-        ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
-        quantized = quantize_embeddings(model.encode_document(TEXTS[:2]), "int8", ranges=ranges)
-        assert quantized.shape == (2, vectors.shape[1])
-        assert quantized.dtype == np.int8
-        own = quantize_embeddings(vectors, "int8", ranges=ranges).astype(np.float32)
-        restored = (own + 128) / 255 * (ranges[1] - ranges[0]) + ranges[0]
-        assert np.abs(restored - vectors).max() <= ((ranges[1] - ranges[0]) / 255).max() * 1.01
-
-
-def test_paraphrase_mining(model):
-    texts = [*TEXTS, TEXTS[2] + "!"]
-    similarities = cos_sim(model.encode(texts), model.encode(texts)).fill_diagonal_(-1)
-    score, *pair = paraphrase_mining(model, texts)[0]
-    assert sorted(pair) == sorted(np.unravel_index(similarities.argmax().item(), similarities.shape))
-    assert score == pytest.approx(similarities.max().item(), abs=1e-5)
-
-
-def test_community_detection(model):
-    embeddings = model.encode([*TEXTS, *TEXTS], convert_to_tensor=True)
-    communities = community_detection(embeddings, threshold=0.9999, min_community_size=2)
-    assert sorted(sorted(community) for community in communities) == [[index, index + 5] for index in range(5)]
+def test_quantized_vectors(model):
+    vectors = model.encode(TEXTS)
+    assert np.array_equal(model.encode(TEXTS, precision="ubinary"), np.packbits(vectors > 0, axis=1))
+    assert np.array_equal(model.encode(TEXTS, precision="binary"), quantize_embeddings(vectors, "binary"))
