@@ -7,7 +7,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.util import cos_sim, mine_hard_negatives, quantize_embeddings, semantic_search
+from sentence_transformers.util import cos_sim, mine_hard_negatives
 
 from .backbones import TEXTS
 from .conftest import PROMPTS
@@ -53,12 +53,6 @@ class TestPrompts:
         assert torch.allclose(torch.stack([vectors.mean(dim=0) for vectors in words]), pooled, atol=1e-5)
 
 
-def test_semantic_search(model, similarities):
-    sides = model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(TEXTS, convert_to_tensor=True)
-    for row, expected in zip(semantic_search(*sides), similarities, strict=True):
-        assert [hit["corpus_id"] for hit in row] == expected.argsort(descending=True).tolist()
-
-
 def test_mine_hard_negatives(model, similarities):
     """By the prompts that it is told."""
     datasets = pytest.importorskip("datasets")
@@ -87,9 +81,3 @@ def test_information_retrieval_evaluator(model, similarities, relevant, accuracy
         name="tiny",
     )
     assert evaluator(model)["tiny_cosine_accuracy@1"] == accuracy
-
-
-def test_quantized_vectors(model):
-    vectors = model.encode(TEXTS)
-    assert np.array_equal(model.encode(TEXTS, precision="ubinary"), np.packbits(vectors > 0, axis=1))
-    assert np.array_equal(model.encode(TEXTS, precision="binary"), quantize_embeddings(vectors, "binary"))

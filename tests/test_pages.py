@@ -178,7 +178,7 @@ def assets(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
+def desk(tmp_path, monkeypatch, quick, assets) -> Path:
     """Where a page is read: a directory with the data that pages name."""
     texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]

@@ -18,7 +18,11 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
+from st_reba import ReBAModule
+
+from .. import ggufs
 from ..backbones import TEXTS
+from ..conftest import pipeline
 from . import RunningHub, Storage, User
 
 #: huggingface-hub 1 closes its client where the server is gone, and asks again with that one.
@@ -30,6 +34,28 @@ REPO, BUILT, HALF_WAY = "org/llama2-zh-reba", "org/built", "org/half-way"
 OWNER, STRANGER = "hf_owner", "hf_stranger"
 
 
+#: References and model_kwargs, and what is said where there is nothing to load.
+GGUF = [
+    ("org/tiny-gguf/tiny-Q8_0.gguf", {}, None),
+    ("org/tiny-gguf/more/tiny-Q8_0_L.gguf", {}, None),
+    ("org/tiny-gguf", {"gguf_file": "tiny-Q8_0.gguf", "revision": "main"}, None),
+    ("org/tiny-gguf:q8_0", {}, None),
+    ("org/gated/tiny-Q8_0.gguf", {}, "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give"),
+    ("org/gated/tiny-Q8_0.gguf", {"token": "hf_owner"}, None),
+    ("org/tiny-gguf/tiny-Q8_0.gguf", {"local_files_only": True}, None),
+    ("org/tiny-gguf:Q8_0", {"local_files_only": True}, None),
+    ("org/tiny-gguf:Q2_K", {}, "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
+    ("org/parts:Q8_0", {}, "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf."),
+    ("org/tiny-gguf/other.gguf", {}, "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give"),
+    ("org/other/tiny.gguf", {}, "org/other/tiny.gguf: there is no such file here, and the Hub does not give it"),
+    (
+        "org/parts/a-Q8_0.gguf",
+        {"local_files_only": True, "revision": "no-such"},
+        "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub",
+    ),
+]
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     directory = tmp_path_factory.mktemp("hub")
@@ -38,11 +64,15 @@ def workplace(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def hub(backbone_path):
+def hub(backbone_path, tmp_path_factory):
     storage = Storage({OWNER: User("owner", ("org",)), STRANGER: User("stranger")})
     backbone = {path.name: path.read_bytes() for path in Path(backbone_path()).iterdir()}
     storage.put("base/tiny-llama", {**backbone, "README.md": b"---\nlicense: llama2\nlanguage:\n- zh\n---\n# Tiny\n"})
     storage.create("org/full", full=True)
+    content = ggufs.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf").read_bytes()
+    storage.put("org/tiny-gguf", {"tiny-Q8_0.gguf": content, "more/tiny-Q8_0_L.gguf": content})
+    storage.put("org/parts", {"a-Q8_0.gguf": content, "b-Q8_0.gguf": content})
+    storage.put("org/gated", {"tiny-Q8_0.gguf": content}, gated=True)
     running = RunningHub(storage)
     running.start()
     yield running
@@ -124,6 +154,7 @@ def outcomes(hub, workplace, home, pushed):
         "by command, private": {"model_name_or_path": "org/built-secret", "token": OWNER},
         "by command, after the breakdown": {"model_name_or_path": HALF_WAY},
         **{name: {"model_name_or_path": name} for name in hub.storage.repositories if name.startswith("evil/")},
+        **{f"GGUF {number}": [reference, given] for number, (reference, given, _) in enumerate(GGUF)},
     }
     offline = {
         "local files only": {"model_name_or_path": REPO, "local_files_only": True},
@@ -273,6 +304,20 @@ def test_it_loads_bit_for_bit(case, module, model, outcomes, workplace):
 def test_what_is_refused(case, message, outcomes):
     assert "evil" not in case or outcomes[case].get("error") == "ValueError", outcomes[case]
     assert re.search(message, outcomes[case]["message"]), outcomes[case]
+
+
+def test_every_spelling_of_a_gguf_file(outcomes, home, tmp_path):
+    ggufs.original().save_pretrained(tmp_path)
+    ggufs.tokenizer().save_pretrained(tmp_path)
+    expected = pipeline(ReBAModule(str(tmp_path))).encode(TEXTS)
+    for number, (reference, _, message) in enumerate(GGUF):
+        outcome = outcomes[f"GGUF {number}"]
+        if message is None:
+            np.testing.assert_allclose(outcome["embeddings"], expected, rtol=1e-5, atol=1e-6)
+        else:
+            assert message in outcome["message"], reference
+    # Kept below the client's home: one for all spellings of one content.
+    assert len(list(home.glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
 
 
 def test_nothing_was_imported_and_nothing_is_half_written(outcomes, home, workplace):

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +31,6 @@ from st_reba.train.bellm import BeLLMTraining, build_bellm
 from .. import ggufs, processes
 from ..backbones import TEXTS
 from ..conftest import pipeline
-from ..hub import RunningHub, Storage, User
-
-LOADER = Path(__file__).parents[1] / "hub" / "load.py"
 
 
 @pytest.fixture(scope="module")
@@ -325,52 +321,3 @@ class TestRefused:
             ReBAModule(str(files().parent), model_kwargs={"gguf_file": "missing.gguf"})
         with pytest.raises(ValueError, match=r"tiny\.gguf is a GGUF file: .*TwinTower.*config\.json and safetensors"):
             TwinTower(str(files()))
-
-
-#: References and model_kwargs, and what is said where there is nothing to load.
-ON_THE_HUB = [
-    ("org/tiny-gguf/tiny-Q8_0.gguf", {}, None),
-    ("org/tiny-gguf/more/tiny-Q8_0_L.gguf", {}, None),
-    ("org/tiny-gguf", {"gguf_file": "tiny-Q8_0.gguf", "revision": "main"}, None),
-    ("org/tiny-gguf:q8_0", {}, None),
-    ("org/gated/tiny-Q8_0.gguf", {}, "org/gated/tiny-Q8_0.gguf: there is no such file here, and the Hub does not give"),
-    ("org/gated/tiny-Q8_0.gguf", {"token": "hf_owner"}, None),
-    ("org/tiny-gguf/tiny-Q8_0.gguf", {"local_files_only": True}, None),
-    ("org/tiny-gguf:Q8_0", {"local_files_only": True}, None),
-    ("org/tiny-gguf:Q2_K", {}, "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
-    ("org/parts:Q8_0", {}, "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf."),
-    ("org/tiny-gguf/other.gguf", {}, "org/tiny-gguf/other.gguf: there is no such file here, and the Hub does not give"),
-    ("org/other/tiny.gguf", {}, "org/other/tiny.gguf: there is no such file here, and the Hub does not give it"),
-    (
-        "org/parts/a-Q8_0.gguf",
-        {"local_files_only": True, "revision": "no-such"},
-        "org/parts/a-Q8_0.gguf: there is no such file here, and the Hub",
-    ),
-]
-
-
-def test_every_spelling_on_the_hub(files, common, tmp_path):
-    """What a machine with the real client gets; in a process of its own, as the client reads at import where it asks."""
-    content = files().read_bytes()
-    storage = Storage({"hf_owner": User("owner", ("org",))})
-    storage.put("org/tiny-gguf", {"tiny-Q8_0.gguf": content, "more/tiny-Q8_0_L.gguf": content})
-    storage.put("org/parts", {"a-Q8_0.gguf": content, "b-Q8_0.gguf": content})
-    storage.put("org/gated", {"tiny-Q8_0.gguf": content}, gated=True)
-    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    cases = {str(number): [reference, given] for number, (reference, given, _) in enumerate(ON_THE_HUB)}
-    hub, home = RunningHub(storage), tmp_path / "home"
-    hub.start()
-    try:
-        command = [sys.executable, str(LOADER), str(tmp_path), json.dumps(cases)]
-        subprocess.run(command, env=hub.environment(home), check=True, timeout=300)
-    finally:
-        hub.stop()
-    found = json.loads((tmp_path / "loaded.json").read_text())
-    expected = pipeline(ReBAModule(str(files()))).encode(TEXTS)
-    for number, (reference, _, message) in enumerate(ON_THE_HUB):
-        if message is None:
-            np.testing.assert_allclose(found[str(number)]["embeddings"], expected, rtol=1e-5, atol=1e-6)
-        else:
-            assert message in found[str(number)]["message"], reference
-    # Kept below the client's home: one for all spellings of one content.
-    assert len(list(home.glob("assets/st_reba/gguf/*/float32-*/*"))) == 1
