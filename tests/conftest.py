@@ -100,13 +100,18 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
         patched.setattr(page, name, lambda *args: Figure())
 
 
+def _make_quick(patched: pytest.MonkeyPatch) -> None:
+    _measure_once(patched)
+    _draw_nothing(patched)
+    patched.setattr("st_reba.compare.cost._MEASURED_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def quick():
-    """Comparisons that time each recipe once, on a batch of four texts, and write empty files for pictures."""
+    """In all tests of a module, comparisons time each recipe once, on a batch of four texts, and write empty files for
+    pictures."""
     with pytest.MonkeyPatch.context() as patched:
-        _measure_once(patched)
-        _draw_nothing(patched)
-        patched.setattr("st_reba.compare.cost._MEASURED_SECONDS", 0.0)
+        _make_quick(patched)
         yield
 
 
@@ -307,8 +312,8 @@ def timed_once():
 
 
 @pytest.fixture
-def quick_commands(quick):
-    """:func:`quick`."""
+def quick_commands(monkeypatch):
+    _make_quick(monkeypatch)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def _main(words: list[str], env: dict[str, str], out: str, directory: str) -> No
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(descriptor, number)
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(directory)
     os.environ.clear()

@@ -6,11 +6,10 @@ as a table.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,28 +54,30 @@ def make(recipe, source, **kwargs) -> SentenceTransformer:
     return pipeline(module_class(source, **settings, **kwargs))
 
 
-@contextlib.contextmanager
-def run_eagerly(model):
+def expected(recipe, module):
+    """Word embeddings of the first of :data:`FEW` by the algorithm of the paper, on the own backbone, run eagerly."""
+    module_class, settings = RECIPES[recipe]
+    model = module.model
     chosen = model.config._attn_implementation
+    ids = module.tokenizer(FEW[0], add_special_tokens=False)["input_ids"]
     model.set_attn_implementation("eager")
     try:
-        yield
+        with oracles.both_ways(model, settings.get("bidirectional_layers", 0)):
+            if module_class is ReBAModule:
+                return oracles.algorithm_2(model, ids, 2).float()
+            if module_class is RefinedThoughtModule:
+                return oracles.refined_thought(model, [*ids, module.tokenizer.eos_token_id], 3).float()
+            return oracles.echo(model, ids, 2 if module_class is EchoModule else 1).float()
     finally:
         model.set_attn_implementation(chosen)
 
 
-def expected(recipe, module, model=None):
-    """Word embeddings of the first of :data:`FEW` by the paper's algorithm, on the module's own backbone."""
-    module_class, settings = RECIPES[recipe]
-    model = module.model if model is None else model
-    ids = module.tokenizer(FEW[0], add_special_tokens=False)["input_ids"]
-    with run_eagerly(model), oracles.both_ways(model, settings.get("bidirectional_layers", 0)):
-        if module_class is ReBAModule:
-            return oracles.algorithm_2(model, ids, 2).float()
-        if module_class is RefinedThoughtModule:
-            ids = [*ids, module.tokenizer.eos_token_id]
-            return oracles.refined_thought(model, ids, settings["iterations"]).float()
-        return oracles.echo(model, ids, 2 if module_class is EchoModule else 1).float()
+def check_saved(model, directory, **settings) -> SentenceTransformer:
+    """A model gives the same to the bit when it is loaded again."""
+    model.save_pretrained(str(directory))
+    loaded = SentenceTransformer(str(directory), device="cpu", **settings)
+    assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
+    return loaded
 
 
 def words(model) -> torch.Tensor:
@@ -87,14 +88,7 @@ def words(model) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def plain_words(backbone_path):
     """``plain_words(recipe)``: what the backbone gives as it is."""
-    found = {}
-
-    def get(recipe):
-        if recipe not in found:
-            found[recipe] = words(make(recipe, backbone_path()))
-        return found[recipe]
-
-    return get
+    return functools.cache(lambda recipe: words(make(recipe, backbone_path())))
 
 
 #: What the model is loaded with, and what that may change.
@@ -121,18 +115,11 @@ def test_ways_to_load(way, recipe, backbone_path, tmp_path):
 
 
 @every_recipe
-def test_weights_in_several_files(recipe, eager, tmp_path):
+def test_weights_in_several_files_and_a_static_cache_in_the_configuration(recipe, eager, tmp_path):
     eager().save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
     backbones.tokenizer().save_pretrained(tmp_path)
-    model = make(recipe, str(tmp_path))
-    assert relative_error(words(model), expected(recipe, model[0])) < EXACT
-
-
-@every_recipe
-def test_a_static_cache_in_the_configuration(recipe, backbone_path):
-    config = {"cache_implementation": "static", "use_cache": True}
-    model = make(recipe, backbone_path(), config_kwargs=config)
+    model = make(recipe, str(tmp_path), config_kwargs={"cache_implementation": "static", "use_cache": True})
     assert relative_error(words(model), expected(recipe, model[0])) < EXACT
 
 
@@ -156,10 +143,8 @@ class TestOffloaded:
         loaded = self.load(path, tmp_path)
         assert loaded.device == CPU
         assert np.array_equal(loaded.encode(FEW), plain.encode(FEW))
-        again = str(tmp_path / "again")
         with pytest.warns(UserWarning, match="offloaded modules"):
-            loaded.save_pretrained(again)
-        assert np.array_equal(SentenceTransformer(again, device="cpu").encode(FEW), plain.encode(FEW))
+            check_saved(loaded, tmp_path / "again")
 
     def test_a_device_beside_a_device_map(self, backbone_path, tmp_path, caplog):
         """sentence-transformers lets the map decide, and refuses to move what is offloaded."""
@@ -240,10 +225,8 @@ class TestQuantized:
         assert relative_error(words(model), expected(recipe, model[0])) < tolerance
         assert relative_error(words(model), plain_words(recipe)) > 1e-4
 
-        model.save_pretrained(str(tmp_path))
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
+        loaded = check_saved(model, tmp_path)
         assert "torchao" in type(loaded[0].model.layers[0].mlp.up_proj.weight).__module__
-        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
     @every_recipe
     def test_a_loaded_model_and_its_embeddings(self, recipe, torchao, backbone_path):
@@ -303,13 +286,11 @@ class TestAdapter:
         assert relative_error(found, expected(recipe, model[0])) < EXACT
         assert relative_error(found, plain_words(recipe)) > 0.1
 
-        model.save_pretrained(str(tmp_path))
+        check_saved(model, tmp_path)
         assert (tmp_path / "adapter_model.safetensors").is_file()
         assert not list(tmp_path.rglob("model*.safetensors"))
         # Nothing that could be taken for a whole model.
         assert not (tmp_path / "config.json").exists()
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
 
     def test_an_adapter_without_a_tokenizer_has_that_of_its_model(self, adapter, tmp_path, caplog):
         shutil.copytree(adapter, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "special_tokens*"))
@@ -317,9 +298,7 @@ class TestAdapter:
         model = make("classical", str(tmp_path / "bare"))
         assert not caplog.messages
         assert relative_error(words(model), words(make("classical", adapter))) == 0
-        model.save_pretrained(str(tmp_path / "saved"))
-        loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
+        check_saved(model, tmp_path / "saved")
 
 
 class TestCompiled:
@@ -417,13 +396,10 @@ class OwnModel(LlamaModel):
         assert type(model[0].model).__name__ == "OwnModel"
         assert relative_error(words(model), expected(recipe, model[0])) < EXACT
 
-        saved = str(tmp_path / "saved")
-        model.save_pretrained(saved)
-        assert (Path(saved) / "own.py").is_file()
+        check_saved(model, tmp_path / "saved", **self.TRUST)
+        assert (tmp_path / "saved" / "own.py").is_file()
         with pytest.raises(ValueError, match="trust_remote_code=True"):
-            SentenceTransformer(saved, device="cpu")
-        loaded = SentenceTransformer(saved, device="cpu", **self.TRUST)
-        assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
+            SentenceTransformer(str(tmp_path / "saved"), device="cpu")
 
 
 def test_one_that_accelerate_has_placed(backbone_path, tmp_path):

@@ -14,7 +14,7 @@ from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, nor
 from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer
-from .layouts import laid_out
+from . import laid_out
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
 each_kind = pytest.mark.parametrize("kind", TOKENIZERS)

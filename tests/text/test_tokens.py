@@ -20,7 +20,7 @@ from st_reba.text.templates import TEMPLATES, Template
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer
-from .layouts import laid_out
+from . import laid_out
 
 _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]
 _LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
