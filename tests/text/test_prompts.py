@@ -29,7 +29,7 @@ from st_reba import (
 )
 
 from ..backbones import TEXTS, own
-from ..conftest import pipeline, relative_error
+from ..conftest import PROMPTS, pipeline, relative_error
 
 #: Modules that read a text once.
 ONCE = {
@@ -159,3 +159,36 @@ def test_the_tokenizer_is_left_as_it_is(greedy):
     before = copy.deepcopy(module.tokenizer).backend_tokenizer.to_str()
     module.preprocess(["I love " * 300, *TEXTS], prompt="query: ")
     assert module.tokenizer.backend_tokenizer.to_str() == before
+
+
+@pytest.fixture(scope="module")
+def prompted(prompted_path):
+    return SentenceTransformer(prompted_path, device="cpu")
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_each_side_has_its_own(prompted, side):
+    vectors = getattr(prompted, f"encode_{side}")(TEXTS)
+    assert np.array_equal(vectors, prompted.encode(TEXTS, prompt=PROMPTS[side]))
+    assert np.array_equal(vectors, prompted.encode(TEXTS, prompt_name=side))
+    assert not np.allclose(vectors, prompted.encode(TEXTS), atol=1e-2)
+
+
+def test_a_prompt_is_read_once_in_front_of_both_copies(prompted, token_ids, monkeypatch):
+    # What stands before all texts is otherwise run on its own, and kept.
+    monkeypatch.setattr(prompted[0], "prefix_caching", False)
+    seen = []
+    embeddings = prompted[0].model.get_input_embeddings()
+    handle = embeddings.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
+    try:
+        prompted.encode_query(TEXTS[:1])
+    finally:
+        handle.remove()
+    assert seen == [token_ids(PROMPTS["query"]) + 2 * token_ids(TEXTS[0])]
+
+
+def test_a_prompt_is_not_pooled(prompted, token_ids):
+    words = prompted.encode_query(TEXTS, output_value="token_embeddings")
+    assert [len(vectors) for vectors in words] == [len(token_ids(text)) for text in TEXTS]
+    pooled = prompted.encode_query(TEXTS, convert_to_tensor=True)
+    assert torch.allclose(torch.stack([vectors.mean(dim=0) for vectors in words]), pooled, atol=1e-5)
