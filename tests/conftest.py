@@ -291,12 +291,16 @@ def first(values: Iterable[T], number: int) -> list[Any]:
 
 
 def paired(*axes: Iterable[Any]) -> list[Any]:
-    """Rows of parameters along all axes at once, the shorter ones again and again: each value stands in a row."""
+    """Rows of parameters along all axes at once, the shorter ones again and again: each value stands in a row, and each
+    that is not long in one that is not."""
+
+    def rows(axes: list[list[Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
+
     given = [list(axis) for axis in axes]
-    rows = [tuple(axis[number % len(axis)] for axis in given) for number in range(max(map(len, given)))]
-    plain = [[getattr(value, "values", (value,))[0] for value in row] for row in rows]
-    marked = [any(hasattr(value, "marks") for value in row) for row in rows]
-    return [long(*row) if is_long else tuple(row) for row, is_long in zip(plain, marked, strict=True)]
+    usual = rows([[value for value in axis if not hasattr(value, "marks")] for axis in given])
+    every = rows([[value.values[0] if hasattr(value, "marks") else value for value in axis] for axis in given])
+    return [*usual, *(long(*row) for row in every if row not in usual)]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Fresh processes in the time of a fork.
 
-The standard library's fork server imports sentence-transformers once for each worker of pytest, and forks a process
-for each test that asks. A process that must import the Hub's client under another address is a plain subprocess.
+On Linux, the standard library's fork server imports sentence-transformers once for each worker of pytest, and forks
+one for each test that asks. A process that must import the Hub's client under another address is a plain subprocess.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["sentence_transformers"])
+if sys.platform == "linux":
+    from multiprocessing.context import ForkServerProcess as Process
+
+    SERVER = multiprocessing.get_context("forkserver")
+    SERVER.set_forkserver_preload(["sentence_transformers"])
+else:
+    # Libraries of macOS do not survive a fork, and Windows has none: each process imports what it needs.
+    from multiprocessing.context import SpawnProcess as Process
+
+    SERVER = multiprocessing.get_context("spawn")
 #: Until tests/modules/test_imports.py follows.
-FORKS = True
+FORKS = sys.platform == "linux"
 
 
-class Python(multiprocessing.context.ForkServerProcess):
+class Python(Process):
     """A run of Python, with the methods of :class:`subprocess.Popen`."""
 
     @property

@@ -12,7 +12,7 @@ from st_reba.lm.attention import kernels
 
 from . import oracles
 from .backbones import ARCHITECTURES, DEMO_MODEL, TEXTS
-from .catalogued import completed
+from .catalogued import Case, completed
 from .conftest import relative_error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 #: Of float32, relative. Products are summed in another order there, and refined thought multiplies rounding.
 TOLERANCE = 2e-5
 SENTENCES = ["The cat sat on the mat.", "我爱自然语言处理。", "a", "The quick brown fox jumps over the lazy dog. " * 3]
-HALF = {
+HALF: dict[str, Case] = {
     "classical": (CausalTransformer, {}),
     "echo-2": (EchoModule, {}),
     "reba-2": (ReBAModule, {}),

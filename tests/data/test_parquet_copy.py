@@ -279,6 +279,7 @@ def test_refusals(name, data, options, message, tmp_path):
         copied(write(tmp_path / name, data), **options)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a name")
 def test_what_is_no_file_and_has_no_column(tmp_path):
     os.mkfifo(tmp_path / "t.txt")
     with pytest.raises(ValueError, match="is a pipe or a device, but texts are read more than once"):
@@ -329,6 +330,7 @@ class TestSeveralFiles:
         with pytest.raises(ValueError, match=r'2.parquet: column "x" is string, but int64 in .*1.parquet'):
             copied(first.with_suffix(".parquet"), second.with_suffix(".parquet"), keep=["x"])
 
+    @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of what is open")
     def test_no_more_than_one_is_open(self, tmp_path, monkeypatch):
         paths = [tmp_path / f"{number}.txt" for number in range(50)]
         for path in paths:
