@@ -45,9 +45,16 @@ def long(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
+def pytest_configure() -> None:
+    # Nearly all that is imported stays.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    # What torch and transformers are made of stays until the end: no later collection has to look at it.
+    # No later collection has to look at it. And a test makes thousands of objects, few of them in cycles.
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
